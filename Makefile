@@ -1,0 +1,17 @@
+# Every target makes what it needs first; ARGS go through: make test ARGS='-k restore'
+PYTHON := .venv/bin/python
+SCRIPTS := $(filter-out bench.__init__,$(subst /,.,$(basename $(wildcard bench/*.py))))
+
+.PHONY: setup demo test lint fmt bench docs dist soak clean
+
+setup: .venv/.ready
+.venv/.ready: pyproject.toml .ci/setup; @.ci/setup
+demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
+test: setup; @.ci/pytest $(ARGS)
+lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
+fmt: setup; $(PYTHON) -m ruff check --fix-only . && $(PYTHON) -m ruff format .
+bench: setup; @echo 'run each by $(PYTHON) -m: $(SCRIPTS)' && $(PYTHON) -m bench.swap --quick $(ARGS)
+docs: setup; $(PYTHON) -m towncrier build --draft --version next
+dist: setup; $(PYTHON) -m build
+soak: setup; @.ci/pytest --hypothesis-profile=soak --timeout=0 -k machine tests/store $(ARGS)
+clean: ; rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Benchmarks and the demo: each module is a script, run by python -m."""

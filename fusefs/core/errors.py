@@ -1,0 +1,209 @@
+"""Errors as a person meets them: one class a kind, with an exit code and a hint for the next step.
+
+The docstring's first line is the message; `detail` says what it was about.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+
+from fusefs.core.names import printable
+
+
+class TrashdError(Exception):
+    """Something went wrong"""
+
+    exit_code = 1
+    errno = _errno.EIO
+    hint = ""
+
+    def __init__(self, detail: str | bytes = "", hint: str = "") -> None:
+        """detail: what it was about (bytes are a path); hint: overrides the class's next step."""
+        self.detail = printable(detail) if isinstance(detail, bytes) else detail
+        self.hint = hint or type(self).hint
+        super().__init__(self.detail)
+
+    def message(self) -> str:
+        """The sentence for a person, without the hint."""
+        text = (type(self).__doc__ or "").partition("\n")[0]
+        return f"{text}: {self.detail}" if self.detail else text
+
+
+class UsageError(TrashdError):
+    """The command line doesn't make sense"""
+
+    exit_code = 2
+    errno = _errno.EINVAL
+    hint = "see --help"
+
+
+class Refused(TrashdError):
+    """Refused"""
+
+    exit_code = 3
+    errno = _errno.EPERM
+
+
+class NotADirectory(Refused):
+    """Not a directory (a symbolic link is not followed)"""
+
+    errno = _errno.ENOTDIR
+    hint = "name the directory itself; `trashd rm` takes files and links"
+
+
+class IsMountPoint(Refused):
+    """A mount point can't be exchanged"""
+
+    errno = _errno.EBUSY
+    hint = "swap the directories inside it, or unmount it first"
+
+
+class MountInside(Refused):
+    """Something is mounted inside; the exchange would carry the mount away"""
+
+    errno = _errno.EBUSY
+    hint = "unmount it first (findmnt -R DIR; for other namespaces lsns -t mnt)"
+
+
+class IsStore(Refused):
+    """That is, or holds, a trash store"""
+
+    hint = "reap or restore its orphans by their ids instead (trashd list)"
+
+
+class NotAlike(Refused):
+    """The fresh directory can't be made like the old one"""
+
+    hint = "run it as root, or accept the difference with --unlike"
+
+
+class NotPermitted(TrashdError):
+    """Not permitted"""
+
+    exit_code = 4
+    errno = _errno.EACCES
+    hint = "moving a directory needs write permission on its parent and on the directory itself"
+
+
+class NotFound(TrashdError):
+    """Not found"""
+
+    exit_code = 5
+    errno = _errno.ENOENT
+    hint = "trashd list shows what there is"
+
+
+class NoStore(TrashdError):
+    """No trash store can be used"""
+
+    exit_code = 6
+    errno = _errno.ENOENT
+    hint = "an administrator makes one with: trashd init VOLUME"
+
+
+class Untrusted(NoStore):
+    """The trash store there belongs to somebody else"""
+
+    errno = _errno.EPERM
+    hint = "root repairs it with: trashd init VOLUME"
+
+
+class CrossesBoundary(NoStore):
+    """The kernel refuses to move this between any two directories of its filesystem"""
+
+    errno = _errno.EXDEV
+    hint = "a lower layer of overlayfs, or an encryption or quota boundary at DIR itself"
+
+
+class BadRecord(TrashdError):
+    """A record can't be understood, so its container is kept as it is"""
+
+    exit_code = 7
+    errno = _errno.EBADMSG
+    hint = "trashd doctor VOLUME shows it"
+
+
+class Busy(TrashdError):
+    """Somebody else is working on it"""
+
+    exit_code = 8
+    errno = _errno.EAGAIN
+    hint = "try again when that command has ended"
+
+
+class Occupied(TrashdError):
+    """Something else has the name now"""
+
+    exit_code = 9
+    errno = _errno.EEXIST
+    hint = "restore it elsewhere with --to PATH"
+
+
+class Unsettled(TrashdError):
+    """What happened is not what was meant; everything was kept"""
+
+    exit_code = 10
+    errno = _errno.ESTALE
+    hint = "trashd doctor VOLUME says where everything is; nothing was deleted"
+
+
+class KernelRefused(TrashdError):
+    """The kernel refused"""
+
+    exit_code = 11
+
+    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = _errno.EIO) -> None:
+        """number: the errno that came up, kept as this error's own."""
+        super().__init__(detail, hint)
+        self.errno = number
+
+
+class AuthorityLost(TrashdError):
+    """The process that acts for the user ended or was stopped"""
+
+    exit_code = 12
+    errno = _errno.ECHILD
+    hint = "its owner can stop it; run the command again, or let the user do it"
+
+
+class Incomplete(TrashdError):
+    """Some items failed"""
+
+    exit_code = 13
+
+
+BY_NAME: dict[str, type[TrashdError]] = {
+    kind.__name__: kind
+    for kind in (
+        TrashdError, UsageError, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
+        NotPermitted, NotFound, NoStore, Untrusted, CrossesBoundary, BadRecord, Busy, Occupied, Unsettled,
+        KernelRefused, AuthorityLost, Incomplete,
+    )
+}  # fmt: skip
+"""Every class by its name: an error that crosses from a process with another uid comes back as itself."""
+
+
+_HINTS = {
+    _errno.ENOSPC: "the volume is full: trashd reap --now frees space without needing any",
+    _errno.EDQUOT: "a quota is used up: trashd reap --now frees it",
+    _errno.EROFS: "the filesystem is mounted read-only",
+    _errno.EIO: "the disk reported an error: look at the kernel's log (dmesg) before anything else",
+    _errno.EMFILE: "too many open files: raise ulimit -n",
+    _errno.ENAMETOOLONG: "change into a directory nearer to it and use a relative path",
+}
+
+
+def from_os(error: OSError, what: str | bytes) -> TrashdError:
+    """The error class and hint for what the kernel said about `what`."""
+    number = error.errno or _errno.EIO
+    if number == _errno.EXDEV:
+        return CrossesBoundary(what)
+    if number in (_errno.EACCES, _errno.EPERM):
+        return NotPermitted(what)
+    if number == _errno.ENOENT:
+        return NotFound(what)
+    if number == _errno.ENOTDIR:
+        return NotADirectory(what)
+    text = printable(what) if isinstance(what, bytes) else what
+    reason = error.strerror or _errno.errorcode.get(number, str(number))
+    return KernelRefused(f"{text}: {reason}", _HINTS.get(number, ""), number)

@@ -1,0 +1,76 @@
+"""Names and ids: what a container is called, and the types that keep bytes, ids and paths apart."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+Name = NewType("Name", bytes)
+"""One path component; never empty, `.`, `..`, and without `/` or NUL."""
+
+RelPath = NewType("RelPath", bytes)
+"""Names joined by `/`, relative to the directory that holds the store; no leading slash, no `.` or `..`."""
+
+ContainerId = NewType("ContainerId", str)
+"""UTC time to the millisecond, a slug of the victim's name, random; sorts by time, at most 200 bytes."""
+
+VolumeId = NewType("VolumeId", str)
+"""32 hexadecimal digits, random, one for each store."""
+
+STORE = Name(b".trashd")
+ID_MAX_BYTES = 200
+_SLUG_MAX = 120
+_ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[A-Za-z0-9._-]{0,120}-[0-9a-f]{12}", re.ASCII)
+_VOLUME_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> ContainerId:
+    """A container's id from the clock, the victim's name and chance, all handed in.
+
+    utc      as `%Y%m%dT%H%M%S`
+    victim   any bytes; what is not a plain letter, digit, dot, dash or underscore becomes `_`
+    random   6 bytes
+    """
+    slug = re.sub(rb"[^A-Za-z0-9._-]", b"_", victim)[:_SLUG_MAX].decode("ascii")
+    return ContainerId(f"{utc}.{milliseconds:03d}Z-{slug}-{random.hex()}")
+
+
+def is_container_id(text: str) -> bool:
+    """Whether the text has the form of an id: a directory of any other name in the store is not ours."""
+    return len(text) <= ID_MAX_BYTES and _ID.fullmatch(text) is not None
+
+
+def is_volume_id(text: object) -> bool:
+    """Whether a value read from a volume.json has the form of a volume's id."""
+    return isinstance(text, str) and _VOLUME_ID.fullmatch(text) is not None
+
+
+def split(path: bytes) -> list[Name]:
+    """The components of a relative path.
+
+    Raises  ValueError for an absolute path, an empty one, `.`, `..`, an empty component or a NUL:
+            records and pointers are written by users
+    """
+    names = path.split(b"/")
+    if any(name in (b"", b".", b"..") or b"\0" in name for name in names):
+        raise ValueError("not a plain relative path")
+    return [Name(name) for name in names]
+
+
+def join(*parts: bytes) -> RelPath:
+    """Relative parts put together; empty ones vanish."""
+    return RelPath(b"/".join(part for part in parts if part))
+
+
+def printable(path: bytes) -> str:
+    r"""The path as a terminal may see it: control characters and invalid UTF-8 as `\xNN`, no escape sequence.
+
+    A name is anybody's choice; shown raw it could move an administrator's cursor or recolour his log.
+    """
+    text = path.decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    raw = character.encode("utf-8", "surrogateescape")
+    return "".join(f"\\x{byte:02x}" for byte in raw)

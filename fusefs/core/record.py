@@ -1,0 +1,104 @@
+"""The record of a container: what a person or recovery must know about the tree beside it.
+
+Written with the standard library alone, since `trashd swap` has no time for more (docs/decisions/0002);
+read back, and distrusted, in `core.wire`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from typing import Any, NamedTuple
+
+from fusefs.core.identity import Identity
+from fusefs.core.names import ContainerId, RelPath, VolumeId
+from fusefs.core.report import Failure
+
+FORMAT = 1
+RECORD_MAX_BYTES = 64 * 1024
+NOTE_MAX_CHARS = 2000
+
+
+class Method(Enum):
+    """How the tree came into the store."""
+
+    EXCHANGE = "exchange"
+    TWO_RENAME = "two-rename"
+    REMOVED = "removed"
+    DROPPED = "dropped"
+    SWEEP = "sweep"
+
+
+class Record(NamedTuple):
+    """What record.json says.
+
+    origin       path of the victim relative to the directory that holds the store; None for what was dropped
+    parent       the victim's parent directory
+    fresh        the directory that took the victim's place; None where none did
+    victim       the tree
+    host, boot   machine id (or host name) and boot id of the maker
+    created_ns   wall time
+    retention_s  seconds until it may be reaped; None means never unless asked
+    lent_mode    permission bits that the victim had before its owner lent himself more for the rename; None
+                 if nothing was lent. Set before the loan, so that recovery can take it back.
+    partial      the reaper had begun: the tree is not whole any more
+    failures     why it is in quarantine
+    unknown      keys of a later minor version: kept, never understood
+    """
+
+    id: ContainerId
+    volume: VolumeId
+    method: Method
+    origin: RelPath | None
+    parent: Identity | None
+    fresh: Identity | None
+    victim: Identity | None
+    host: str
+    boot: str
+    created_ns: int
+    retention_s: int | None
+    note: str = ""
+    lent_mode: int | None = None
+    partial: bool = False
+    failures: tuple[Failure, ...] = ()
+    unknown: tuple[tuple[str, Any], ...] = ()
+
+    def expires_ns(self) -> int | None:
+        """Wall time after which it may be reaped; None for never."""
+        return None if self.retention_s is None else self.created_ns + self.retention_s * 1_000_000_000
+
+
+def encode(record: Record) -> bytes:
+    """record.json's bytes: one JSON object, indented, for eyes at three in the morning.
+
+    Raises  ValueError if it would not fit into `RECORD_MAX_BYTES`
+    """
+    fields: dict[str, Any] = {"format": FORMAT, **record._asdict(), **dict(record.unknown)}
+    del fields["unknown"]
+    fields["method"] = record.method.value
+    fields["origin"] = None if record.origin is None else quote(record.origin)
+    for key in ("parent", "fresh", "victim"):
+        identity: Identity | None = fields[key]
+        fields[key] = identity and identity._asdict()
+    fields["failures"] = [{**f._asdict(), "name": quote(f.name)} for f in record.failures]
+    text = json.dumps(fields, indent=1).encode("ascii") + b"\n"
+    if len(text) > RECORD_MAX_BYTES:
+        raise ValueError(f"a record of {len(text)} bytes is too large (at most {RECORD_MAX_BYTES})")
+    return text
+
+
+def quote(path: bytes) -> str:
+    """Bytes as ASCII text, all but printable ASCII as %XX, as the FreeDesktop trash writes its paths."""
+    return re.sub(rb"[^ -$&-~]", lambda m: b"%%%02X" % m[0][0], path).decode("ascii")
+
+
+def unquote(text: str) -> bytes:
+    """The bytes that `quote` wrote.
+
+    Raises  ValueError for anything that `quote` never writes
+    """
+    raw = re.sub(rb"%([0-9A-F]{2})", lambda m: bytes.fromhex(m[1].decode()), text.encode("ascii"))
+    if quote(raw) != text:
+        raise ValueError("not a quoted path")
+    return raw

@@ -1,0 +1,104 @@
+"""Records read back: bytes that a user may have written, turned into a Record or an error."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from fusefs.core.errors import BadRecord
+from fusefs.core.identity import Identity
+from fusefs.core.names import ContainerId, RelPath, VolumeId, is_container_id, is_volume_id, join, split
+from fusefs.core.record import FORMAT, NOTE_MAX_CHARS, RECORD_MAX_BYTES, Method, Record, unquote
+from fusefs.core.report import MAX_FAILURES, Failure
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+_Ino = Annotated[int, msgspec.Meta(ge=0, lt=1 << 64)]
+_Word = Annotated[str, msgspec.Meta(max_length=400)]
+
+
+class _Identity(msgspec.Struct):
+    handle: _Word
+    ino: _Ino
+    btime_ns: Annotated[int, msgspec.Meta(ge=-(1 << 63), lt=1 << 63)]
+
+
+class _Failure(msgspec.Struct):
+    name: str
+    errno: _Count
+    call: _Word
+
+
+class _Record(msgspec.Struct):
+    format: int
+    id: _Word
+    volume: _Word
+    method: Method
+    origin: str | None
+    parent: _Identity | None
+    fresh: _Identity | None
+    victim: _Identity | None
+    host: _Word
+    boot: _Word
+    created_ns: _Count
+    retention_s: _Count | None
+    note: Annotated[str, msgspec.Meta(max_length=NOTE_MAX_CHARS)] = ""
+    lent_mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)] | None = None
+    partial: bool = False
+    failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def decode(text: bytes) -> Record:
+    """The Record in the bytes of a record.json.
+
+    Raises  BadRecord for anything else: another format, a wrong type, a path that climbs, too many bytes
+    """
+    if len(text) > RECORD_MAX_BYTES:
+        raise BadRecord("larger than 64 KiB")
+    try:
+        version = msgspec.json.decode(text, type=_Version)
+        if version.format != FORMAT:
+            raise BadRecord(f"format {version.format}, this trashd knows {FORMAT}", "use a newer trashd")
+        raw: dict[str, Any] = msgspec.json.decode(text)
+        wire = msgspec.convert(raw, type=_Record)
+        return _record(wire, raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadRecord(str(error)) from error
+
+
+def _record(wire: _Record, raw: dict[str, Any]) -> Record:
+    if not is_container_id(wire.id):
+        raise ValueError("the id has not the form of an id")
+    if not is_volume_id(wire.volume):
+        raise ValueError("the volume's id has not the form of one")
+    known = _Record.__struct_fields__
+    return Record(
+        id=ContainerId(wire.id),
+        volume=VolumeId(wire.volume),
+        method=wire.method,
+        origin=None if wire.origin is None else _path(wire.origin),
+        parent=_identity(wire.parent),
+        fresh=_identity(wire.fresh),
+        victim=_identity(wire.victim),
+        host=wire.host,
+        boot=wire.boot,
+        created_ns=wire.created_ns,
+        retention_s=wire.retention_s,
+        note=wire.note,
+        lent_mode=wire.lent_mode,
+        partial=wire.partial,
+        failures=tuple(Failure(unquote(f.name), f.errno, f.call) for f in wire.failures),
+        unknown=tuple((key, value) for key, value in raw.items() if key not in known),
+    )
+
+
+def _path(text: str) -> RelPath:
+    return join(*split(unquote(text)))
+
+
+def _identity(wire: _Identity | None) -> Identity | None:
+    return None if wire is None else Identity(wire.handle, wire.ino, wire.btime_ns)

@@ -1,0 +1,24 @@
+"""File descriptors with an owner."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+
+class Fd(int):
+    """An open fd that closes itself at the end of a `with`; usable wherever an int is."""
+
+    def __enter__(self) -> Fd:
+        """Own it for the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close it; once, by its owner. Linux frees the number even where close(2) fails."""
+        os.close(self)

@@ -1,0 +1,254 @@
+"""The kernel's calls as the store uses them, each passing one gate.
+
+The gate is why this is a class: a test counts the calls, fails the n-th with an errno, or dies at it, and so
+reaches every window of every verb (tests/crash). In production the gate does nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable
+
+from fusefs.core.identity import Identity
+from fusefs.linux import libc
+from fusefs.linux.fd import Fd
+
+Gate = Callable[[str], None]
+
+FUSE_MAGIC = 0x65735546
+_BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
+_PATH_MAX = 4000
+
+
+def _open_gate(_call: str) -> None:
+    """Let every call pass."""
+
+
+class Kernel:
+    """One process's way to the kernel. All methods raise OSError only."""
+
+    def __init__(self, gate: Gate = _open_gate) -> None:
+        """gate: called with each call's name before it is made; it may raise OSError, or never return."""
+        self._gate = gate
+
+    # Opening: the volume's root by path, everything below it by fd.
+
+    def open_path(self, path: bytes, flags: int = os.O_PATH | os.O_DIRECTORY) -> Fd:
+        """An fd for a path that a person named, links followed as they expect."""
+        self._gate("open")
+        return Fd(os.open(path, flags | os.O_CLOEXEC))
+
+    def open_beneath(self, dir_fd: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Fd:
+        """An fd for a relative path of any length: no link, no mount, no `..` on the way.
+
+        Source  openat2(2); paths over PATH_MAX go in chunks
+        """
+        while len(path) > _PATH_MAX:
+            cut = path.rindex(b"/", 0, _PATH_MAX)
+            with self.open_beneath(dir_fd, path[:cut], os.O_PATH | os.O_DIRECTORY) as middle:
+                return self.open_beneath(middle, path[cut + 1 :], flags)
+        self._gate("openat2")
+        return Fd(libc.openat2(dir_fd, path, flags, _BENEATH))
+
+    def open_dir(self, dir_fd: int, path: bytes = b".") -> Fd:
+        """A directory beneath, opened for reading: to list it, fsync it or set its attributes."""
+        return self.open_beneath(dir_fd, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+    def create(self, dir_fd: int, name: bytes, flags: int = os.O_RDWR) -> Fd:
+        """A new file, 0600; EEXIST if anything has the name."""
+        self._gate("create")
+        flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return Fd(os.open(name, flags, 0o600, dir_fd=dir_fd))
+
+    def create_unnamed(self, dir_fd: int) -> Fd:
+        """A new file without a name (O_TMPFILE), 0600; EOPNOTSUPP or EISDIR where the filesystem can't."""
+        self._gate("tmpfile")
+        return Fd(os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=dir_fd))
+
+    # Looking.
+
+    def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
+        """lstat of a name in a directory."""
+        self._gate("stat")
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        """fstat."""
+        self._gate("fstat")
+        return os.fstat(fd)
+
+    def statx(self, fd: int) -> libc.Statx:
+        """Birth time and mount id of what an fd holds."""
+        self._gate("statx")
+        return libc.statx(fd)
+
+    def filesystem(self, fd: int) -> int:
+        """The filesystem's magic number."""
+        self._gate("statfs")
+        return libc.statfs_type(fd)
+
+    def identify(self, fd: int) -> Identity:
+        """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given."""
+        self._gate("identify")
+        x = libc.statx(fd)
+        handle = ""
+        try:
+            if libc.statfs_type(fd) != FUSE_MAGIC:
+                handle = libc.name_to_handle_at(fd)
+        except OSError as error:
+            # EOPNOTSUPP: overlayfs, some network filesystems; EPERM, ENOSYS: a container's seccomp filter
+            if error.errno not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
+                raise
+        return Identity(handle, x.ino, x.btime_ns)
+
+    def list(self, dir_fd: int) -> list[bytes]:
+        """The names in a directory, sorted; the fd must be open for reading."""
+        self._gate("getdents")
+        with os.scandir(dir_fd) as entries:
+            return sorted(os.fsencode(entry.name) for entry in entries)
+
+    def is_empty(self, dir_fd: int) -> bool:
+        """Whether a directory has no entries; reads no more than the first."""
+        self._gate("getdents")
+        with os.scandir(dir_fd) as entries:
+            return next(entries, None) is None
+
+    def read(self, fd: int, size: int) -> bytes:
+        """The first `size` bytes of a file, or as many as there are."""
+        self._gate("read")
+        return os.pread(fd, size, 0)
+
+    def now_ns(self) -> int:
+        """Wall time."""
+        return time.time_ns()
+
+    # Changing names.
+
+    def mkdir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
+        """mkdirat."""
+        self._gate("mkdir")
+        os.mkdir(name, mode, dir_fd=dir_fd)
+
+    def rmdir(self, dir_fd: int, name: bytes) -> None:
+        """Remove an empty directory; refuses where our reasoning was wrong."""
+        self._gate("rmdir")
+        os.rmdir(name, dir_fd=dir_fd)
+
+    def unlink(self, dir_fd: int, name: bytes) -> None:
+        """unlinkat."""
+        self._gate("unlink")
+        os.unlink(name, dir_fd=dir_fd)
+
+    def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        """rename(2): only where the new name is ours and free, or a file of ours that it may replace."""
+        self._gate("rename")
+        os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
+
+    def rename_free(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        """Rename onto a free name, EEXIST otherwise.
+
+        Where the filesystem has no RENAME_NOREPLACE (EINVAL) a look comes before a plain rename: the window
+        between the two is a file's risk, not a tree's, since a plain rename replaces no directory with content.
+        """
+        self._gate("renameat2")
+        try:
+            libc.renameat2(old_dir, old, new_dir, new, libc.RENAME_NOREPLACE)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+            self._rename_looking(old_dir, old, new_dir, new)
+
+    def _rename_looking(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        try:
+            self.stat(new_dir, new)
+        except FileNotFoundError:
+            self.rename(old_dir, old, new_dir, new)
+        else:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+
+    def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        """renameat2(RENAME_EXCHANGE).
+
+        `old` should be the empty one of the two: on a filesystem that ignores the flag a plain rename then
+        meets ENOTEMPTY instead of destroying (docs/pitfalls: s3fs, cryfs, old ceph-fuse).
+        """
+        self._gate("exchange")
+        libc.renameat2(old_dir, old, new_dir, new, libc.RENAME_EXCHANGE)
+
+    def link_unnamed(self, fd: int, dir_fd: int, name: bytes) -> None:
+        """Give a file made by `create_unnamed` its first name."""
+        self._gate("link")
+        os.link(f"/proc/self/fd/{int(fd)}", name, dst_dir_fd=dir_fd, follow_symlinks=True)
+
+    # Changing contents and attributes.
+
+    def lock(self, fd: int) -> bool:
+        """Take an exclusive flock if nobody holds it; whether we have it now."""
+        self._gate("flock")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def write(self, fd: int, content: bytes) -> None:
+        """Make the content the whole of a file."""
+        self._gate("write")
+        done = 0
+        while done < len(content):
+            done += os.pwrite(fd, content[done:], done)
+        os.ftruncate(fd, len(content))
+
+    def reserve_blocks(self, fd: int, size: int) -> None:
+        """Preallocate; EOPNOTSUPP where the filesystem can't."""
+        self._gate("fallocate")
+        libc.fallocate(fd, size)
+
+    def fsync(self, fd: int) -> None:
+        """fsync of a file or of a directory opened for reading."""
+        self._gate("fsync")
+        os.fsync(fd)
+
+    def syncfs(self, fd: int) -> None:
+        """Everything on that filesystem becomes durable: for a directory that may not be opened for reading."""
+        self._gate("syncfs")
+        libc.syncfs(fd)
+
+    def chmod(self, fd: int, mode: int) -> None:
+        """Set permission bits of what an fd of any kind holds (by its magic link: O_PATH has no fchmod)."""
+        self._gate("chmod")
+        os.chmod(f"/proc/self/fd/{int(fd)}", stat.S_IMODE(mode))
+
+    def chown(self, fd: int, uid: int, gid: int) -> None:
+        """fchown; -1 leaves one as it is."""
+        self._gate("chown")
+        os.chown(fd, uid, gid)
+
+    def xattrs(self, fd: int) -> dict[str, bytes]:
+        """All extended attributes that may be read; empty where the filesystem has none."""
+        self._gate("listxattr")
+        try:
+            return {name: os.getxattr(fd, name) for name in os.listxattr(fd)}
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return {}
+            raise
+
+    def set_xattr(self, fd: int, name: str, value: bytes) -> None:
+        """fsetxattr."""
+        self._gate("setxattr")
+        os.setxattr(fd, name, value)
+
+    def remove_xattr(self, fd: int, name: str) -> None:
+        """fremovexattr."""
+        self._gate("removexattr")
+        os.removexattr(fd, name)
+
+    def ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
+        """ioctl."""
+        self._gate("ioctl")
+        libc.ioctl(fd, request, buffer)

@@ -1,0 +1,122 @@
+"""System calls that Python's os has no function for, by ctypes: thin, typed, OSError only."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from typing import NamedTuple
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_SYMLINK_NOFOLLOW = 0x100
+AT_STATX_DONT_SYNC = 0x4000
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+FALLOC_FL_KEEP_SIZE = 1
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
+
+_NR_OPENAT2 = 437  # one number on every architecture, as all calls since Linux 5.0
+_STATX_BTIME = 0x800
+_STATX_MNT_ID = 0x1000
+_MAX_HANDLE_SZ = 128
+_ATTEMPTS = 128
+
+
+def _checked(result: int, name: bytes | None = None) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    return result
+
+
+def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
+    """An fd for a path; `resolve` restricts how it is walked.
+
+    EAGAIN (a rename elsewhere raced the walk) is tried again, as openat2(2) asks for.
+    """
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    for _ in range(_ATTEMPTS):
+        fd: int = _libc.syscall(_NR_OPENAT2, dir_fd, path, how, ctypes.c_size_t(len(how)))
+        if fd >= 0 or ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
+            break
+    return _checked(fd, path)
+
+
+def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
+    """renameat2(2)."""
+    _checked(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
+
+
+class Statx(NamedTuple):
+    """What statx tells that stat does not: birth time (0 if there is none) and the mount's id."""
+
+    ino: int
+    btime_ns: int
+    mnt_id: int
+    is_mount_root: bool
+
+
+_STATX = struct.Struct("=IIQIIIHxxQQQQ" + 4 * "qIi" + "IIIIQ")
+_ATTR_MOUNT_ROOT = 0x2000
+
+
+def statx(fd: int, path: bytes = b"") -> Statx:
+    """statx(2) on an fd (any kind), or of a name below it (never following a link)."""
+    buffer = ctypes.create_string_buffer(256)
+    flags = AT_STATX_DONT_SYNC | AT_SYMLINK_NOFOLLOW | (0 if path else AT_EMPTY_PATH)
+    _checked(_libc.statx(fd, path, flags, 0x7FF | _STATX_BTIME | _STATX_MNT_ID, buffer), path)
+    f = _STATX.unpack_from(buffer)
+    mask, attributes, ino, btime_s, btime_ns = f[0], f[2], f[7], f[14], f[15]
+    btime = btime_s * 1_000_000_000 + btime_ns if mask & _STATX_BTIME else 0
+    return Statx(ino, btime, f[27], bool(attributes & _ATTR_MOUNT_ROOT))
+
+
+def name_to_handle_at(fd: int) -> str:
+    """The file handle of an fd as `type:hex`."""
+    buffer = ctypes.create_string_buffer(struct.pack("=Ii", _MAX_HANDLE_SZ, 0), 8 + _MAX_HANDLE_SZ)
+    mount_id = ctypes.c_int()
+    _checked(_libc.name_to_handle_at(fd, b"", buffer, ctypes.byref(mount_id), AT_EMPTY_PATH))
+    size, kind = struct.unpack_from("=Ii", buffer)
+    return f"{kind}:{buffer.raw[8 : 8 + size].hex()}"
+
+
+def statfs_type(fd: int) -> int:
+    """The magic number of the filesystem that an fd is on."""
+    buffer = ctypes.create_string_buffer(256)
+    _checked(_libc.fstatfs(fd, buffer))
+    kind: int = struct.unpack_from("=l", buffer)[0]
+    return kind & 0xFFFFFFFF
+
+
+def fallocate(fd: int, size: int) -> None:
+    """Reserve blocks for the first `size` bytes without changing the file's length."""
+    while _libc.fallocate(fd, FALLOC_FL_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)) < 0:
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+def ioctl(fd: int, request: int, buffer: bytearray) -> None:
+    """ioctl(2) with a buffer that the kernel reads, writes, or both."""
+    argument = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+    _checked(_libc.ioctl(fd, ctypes.c_ulong(request), argument))
+
+
+def prctl(option: int, argument: int) -> None:
+    """prctl(2) with one argument."""
+    zero = ctypes.c_ulong(0)
+    _checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
+
+
+def syncfs(fd: int) -> None:
+    """syncfs(2): everything of that filesystem is durable."""
+    _checked(_libc.syncfs(fd))

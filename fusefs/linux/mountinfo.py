@@ -1,0 +1,107 @@
+"""Mounts: which one a file is on, and which lie inside a directory, in this namespace or in others."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Mount(NamedTuple):
+    """One line of mountinfo.
+
+    device  `major:minor` of the superblock
+    root    what of the filesystem is mounted, as a path in it
+    point   where it is mounted, as the process with that mountinfo sees it
+    Source  proc_pid_mountinfo(5)
+    """
+
+    mnt_id: int
+    parent_id: int
+    device: bytes
+    root: bytes
+    point: bytes
+    fstype: bytes
+    source: bytes
+    options: bytes
+
+
+class Place(NamedTuple):
+    """A directory told by superblock and path in it: the same for all namespaces and bind mounts."""
+
+    device: bytes
+    path: bytes
+
+    def holds(self, other: Place) -> bool:
+        """Whether the other place is this one or lies inside it."""
+        return self.device == other.device and is_inside(other.path, self.path)
+
+
+def read_mounts(pid: str = "self") -> list[Mount]:
+    """The mounts that a process sees, in mount order."""
+    with open(f"/proc/{pid}/mountinfo", "rb") as lines:
+        return [_mount(line) for line in lines]
+
+
+def _mount(line: bytes) -> Mount:
+    fields = line.split()
+    kind = fields.index(b"-", 6) + 1
+    source = fields[kind + 1] if len(fields) > kind + 2 else b""
+    return Mount(
+        int(fields[0]), int(fields[1]), fields[2], _plain(fields[3]), _plain(fields[4]),
+        fields[kind], _plain(source), fields[5],
+    )  # fmt: skip
+
+
+def _plain(field: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), field) if b"\\" in field else field
+
+
+def is_inside(path: bytes, directory: bytes) -> bool:
+    """Whether an absolute path is the directory or below it; both normal."""
+    return directory == b"/" or path == directory or path.startswith(directory + b"/")
+
+
+def below(path: bytes, directory: bytes) -> bytes:
+    """The path relative to a directory that it is inside of; empty for the directory itself."""
+    return path[len(directory) :].lstrip(b"/")
+
+
+def place_of(path: bytes, mount: Mount) -> Place:
+    """The place of a path that lies on that mount."""
+    rest = below(path, mount.point)
+    root = mount.root.rstrip(b"/")
+    return Place(mount.device, root + b"/" + rest if rest else mount.root)
+
+
+def find_place(path: bytes, mounts: Iterable[Mount]) -> Place | None:
+    """The place of a path by the longest, latest mount point that holds it."""
+    best: Mount | None = None
+    for mount in mounts:
+        if is_inside(path, mount.point) and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return None if best is None else place_of(path, best)
+
+
+def mounts_inside(directory: Place, mounts: Iterable[Mount]) -> Iterator[Mount]:
+    """The mounts whose mount point is the directory or lies in it, under whatever path it is seen."""
+    by_id = {mount.mnt_id: mount for mount in mounts}
+    for mount in by_id.values():
+        parent = by_id.get(mount.parent_id)
+        if parent is not None and parent is not mount and is_inside(mount.point, parent.point):
+            if directory.holds(place_of(mount.point, parent)):
+                yield mount
+
+
+def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
+    """A pid and the mounts of each mount namespace but ours, as far as we may look (root: all)."""
+    seen = {os.readlink("/proc/self/ns/mnt")}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
+            if namespace not in seen:
+                seen.add(namespace)
+                yield pid, read_mounts(pid)
+        except OSError:
+            continue  # it ended meanwhile, or it is not ours to look at: `docs/security.md` says so

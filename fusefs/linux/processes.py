@@ -1,0 +1,75 @@
+"""Who has a tree open: open fds, working and root directories, mappings of all processes that we may look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fusefs.linux.mountinfo import Mount, Place, below, find_place, read_mounts
+
+
+class Holder(NamedTuple):
+    """One hold of one process.
+
+    kind   fd, cwd, root, exe or map
+    path   what it holds, relative to the tree; empty for the tree itself
+    """
+
+    pid: int
+    uid: int
+    command: str
+    kind: str
+    path: bytes
+
+
+def find_holders(trees: list[Place]) -> Iterator[tuple[Place, Holder]]:
+    """Each hold on something in one of the trees.
+
+    Links in /proc are read as text and mapped through the process's own mount table, so that bind mounts and
+    containers are seen through. Processes that end meanwhile, or that we may not look at, are not found.
+    """
+    tables: dict[str, list[Mount]] = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
+            if namespace not in tables:
+                tables[namespace] = read_mounts(pid)
+            uid = os.stat(f"/proc/{pid}").st_uid
+            with open(f"/proc/{pid}/comm", "rb") as comm:
+                command = comm.read().rstrip(b"\n").decode("utf-8", "backslashreplace")
+        except OSError:
+            continue
+        for kind, path in set(_links(pid)):
+            place = find_place(path, tables[namespace])
+            for tree in trees:
+                if place is not None and tree.holds(place):
+                    yield tree, Holder(int(pid), uid, command, kind, below(place.path, tree.path))
+
+
+def _links(pid: str) -> Iterator[tuple[str, bytes]]:
+    for kind in ("cwd", "root", "exe"):
+        yield from _link(kind, f"/proc/{pid}/{kind}")
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            yield from _link("fd", f"/proc/{pid}/fd/{fd}")
+        with open(f"/proc/{pid}/maps", "rb") as lines:
+            for line in lines:
+                path = line.rstrip(b"\n").split(maxsplit=5)[5:]
+                if path and path[0].startswith(b"/"):
+                    yield "map", _alive(path[0].replace(b"\\012", b"\n"))
+    except OSError:
+        return
+
+
+def _link(kind: str, link: str) -> Iterator[tuple[str, bytes]]:
+    try:
+        path = os.readlink(os.fsencode(link))
+    except OSError:
+        return
+    if path.startswith(b"/"):
+        yield kind, _alive(path)
+
+
+def _alive(path: bytes) -> bytes:
+    return path.removesuffix(b" (deleted)")

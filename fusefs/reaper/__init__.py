@@ -1,0 +1,1 @@
+"""Floor 3: deletes what the store holds, with the authority of the user who asked."""

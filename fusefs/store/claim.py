@@ -1,0 +1,119 @@
+"""Taking hold of a container that is there: its record opened with distrust, locked, and looked at again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from enum import Enum
+
+from fusefs.core.errors import BadRecord
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId
+from fusefs.core.record import RECORD_MAX_BYTES, Record
+from fusefs.core.wire import decode
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.container import Held, move
+from fusefs.store.layout import RECORD, UserFolder, is_regular
+
+
+class Lost(Enum):
+    """Why a container could not be had: a race lost is a value, not an error."""
+
+    GONE = "gone"
+    BUSY = "busy"
+
+
+def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
+    """The record's fd, not locked yet.
+
+    Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user with one name:
+            he may have put a FIFO, a link to somebody's file, or a gigabyte there
+    """
+    try:
+        fd = kernel.open_beneath(container_fd, RECORD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES):
+            raise BadRecord(f"not an ordinary file ({error.strerror})") from error
+        raise
+    try:
+        st = kernel.fstat(fd)
+        if not is_regular(kernel, fd) or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
+            raise BadRecord(f"not an ordinary small file of uid {uid}")
+    except BaseException:
+        fd.close()
+        raise
+    return fd
+
+
+def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: ContainerId) -> Record:
+    """The record behind an fd, whose id and volume must be the container's.
+
+    Raises  BadRecord
+    """
+    record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
+    if record.id != container:
+        raise BadRecord(f"it is the record of {record.id}")
+    if record.volume != folder.store.volume.id:
+        raise BadRecord("it was made in another volume's store")
+    return record
+
+
+def hold(folder: UserFolder, state: State, container: ContainerId) -> Held | Lost:
+    """The container, locked; or why not.
+
+    Raises  BadRecord; FileNotFoundError if the container is there and has no record
+    """
+    kernel = folder.store.kernel
+    name = container.encode()
+    with folder.open(state) as state_fd:
+        try:
+            fd = kernel.open_dir(state_fd, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return Lost.GONE
+        try:
+            record_fd = open_record(kernel, fd, folder.uid)
+        except BaseException:
+            fd.close()
+            raise
+        try:
+            if not kernel.lock(record_fd):
+                lost = Lost.BUSY
+            elif _is_still(kernel, state_fd, name, fd) and _is_still(kernel, fd, RECORD, record_fd):
+                record = read_record(kernel, record_fd, folder, container)
+                return Held(folder, container, state, fd, record_fd, record)
+            else:
+                lost = Lost.GONE
+        except BaseException:
+            record_fd.close()
+            fd.close()
+            raise
+    record_fd.close()
+    fd.close()
+    return lost
+
+
+def _is_still(kernel: Kernel, dir_fd: Fd, name: bytes, fd: Fd) -> bool:
+    """Whether a name still means what we opened: whoever held the lock before us may have moved or replaced it."""
+    try:
+        here, there = kernel.fstat(fd), kernel.stat(dir_fd, name)
+    except FileNotFoundError:
+        return False
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def claim(folder: UserFolder, source: State, container: ContainerId, target: State) -> Held | Lost:
+    """The container, locked and moved to another state by one rename; one claim wins (I5)."""
+    held = hold(folder, source, container)
+    if isinstance(held, Lost):
+        return held
+    try:
+        return move(held, target)
+    except FileNotFoundError:
+        held.__exit__()
+        return Lost.GONE
+    except BaseException:
+        held.__exit__()
+        raise

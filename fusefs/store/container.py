@@ -1,0 +1,133 @@
+"""Containers in the making: a directory in stage/ whose record appears complete, durable and locked in one step."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from fusefs.core.lifecycle import LEGAL_MOVES, State
+from fusefs.core.names import ContainerId, Name, make_id
+from fusefs.core.record import Record, encode
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import RECORD, UserFolder
+
+RECORD_NEW = Name(b"record.json.new")
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
+
+
+class Held(NamedTuple):
+    """A container whose record we have locked: nobody else moves or changes it until the last fd closes.
+
+    fd         its directory, readable
+    record_fd  the locked record
+    """
+
+    folder: UserFolder
+    id: ContainerId
+    state: State
+    fd: Fd
+    record_fd: Fd
+    record: Record
+
+    def __enter__(self) -> Held:
+        """Hold it for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of the lock."""
+        self.record_fd.close()
+        self.fd.close()
+
+    def name(self) -> bytes:
+        """Its name in the directory of its state."""
+        return self.id.encode()
+
+
+def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
+    """An id of now."""
+    now_ns = kernel.now_ns()
+    utc = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 1_000_000_000))
+    return make_id(utc, now_ns // 1_000_000 % 1000, victim, os.urandom(6))
+
+
+def make_directory(folder: UserFolder, container: ContainerId) -> Fd:
+    """The new, still empty container in stage/, readable."""
+    kernel = folder.store.kernel
+    with folder.open(State.STAGE) as stage:
+        kernel.mkdir(stage, container.encode())
+        return kernel.open_dir(stage, container.encode())
+
+
+def create_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
+    """The locked fd of a first record, which appears complete and durable.
+
+    Raises  FileNotFoundError if recovery took the container away before it had a record: start again
+    """
+    try:
+        fd = kernel.create_unnamed(container_fd)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+        return replace_record(kernel, container_fd, record)
+    return _publish(kernel, fd, record, partial(kernel.link_unnamed, fd, container_fd, RECORD))
+
+
+def replace_record(kernel: Kernel, container_fd: Fd, record: Record, spare: Name | None = None) -> Fd:
+    """The locked fd of a record that takes the place of the old one, if any; the holder of that one only.
+
+    spare  a file in the container with preallocated blocks, to be used instead of a new one (the reserve)
+    """
+    if spare is None:
+        with suppress(FileNotFoundError):
+            kernel.unlink(container_fd, RECORD_NEW)
+        fd = kernel.create(container_fd, RECORD_NEW)
+    else:
+        fd = kernel.open_beneath(container_fd, spare, os.O_RDWR | os.O_NOFOLLOW)
+    return _publish(kernel, fd, record, partial(kernel.rename, container_fd, spare or RECORD_NEW, container_fd, RECORD))
+
+
+def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None]) -> Fd:
+    """Lock, write and flush a file, then let it appear: in this order a record is never seen unlocked or short."""
+    try:
+        if not kernel.lock(fd):
+            raise BlockingIOError(errno.EAGAIN, "a new record is locked")
+        kernel.write(fd, encode(record))
+        kernel.fsync(fd)
+        appear()
+    except BaseException:
+        fd.close()
+        raise
+    return fd
+
+
+def move(held: Held, to: State) -> Held:
+    """The container in its next state; the only way in which a state changes (I4)."""
+    assert (held.state, to) in LEGAL_MOVES, (held.state, to)
+    kernel = held.folder.store.kernel
+    with held.folder.open(held.state) as source, held.folder.open(to) as target:
+        kernel.rename(source, held.name(), target, held.name())
+    return held._replace(state=to)
+
+
+def rewrite(held: Held, record: Record) -> Held:
+    """The container with another record, durable and locked before the old one's lock goes."""
+    kernel = held.folder.store.kernel
+    record_fd = replace_record(kernel, held.fd, record)
+    held.record_fd.close()
+    return held._replace(record_fd=record_fd, record=record)
+
+
+def dissolve(held: Held) -> None:
+    """Remove a container that holds no tree: first the record, then the directory, which refuses if we err."""
+    kernel = held.folder.store.kernel
+    with suppress(FileNotFoundError):
+        kernel.unlink(held.fd, RECORD_NEW)
+    kernel.unlink(held.fd, RECORD)
+    with held.folder.open(held.state) as state:
+        kernel.rmdir(state, held.name())

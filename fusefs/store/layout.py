@@ -1,0 +1,241 @@
+"""The store on disk: `.trashd`, its users' folders and their states, opened by fd and checked before each use."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import Untrusted
+from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE, Name, VolumeId, is_volume_id, printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+
+FORMAT = 1
+MAGIC = "trashd"
+VOLUME = Name(b"volume.json")
+CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
+CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
+USERS = Name(b"u")
+RECORD = Name(b"record.json")
+TREE = Name(b"tree")
+FRESH = Name(b"fresh")
+HOISTED = Name(b"hoisted")
+DROP = Name(b"drop")
+POINTERS = Name(b"pointers")
+RESERVE = Name(b"reserve")
+FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
+VOLUME_MAX_BYTES = 4096
+_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class Volume(NamedTuple):
+    """What volume.json says.
+
+    exchange    whether RENAME_EXCHANGE was seen to work here
+    filesystem  magic number of the filesystem on which it was seen; on another one it must be seen again
+    """
+
+    id: VolumeId
+    exchange: bool
+    filesystem: int
+
+
+class Store(NamedTuple):
+    """An opened, trusted store.
+
+    base_fd    the directory that holds it (O_PATH)
+    base_path  the same for people, as it was found
+    fd, u_fd   `.trashd` and `.trashd/u`
+    owner      uid of `.trashd`
+    """
+
+    kernel: Kernel
+    base_fd: Fd
+    base_path: bytes
+    fd: Fd
+    u_fd: Fd
+    volume: Volume
+    owner: int
+
+    def __enter__(self) -> Store:
+        """Own its fds for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close them."""
+        for fd in (self.base_fd, self.fd, self.u_fd):
+            fd.close()
+
+
+class UserFolder(NamedTuple):
+    """One user's part of a store: what lies in it belongs to `uid`, whatever any record says (I13)."""
+
+    store: Store
+    uid: int
+    name: Name
+    fd: Fd
+
+    def __enter__(self) -> UserFolder:
+        """Own its fd for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close it."""
+        self.fd.close()
+
+    def path(self) -> bytes:
+        """Where it is, for people."""
+        return os.path.join(self.store.base_path, STORE, USERS, self.name)
+
+    def open(self, folder: Name | State) -> Fd:
+        """One of its folders, for reading; made if missing."""
+        kernel = self.store.kernel
+        name = Name(folder.value.encode()) if isinstance(folder, State) else folder
+        try:
+            return kernel.open_dir(self.fd, name)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                kernel.mkdir(self.fd, name)
+            return kernel.open_dir(self.fd, name)
+
+
+def encode_volume(volume: Volume) -> bytes:
+    """volume.json's bytes."""
+    fields = {"magic": MAGIC, "format": FORMAT, **volume._asdict()}
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_volume(text: bytes) -> Volume | None:
+    """The Volume in the bytes of a volume.json; None if they are none of ours."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or fields.get("magic") != MAGIC or fields.get("format") != FORMAT:
+        return None
+    identifier, exchange, filesystem = (fields.get(key) for key in Volume._fields)
+    if not is_volume_id(identifier) or not isinstance(exchange, bool) or not isinstance(filesystem, int):
+        return None
+    return Volume(VolumeId(identifier), exchange, filesystem)
+
+
+def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store | None:
+    """The store in a directory, or None if there is none; takes over `base_fd`, closing it if there is none.
+
+    Raises  Untrusted if it belongs to somebody whom we don't trust: root trusts root, others root and themselves
+    """
+    opened: list[Fd] = [base_fd]
+    try:
+        opened.append(kernel.open_beneath(base_fd, STORE, _DIR))
+        owner = _check(kernel, opened[1], base_path)
+        volume = read_volume(kernel, opened[1], base_path)
+        opened.append(kernel.open_beneath(opened[1], USERS, _DIR))
+        _check(kernel, opened[2], base_path, sticky=True)
+        store = Store(kernel, base_fd, base_path, opened[1], opened[2], volume, owner)
+    except BaseException as error:
+        for fd in opened:
+            fd.close()
+        if isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP):
+            return None
+        if isinstance(error, OSError) and error.errno == errno.EXDEV:
+            raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE)) from error
+        raise
+    return store
+
+
+def trusted_owners(uid: int) -> tuple[int, ...]:
+    """Whose stores a user may use."""
+    return (0,) if uid == 0 else (0, uid)
+
+
+def _check(kernel: Kernel, fd: Fd, base_path: bytes, *, sticky: bool = False) -> int:
+    """The owner of a directory of the store's own; Untrusted unless nobody else can change it."""
+    st = kernel.fstat(fd)
+    shared = st.st_mode & 0o022 and not (sticky and st.st_mode & stat.S_ISVTX)
+    if st.st_uid not in trusted_owners(os.geteuid()) or shared:
+        where = printable(os.path.join(base_path, STORE))
+        raise Untrusted(f"{where} (owner {st.st_uid}, mode {st.st_mode & 0o7777:04o})")
+    return st.st_uid
+
+
+def is_regular(kernel: Kernel, fd: Fd) -> bool:
+    """Whether an fd holds a regular file with one name: no FIFO, no device, no link to somebody else's."""
+    st = kernel.fstat(fd)
+    return stat.S_ISREG(st.st_mode) and st.st_nlink == 1
+
+
+def read_volume(kernel: Kernel, store_fd: int, base_path: bytes) -> Volume:
+    """volume.json of an opened `.trashd`.
+
+    Raises  FileNotFoundError if there is none; Untrusted if it is somebody else's, no regular file, or not ours
+    """
+    where = os.path.join(base_path, STORE, VOLUME)
+    with kernel.open_beneath(store_fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+        st = kernel.fstat(fd)
+        if not is_regular(kernel, fd) or st.st_uid not in trusted_owners(os.geteuid()) or st.st_mode & 0o022:
+            raise Untrusted(where)
+        volume = decode_volume(kernel.read(fd, VOLUME_MAX_BYTES))
+    if volume is None:
+        raise Untrusted(where, "its contents are not a trash store's; root repairs it with: trashd init VOLUME")
+    return volume
+
+
+def open_user(store: Store, uid: int, *, make: bool) -> UserFolder | None:
+    """A user's folder, or None if there is none and `make` is not set.
+
+    The first of `u/<uid>`, `u/<uid>.<random>` that is a directory owned by the user, on this mount, no link.
+    Where somebody planted the first, one with a random name is made. Must be called as that user to make one.
+    """
+    kernel = store.kernel
+    plain = Name(str(uid).encode())
+    for name in _candidates(store, plain):
+        folder = _open_folder(store, name)
+        if folder is not None:
+            if folder.uid == uid:
+                return folder
+            folder.fd.close()
+    if not make:
+        return None
+    for name in (plain, Name(plain + b"." + os.urandom(6).hex().encode())):
+        with suppress(FileExistsError):
+            kernel.mkdir(store.u_fd, name)
+            folder = _open_folder(store, name)
+            if folder is not None:
+                for part in FOLDERS:
+                    kernel.mkdir(folder.fd, part)
+                return folder
+    raise Untrusted(store.base_path)
+
+
+def _candidates(store: Store, plain: Name) -> Iterator[Name]:
+    yield plain
+    yield from (Name(name) for name in store.kernel.list(store.u_fd) if name.startswith(plain + b"."))
+
+
+def _open_folder(store: Store, name: Name) -> UserFolder | None:
+    """A folder below `u/` as its owner's, with mode 0700 (which its owner restores); None if it is no directory."""
+    kernel = store.kernel
+    try:
+        fd = kernel.open_beneath(store.u_fd, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
+            return None
+        raise
+    st = kernel.fstat(fd)
+    if st.st_mode & 0o7777 != 0o700 and st.st_uid == os.geteuid():
+        kernel.chmod(fd, 0o700)
+    return UserFolder(store, st.st_uid, name, fd)
+
+
+def all_users(store: Store) -> Iterator[UserFolder]:
+    """The folders of all users, each counted by its owner; whoever takes one closes it."""
+    for name in store.kernel.list(store.u_fd):
+        folder = _open_folder(store, Name(name))
+        if folder is not None:
+            yield folder

@@ -1,0 +1,259 @@
+"""Making a store, proving what its filesystem can do, and repairing what somebody planted there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import NoStore, Untrusted
+from fusefs.core.names import STORE, Name, VolumeId
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import (
+    CACHEDIR_TAG,
+    CACHEDIR_TEXT,
+    USERS,
+    VOLUME,
+    VOLUME_MAX_BYTES,
+    Store,
+    Volume,
+    decode_volume,
+    encode_volume,
+    is_regular,
+    open_store,
+    read_volume,
+)
+
+NEW_PREFIX = STORE + b".new-"
+_PROBE = (Name(b"probe-a"), Name(b"probe-b"))
+_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class Initialised(NamedTuple):
+    """What `trashd init` did: the store's path, whether it was made now, and what was repaired."""
+
+    path: bytes
+    volume: Volume
+    made: bool
+    repaired: tuple[str, ...]
+
+
+def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store:
+    """A new store in a directory, or the one that somebody else made meanwhile; takes over `base_fd`.
+
+    It is built under another name and appears complete by one rename: there is no store without a volume.json.
+    Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
+    """
+    new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
+    kernel.mkdir(base_fd, new)
+    try:
+        with kernel.open_dir(base_fd, new) as fd:
+            _fill(kernel, fd)
+        with suppress(FileExistsError):
+            kernel.rename_free(base_fd, new, base_fd, STORE)
+            _sync_dir(kernel, base_fd)
+    finally:
+        discard_unfinished(kernel, base_fd, new)
+    store = open_store(kernel, base_fd, base_path)
+    if store is None:
+        raise Untrusted(base_path)
+    return store
+
+
+def _fill(kernel: Kernel, fd: Fd) -> None:
+    _own(kernel, fd, 0o755)
+    kernel.mkdir(fd, USERS)
+    with kernel.open_dir(fd, USERS) as users:
+        _own(kernel, users, 0o1777)
+    identifier = VolumeId(os.urandom(16).hex())
+    volume = Volume(identifier, probe_exchange(kernel, fd), kernel.filesystem(fd))
+    _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
+    _write_new(kernel, fd, VOLUME, encode_volume(volume))
+    kernel.fsync(fd)
+
+
+def _own(kernel: Kernel, fd: Fd, mode: int) -> None:
+    """Ours, that mode, and no ACL: what a parent's default ACL would have given to others is taken back."""
+    for name in kernel.xattrs(fd):
+        if name.startswith("system.posix_acl_"):
+            kernel.remove_xattr(fd, name)
+    kernel.chown(fd, os.geteuid(), os.getegid())
+    kernel.chmod(fd, mode)
+
+
+def _write_new(kernel: Kernel, dir_fd: Fd, name: Name, content: bytes) -> None:
+    temporary = Name(name + b".new")
+    with suppress(FileNotFoundError):
+        kernel.unlink(dir_fd, temporary)
+    with kernel.create(dir_fd, temporary) as fd:
+        kernel.write(fd, content)
+        kernel.chmod(fd, 0o644)
+        kernel.fsync(fd)
+    kernel.rename(dir_fd, temporary, dir_fd, name)
+
+
+def _sync_dir(kernel: Kernel, fd: Fd) -> None:
+    with kernel.open_dir(fd) as readable:
+        kernel.fsync(readable)
+
+
+def discard_unfinished(kernel: Kernel, base_fd: Fd, name: Name) -> None:
+    """Remove what a killed `make_store` left; a store that was finished has no such name."""
+    try:
+        fd = kernel.open_dir(base_fd, name)
+    except OSError:
+        return
+    with fd:
+        for pair in _PROBE:
+            _discard_dir(kernel, fd, pair)
+        for entry in (VOLUME, CACHEDIR_TAG, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
+            with suppress(FileNotFoundError):
+                kernel.unlink(fd, entry)
+        _discard_dir(kernel, fd, USERS)
+    kernel.rmdir(base_fd, name)
+
+
+def _discard_dir(kernel: Kernel, parent: Fd, name: Name) -> None:
+    """Remove a directory of ours with at most the probe's marks in it."""
+    try:
+        fd = kernel.open_dir(parent, name)
+    except FileNotFoundError:
+        return
+    with fd:
+        for mark in kernel.list(fd):
+            if mark in _PROBE:
+                kernel.rmdir(fd, mark)
+    kernel.rmdir(parent, name)
+
+
+def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
+    """Whether RENAME_EXCHANGE really exchanges here, tried on a throw-away pair.
+
+    Each of the two holds a directory of its own name: a filesystem that ignores the flag can't replace them
+    (ENOTEMPTY), and one that does nothing, or something else, and says 0, shows by where the marks are.
+    Source  pitfalls 1 and 2
+    """
+    a, b = _PROBE
+    try:
+        for name in _PROBE:
+            kernel.mkdir(dir_fd, name)
+            with kernel.open_dir(dir_fd, name) as fd:
+                kernel.mkdir(fd, name)
+        try:
+            kernel.exchange(dir_fd, a, dir_fd, b)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        return _marks(kernel, dir_fd, a) == [b] and _marks(kernel, dir_fd, b) == [a]
+    finally:
+        for name in _PROBE:
+            _discard_dir(kernel, dir_fd, name)
+
+
+def _marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
+    try:
+        with kernel.open_dir(dir_fd, name) as fd:
+            return kernel.list(fd)
+    except FileNotFoundError:
+        return []
+
+
+def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes) -> tuple[Store, Initialised]:
+    """Make the store of a directory, or check and repair the one that is there; takes over `base_fd`.
+
+    Root takes over what a user planted or made before: the directories and volume.json become root's, lose
+    their ACLs, and keep what is in them, since a user's orphans lie in his own folder whoever owns the rest.
+    Raises  NoStore if `.trashd` is something else than a directory
+    """
+    repaired: list[str] = []
+    try:
+        fd = kernel.open_beneath(base_fd, STORE, _DIR)
+    except FileNotFoundError:
+        store = make_store(kernel, base_fd, base_path)
+        return store, Initialised(os.path.join(base_path, STORE), store.volume, True, ())
+    except OSError as error:
+        where = os.path.join(base_path, STORE)
+        raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
+    with fd:
+        old = _read_anyones(kernel, fd)
+        if os.geteuid() == 0:
+            repaired += _take_over(kernel, fd)
+        repaired += _renew_volume(kernel, fd, base_path, old)
+    store_or_none = open_store(kernel, base_fd, base_path)
+    if store_or_none is None:
+        raise Untrusted(os.path.join(base_path, STORE))
+    done = Initialised(os.path.join(base_path, STORE), store_or_none.volume, False, tuple(repaired))
+    return store_or_none, done
+
+
+def _take_over(kernel: Kernel, fd: Fd) -> list[str]:
+    """Make `.trashd`, `u` and volume.json root's, and move planted user folders to their owners' names."""
+    repaired = []
+    if _is_wrong(kernel, fd, 0o755):
+        _own(kernel, fd, 0o755)
+        repaired.append("took over .trashd")
+    _make_way(kernel, fd, repaired)
+    with kernel.open_beneath(fd, USERS, _DIR) as users:
+        if _is_wrong(kernel, users, 0o1777):
+            _own(kernel, users, 0o1777)
+            repaired.append("took over .trashd/u")
+        for name in kernel.list(users):
+            st = kernel.stat(users, name)
+            planted = name.isdigit() and (not stat.S_ISDIR(st.st_mode) or name != str(st.st_uid).encode())
+            if planted:
+                kind = b"" if stat.S_ISDIR(st.st_mode) else b".planted"
+                aside = str(st.st_uid).encode() + b"." + os.urandom(6).hex().encode() + kind
+                kernel.rename_free(users, name, users, aside)
+                repaired.append(f"moved u/{name.decode()}, which belongs to uid {st.st_uid}, to u/{aside.decode()}")
+    return repaired
+
+
+def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
+    """See to it that `u` is a directory and volume.json, if there is one, a file of root's."""
+    for name, is_right in ((USERS, stat.S_ISDIR), (VOLUME, stat.S_ISREG)):
+        try:
+            st = kernel.stat(fd, name)
+        except FileNotFoundError:
+            st = None
+        if st is not None and (not is_right(st.st_mode) or (name == VOLUME and (st.st_uid or st.st_nlink > 1))):
+            aside = name + b".planted-" + os.urandom(6).hex().encode()
+            kernel.rename_free(fd, name, fd, aside)
+            repaired.append(f"moved {name.decode()} to {aside.decode()}")
+            st = None
+        if st is None and name == USERS:
+            kernel.mkdir(fd, USERS)
+            with kernel.open_dir(fd, USERS) as users:
+                _own(kernel, users, 0o1777)
+
+
+def _is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
+    st = kernel.fstat(fd)
+    acl = any(name.startswith("system.posix_acl_") for name in kernel.xattrs(fd))
+    return st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) != mode or acl
+
+
+def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
+    """volume.json whoever wrote it: its id is worth keeping, as the records of this store name it."""
+    try:
+        with kernel.open_beneath(fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+            return decode_volume(kernel.read(file, VOLUME_MAX_BYTES)) if is_regular(kernel, file) else None
+    except OSError:
+        return None
+
+
+def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, old: Volume | None) -> list[str]:
+    """Write volume.json where it is missing, untrusted or not understood, and probe again on another filesystem."""
+    try:
+        if read_volume(kernel, fd, base_path).filesystem == kernel.filesystem(fd):
+            return []
+    except (FileNotFoundError, Untrusted):
+        pass
+    identifier = old.id if old else VolumeId(os.urandom(16).hex())
+    volume = Volume(identifier, probe_exchange(kernel, fd), kernel.filesystem(fd))
+    _write_new(kernel, fd, VOLUME, encode_volume(volume))
+    kernel.fsync(fd)
+    return ["wrote volume.json"]

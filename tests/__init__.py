@@ -1,0 +1,1 @@
+"""The tests: a group a package, a law a test."""

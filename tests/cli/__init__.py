@@ -1,0 +1,1 @@
+"""The command as a person or a script sees it."""

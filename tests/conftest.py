@@ -1,0 +1,97 @@
+"""Rules for every test: hypothesis profiles, what the machine must offer, no WARNING but a declared one."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support import capabilities
+
+IN_CI = bool(os.environ.get("CI"))
+VITAL_GROUPS = ("crash", "mount")
+
+N_COST = pytest.StashKey[Counter[str]]()
+"""Tests skipped, by the capability that they missed."""
+N_RUN = pytest.StashKey[Counter[str]]()
+"""Tests that ran to their end, by group: neither skipped on the way nor failed."""
+
+settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=200, print_blob=True, database=None)
+settings.register_profile("soak", settings.get_profile("dev"), max_examples=20_000, stateful_step_count=200)
+settings.load_profile("ci" if IN_CI else "dev")
+
+
+class _Warnings(logging.Handler):
+    """Collects what a test logs at WARNING or above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(f"{record.levelname} {record.name}: {record.getMessage()}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[N_COST] = Counter()
+    config.stash[N_RUN] = Counter()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("needs"):
+            if unknown := set(marker.args) - set(capabilities.PROBES):
+                raise pytest.UsageError(f"{item.nodeid}: no such capability: {', '.join(sorted(unknown))}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needed = dict.fromkeys(capability for marker in item.iter_markers("needs") for capability in marker.args)
+    missing = [capability for capability in needed if capabilities.why_missing(capability)]
+    if missing:
+        item.config.stash[N_COST].update(missing)
+        pytest.skip(f"this machine lacks: {', '.join(missing)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    warnings = _Warnings()
+    logging.getLogger().addHandler(warnings)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(warnings)
+    item.config.stash[N_RUN][_name_group(item)] += 1
+    if warnings.messages and item.get_closest_marker("allows_warnings") is None:
+        pytest.fail("logged without being declared:\n" + "\n".join(warnings.messages), pytrace=False)
+
+
+def _name_group(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _list_idle_groups(config: pytest.Config) -> list[str]:
+    """Name the groups that must run in CI and did not."""
+    if not IN_CI or config.option.collectonly:
+        return []
+    there = (group for group in VITAL_GROUPS if Path(__file__).with_name(group).is_dir())
+    return [group for group in there if not config.stash[N_RUN][group]]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _list_idle_groups(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    cost = config.stash[N_COST]
+    if cost:
+        terminalreporter.section("NOT RUN ON THIS MACHINE", sep="!", red=True, bold=True)
+    for capability, n_tests in cost.most_common():
+        terminalreporter.line(f"{n_tests:5} without {capability}: {capabilities.why_missing(capability)}")
+    for group in _list_idle_groups(config):
+        terminalreporter.line(f"CI fails: no test of tests/{group} ran", red=True, bold=True)

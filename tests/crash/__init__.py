@@ -1,0 +1,1 @@
+"""Kills, lost power and failing calls at every step."""

@@ -1,0 +1,1 @@
+"""fusefs.linux against the real kernel."""

@@ -1,0 +1,1 @@
+"""fusefs.reaper on real trees."""

@@ -1,0 +1,1 @@
+"""fusefs.store on real filesystems."""

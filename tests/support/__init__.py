@@ -1,0 +1,1 @@
+"""Builders, probes and fault injection that the groups share."""

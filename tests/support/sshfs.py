@@ -1,0 +1,42 @@
+"""A real filesystem without RENAME_EXCHANGE: sshfs, with neither network nor sshd."""
+
+import contextlib
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+
+from tests.support.capabilities import SFTP_SERVER
+from tests.support.fuse import ServedVolume, fuse_mount
+from tests.support.volumes import tmpfs_volume
+
+_END_S = 5.0
+
+
+@contextlib.contextmanager
+def sshfs_volume(options: Sequence[str] = (), limit_s: float = 60) -> Iterator[ServedVolume]:
+    """An sshfs of a tmpfs, open to all users. The server is root: what a user makes there belongs to root.
+
+    options   such as dcache_timeout=0; sshfs remembers attributes for 20 s by itself
+    Raises    TimeoutError: it hung, see fuse_mount
+    """
+    with tmpfs_volume() as base:
+        backing, mount_point = base / "backing", base / "mount"
+        backing.mkdir()
+        mount_point.mkdir()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            server = subprocess.Popen([SFTP_SERVER, "-e"], stdin=theirs, stdout=theirs)
+            theirs.close()
+            all_options = ",".join(("passive", "allow_other", "default_permissions", *options))
+            argv = ["sshfs", "-f", "-o", all_options, f":{backing}", str(mount_point)]
+            try:
+                with fuse_mount(argv, mount_point, limit_s, stdio=ours.fileno()):
+                    ours.close()  # so that the server sees the end of sshfs
+                    yield ServedVolume(mount_point, backing)
+            finally:
+                ours.close()
+                try:
+                    server.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    server.kill()
+                    server.wait()

@@ -1,0 +1,362 @@
+"""Real filesystems for a test, each gone at the end of its `with`: unmounted, and its loop device free.
+
+mount(8) makes the loop devices, so the kernel frees them with the last unmount, even if the test is killed; the image
+behind one has no name as soon as it is mounted.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import itertools
+import os
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+# What a device of these filesystems has to have at least, mkfs's own limits.
+MIN_SIZE_MB = MappingProxyType({"ext4": 2, "xfs": 300, "btrfs": 128})
+_MKFS = MappingProxyType(
+    {
+        "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,nodiscard"),
+        "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
+        "btrfs": ("mkfs.btrfs", "-q", "-f", "-K"),
+    }
+)
+_SHM = Path("/dev/shm")
+_MNT_DETACH = 2
+_UMOUNT_NOFOLLOW = 8
+_FS_IOC_FSGETXATTR = 0x801C581F
+_FS_IOC_FSSETXATTR = 0x401C5820
+_FSXATTR = struct.Struct("=IIIII8x")  # xflags, extent size, extents, project id, CoW extent size
+_XFLAG_PROJINHERIT = 0x200
+_N_EMPTY_MAX = 200_000
+_INLINE_SIZE_BYTES = 1900  # btrfs keeps files up to 2 KiB in its metadata
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Unsupported(Exception):
+    """This kernel can't do it, whatever the rights; a test may skip on it, naming the reason."""
+
+
+class MountEntry(NamedTuple):
+    """A line of /proc/self/mountinfo."""
+
+    mount_id: int
+    minor: int
+    mount_point: bytes
+    fs_type: str
+    source: bytes
+    options: frozenset[str]  # of the mount and of the superblock
+
+
+class Project(NamedTuple):
+    """An inode's project id, and whether what is made in it gets the same."""
+
+    project_id: int
+    is_inherited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """A mounted overlay and the directories that it is made of."""
+
+    path: Path
+    lower: Path
+    upper: Path
+
+
+def mounts() -> list[MountEntry]:
+    """All mounts of this namespace, in the kernel's order: the last one on a mount point is the visible one."""
+    entries = []
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        mount_id, _, device, _, mount_point, options, *_ = before.split(b" ")
+        fs_type, source, super_options = after.split(b" ", 2)
+        entries.append(
+            MountEntry(
+                int(mount_id),
+                int(device.partition(b":")[2]),
+                _unescape(mount_point),
+                os.fsdecode(fs_type),
+                _unescape(source),
+                frozenset(os.fsdecode(options + b"," + super_options).split(",")),
+            )
+        )
+    return entries
+
+
+def _unescape(field: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)
+
+
+def mount_of(mount_point: Path) -> MountEntry | None:
+    """The visible mount on exactly this path, or None; never touches the filesystem mounted there."""
+    wanted = os.fsencode(mount_point)
+    return next((entry for entry in reversed(mounts()) if entry.mount_point == wanted), None)
+
+
+def unmount(mount_point: bytes | Path) -> bool:
+    """Unmount; lazily, with everything mounted below, if it is busy.
+
+    Returns   whether it was busy; nothing mounted there (any more) is no error
+    """
+    for flags in (_UMOUNT_NOFOLLOW, _UMOUNT_NOFOLLOW | _MNT_DETACH):
+        if _libc.umount2(os.fsencode(mount_point), flags) == 0:
+            return bool(flags & _MNT_DETACH)
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOENT):
+            return False
+        if number != errno.EBUSY:
+            break
+    raise OSError(number, os.strerror(number), os.fspath(mount_point))
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(errno.EIO, f"{' '.join(map(str, command))}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _mounted(fs_type: str, source: str | Path, target: Path, options: Sequence[str]) -> Iterator[Path]:
+    _run("mount", "-t", fs_type, *(("-o", ",".join(options)) if options else ()), source, target)
+    try:
+        yield target
+    finally:
+        unmount(target)
+
+
+@contextlib.contextmanager
+def _scratch(parent: Path | None = None) -> Iterator[Path]:
+    """A directory that everybody may pass through (mkdtemp's own is 0700)."""
+    path = Path(tempfile.mkdtemp(prefix="trashd-volume-", dir=parent)).resolve()
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _image_parent(size_bytes: int) -> Path:
+    if os.access(_SHM, os.W_OK):
+        stat = os.statvfs(_SHM)
+        if stat.f_bavail * stat.f_frsize > size_bytes + (64 << 20):
+            return _SHM
+    return Path(tempfile.gettempdir())
+
+
+@contextlib.contextmanager
+def loop_volume(
+    fs_type: str, size_mb: int | None = None, mkfs_options: Sequence[str] = (), mount_options: Sequence[str] = ()
+) -> Iterator[Path]:
+    """The mount point of a fresh ext4 (without blocks reserved for root), xfs or btrfs in a file.
+
+    size_mb   in MiB; raised to the least that mkfs accepts
+    Raises    OSError: mkfs or mount failed; the text is theirs
+    """
+    size_bytes = max(size_mb or 64, MIN_SIZE_MB[fs_type]) << 20
+    with _scratch() as scratch, contextlib.ExitStack() as stack:
+        fd, name = tempfile.mkstemp(prefix="trashd-image-", dir=_image_parent(size_bytes))
+        image, target = Path(name), scratch / "volume"
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.truncate(size_bytes)
+            _run(*_MKFS[fs_type], *mkfs_options, image)
+            target.mkdir()
+            stack.enter_context(_mounted(fs_type, image, target, ("loop", *mount_options)))
+        finally:
+            image.unlink()
+        yield target
+
+
+@contextlib.contextmanager
+def tmpfs_volume(size: str = "64m", options: Sequence[str] = ()) -> Iterator[Path]:
+    """The mount point of a fresh tmpfs, its root 0755; `options` as mount(8) takes them, such as nr_inodes=100."""
+    with _scratch() as scratch:
+        target = scratch / "volume"
+        target.mkdir()
+        with _mounted("tmpfs", "tmpfs", target, (f"size={size}", "mode=0755", *options)):
+            yield target
+
+
+@contextlib.contextmanager
+def overlay_volume(populate: Callable[[Path], None] | None = None) -> Iterator[Overlay]:
+    """An overlay on a tmpfs; `populate` fills the lower directory before it is mounted."""
+    with tmpfs_volume() as base:
+        lower, upper, work, merged = (base / name for name in ("lower", "upper", "work", "merged"))
+        for directory in (lower, upper, work, merged):
+            directory.mkdir()
+        if populate is not None:
+            populate(lower)
+        options = (f"lowerdir={lower}", f"upperdir={upper}", f"workdir={work}")
+        with _mounted("overlay", "overlay", merged, options):
+            yield Overlay(merged, lower, upper)
+
+
+@contextlib.contextmanager
+def bind_mount(source: Path, target: Path, options: Sequence[str] = ()) -> Iterator[Path]:
+    """`source` seen at `target` too, for the time of the `with`."""
+    with _mounted("none", source, target, ("bind", *options)):
+        yield target
+
+
+def btrfs_subvolume(parent: Path, name: str, limit_bytes: int | None = None) -> Path:
+    """A fresh subvolume; with a limit, writing more gives EDQUOT (to root too): the quota that every kernel has."""
+    path = parent / name
+    _run("btrfs", "subvolume", "create", path)
+    if limit_bytes is not None:
+        _run("btrfs", "quota", "enable", path)
+        _run("btrfs", "qgroup", "limit", str(limit_bytes), path)
+    return path
+
+
+@contextlib.contextmanager
+def project_quota_volume(fs_type: str, size_mb: int | None = None) -> Iterator[Path]:
+    """An ext4 or xfs on which directories can have project ids, and a limit each if the kernel has quotas.
+
+    An xfs keeps ids, and refuses renames across them, without quotas in the kernel; then only limits don't work.
+    Raises    Unsupported: an ext4, and the kernel has no CONFIG_QFMT_V2
+    """
+    with contextlib.ExitStack() as stack:
+        mkfs = ("-O", "quota,project", "-E", "quotatype=usrquota:grpquota:prjquota") if fs_type == "ext4" else ()
+        try:
+            path = stack.enter_context(loop_volume(fs_type, size_mb, mkfs, ("prjquota",)))
+        except OSError as error:
+            if fs_type != "xfs":
+                raise Unsupported(f"no project quota on {fs_type}: {error}") from error
+            path = stack.enter_context(loop_volume(fs_type, size_mb))
+        yield path
+
+
+@contextlib.contextmanager
+def user_quota_volume(fs_type: str = "ext4", size_mb: int | None = None) -> Iterator[Path]:
+    """An ext4 or xfs that enforces limits for each user.
+
+    Raises    Unsupported: the kernel has no CONFIG_QFMT_V2 (ext4) or CONFIG_XFS_QUOTA
+    """
+    with contextlib.ExitStack() as stack:
+        mkfs = ("-O", "quota") if fs_type == "ext4" else ()
+        try:
+            path = stack.enter_context(loop_volume(fs_type, size_mb, mkfs, ("usrquota",)))
+        except OSError as error:
+            raise Unsupported(f"no user quota on {fs_type}: {error}") from error
+        yield path
+
+
+def limit_user(volume: Path, uid: int, size_kib: int = 0, n_inodes: int = 0) -> None:
+    """Set a user's hard limits; 0 is none. Root keeps above a limit only with CAP_SYS_RESOURCE."""
+    _set_quota("-u", "usrquota", volume, uid, size_kib, n_inodes)
+
+
+def limit_project(volume: Path, project_id: int, size_kib: int = 0, n_inodes: int = 0) -> None:
+    """Set a project's hard limits; 0 is none.
+
+    Raises    Unsupported: the volume keeps ids only
+    """
+    _set_quota("-P", "prjquota", volume, project_id, size_kib, n_inodes)
+
+
+def _set_quota(kind: str, option: str, volume: Path, of: int, size_kib: int, n_inodes: int) -> None:
+    entry = mount_of(volume)
+    if entry is None or option not in entry.options:
+        raise Unsupported(f"{volume} is mounted without {option}")
+    _run("setquota", kind, str(of), "0", str(size_kib), "0", str(n_inodes), volume)
+
+
+def project_of(path: Path) -> Project:
+    """The project id of a directory or file."""
+    flags, _, _, project_id, _ = _FSXATTR.unpack(_fsxattr(path))
+    return Project(project_id, bool(flags & _XFLAG_PROJINHERIT))
+
+
+def set_project(path: Path, project_id: int, *, is_inherited: bool = True) -> None:
+    """Give a directory a project id that all made in it inherits: no rename leads into it from another project."""
+    flags, extent, n_extents, _, cow_extent = _FSXATTR.unpack(_fsxattr(path))
+    flags = flags | _XFLAG_PROJINHERIT if is_inherited else flags & ~_XFLAG_PROJINHERIT
+    _fsxattr(path, _FSXATTR.pack(flags, extent, n_extents, project_id, cow_extent))
+
+
+def _fsxattr(path: Path, new: bytes | None = None) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if new is not None:
+            return fcntl.ioctl(fd, _FS_IOC_FSSETXATTR, new)
+        return fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(_FSXATTR.size))
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def full(volume: Path, *, blocks: bool = True, inodes: bool = True, spare_kernel: bool = True) -> Iterator[Path]:
+    """A volume where nobody, root included, gets one more block and/or inode; what fills it goes at the end.
+
+    inodes        on xfs and btrfs, which make them from blocks, only together with `blocks`
+    spare_kernel  leave ext4 the 2 % that it keeps for its own extent trees and gives to nobody else
+    Yields        the directory with the filling; what is removed from it is free again
+    """
+    entry = mount_of(volume)
+    if entry is None:
+        raise ValueError(f"{volume} is no mount point")
+    has_fixed_inodes = entry.fs_type in ("ext4", "tmpfs")
+    if inodes and not blocks and not has_fixed_inodes:
+        raise ValueError(f"{entry.fs_type} makes inodes from blocks")
+    reserve = Path("/sys/fs/ext4", Path(os.fsdecode(entry.source)).name, "reserved_clusters")
+    if entry.fs_type == "ext4" and not spare_kernel:
+        reserve.write_text("0")
+    filling = Path(tempfile.mkdtemp(prefix=".filling-", dir=volume))
+    try:
+        fd = os.open(filling / "blocks", os.O_RDWR | os.O_CREAT)
+        try:
+            if inodes and has_fixed_inodes:
+                _fill_with_files(filling, b"")
+            if blocks:
+                _fill_blocks(fd)
+            if blocks and entry.fs_type == "btrfs":
+                _fill_with_files(filling, bytes(_INLINE_SIZE_BYTES))
+            if inodes and not has_fixed_inodes:
+                _fill_with_files(filling, b"")
+            if blocks:
+                _fill_blocks(fd)
+        finally:
+            os.close(fd)
+        yield filling
+    finally:
+        shutil.rmtree(filling, ignore_errors=True)
+
+
+def _fill_with_files(filling: Path, content: bytes) -> None:
+    """Make files until there is no inode, or no block for a name or the content."""
+    directory = Path(tempfile.mkdtemp(dir=filling)) if not content else filling
+    for i in itertools.count():
+        if i == _N_EMPTY_MAX:
+            raise ValueError(f"more than {_N_EMPTY_MAX} inodes: too slow for a test; use mkfs -N or nr_inodes=")
+        try:
+            (directory / f"{len(content)}-{i}").write_bytes(content)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return
+
+
+def _fill_blocks(fd: int) -> None:
+    """Allocate ever smaller pieces, down to one block."""
+    os.fsync(fd)
+    stat = os.fstatvfs(fd)
+    piece = max(stat.f_bfree * stat.f_frsize, stat.f_frsize)
+    while piece >= stat.f_frsize:
+        try:
+            os.posix_fallocate(fd, os.fstat(fd).st_size, piece)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            piece = piece // 2 // stat.f_frsize * stat.f_frsize

@@ -1,0 +1,1 @@
+"""fusefs.core and the house itself: no file is touched."""

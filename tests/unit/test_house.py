@@ -1,0 +1,253 @@
+"""The house stands: floors, doors and habits that a reader relies on, checked on each file's syntax tree."""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES = 400
+FLOORS = {"core": 0, "linux": 1, "store": 2, "cli": 3, "reaper": 3, "mount": 3}
+DOORS = {room for room, floor in FLOORS.items() if floor == 3}
+IMPURE = {
+    "ctypes", "io", "os", "pathlib", "pyfuse3", "random", "secrets", "socket", "subprocess", "time", "trio",
+}  # fmt: skip
+KNOWS_PYFUSE3 = {f"fusefs.mount.{name}" for name in ("adapter", "translate", "loop", "notifier", "daemon")}
+CATCHES_ALL = {"fusefs.cli.main", "fusefs.mount.translate", "fusefs.reaper.service"}
+
+
+class Module:
+    """One source file: its dotted name (a package is named without `__init__`), text and tree."""
+
+    def __init__(self, name: str, source: str, *, is_package: bool = False) -> None:
+        self.name = name
+        self.source = source
+        self.is_package = is_package
+        self.tree = ast.parse(source)
+
+    @property
+    def room(self) -> str:
+        return name_room(self.name)
+
+    def imports(self, top: ast.AST | None = None) -> Iterator[str]:
+        """What is imported at or below a node, in functions and for type checks too: dotted names."""
+        for node in ast.walk(top or self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module == "fusefs":
+                yield from (f"fusefs.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module
+
+    def early_imports(self) -> set[str]:
+        """What is imported with the module; TYPE_CHECKING blocks count."""
+        return self._early_imports(self.tree)
+
+    def _early_imports(self, top: ast.AST) -> set[str]:
+        found: set[str] = set()
+        for child in ast.iter_child_nodes(top):
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                found.update(self.imports(child))
+            elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                found |= self._early_imports(child)
+        return found
+
+
+Law = Callable[[Module], Iterator[str]]
+
+
+def name_room(imported: str) -> str:
+    """The part below fusefs; empty for fusefs itself and for what is no part of it."""
+    parts = imported.split(".")
+    return parts[1] if parts[0] == "fusefs" and len(parts) > 1 else ""
+
+
+def name_package(imported: str) -> str:
+    return imported.partition(".")[0]
+
+
+def every_room_has_a_floor(module: Module) -> Iterator[str]:
+    if module.room and module.room not in FLOORS:
+        yield f"{module.room} stands on no floor"
+
+
+def imports_point_down(module: Module) -> Iterator[str]:
+    for imported in module.imports():
+        room = name_room(imported)
+        if module.room in FLOORS and FLOORS.get(room, -1) > FLOORS[module.room]:
+            yield f"imports {imported} from a floor above"
+
+
+def doors_do_not_meet(module: Module) -> Iterator[str]:
+    seen = module.early_imports() if module.room == "cli" else set(module.imports())
+    for imported in sorted(seen):
+        if module.room in DOORS and name_room(imported) in DOORS - {module.room}:
+            yield f"imports {imported} from another door"
+
+
+def core_is_pure(module: Module) -> Iterator[str]:
+    for imported in module.imports():
+        if module.room == "core" and name_package(imported) in IMPURE:
+            yield f"imports {imported} in core"
+
+
+def trio_stays_on_floor_3(module: Module) -> Iterator[str]:
+    for imported in module.imports():
+        if module.name.startswith("fusefs") and module.room not in DOORS and name_package(imported) == "trio":
+            yield "imports trio below floor 3"
+
+
+def pyfuse3_stays_in_mount(module: Module) -> Iterator[str]:
+    for imported in module.imports():
+        stranger = module.name.startswith("fusefs") and module.name not in KNOWS_PYFUSE3
+        if stranger and name_package(imported) == "pyfuse3":
+            yield "imports pyfuse3"
+
+
+def imports_are_absolute(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield f"line {node.lineno}: a relative import"
+
+
+def imports_name_what_they_take(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            yield f"line {node.lineno}: a star import"
+
+
+def packages_hold_only_a_docstring(module: Module) -> Iterator[str]:
+    if module.is_package and len(module.tree.body) > 1:
+        yield "an __init__ with code in it"
+
+
+def modules_say_what_they_are(module: Module) -> Iterator[str]:
+    if not ast.get_docstring(module.tree):
+        yield "no docstring"
+
+
+def files_fit_the_ceiling(module: Module) -> Iterator[str]:
+    n_lines = len(module.source.splitlines())
+    if n_lines > MAX_LINES:
+        yield f"{n_lines} lines, {MAX_LINES} at most"
+
+
+def only_the_top_catches_all(module: Module) -> Iterator[str]:
+    """A handler that ends in a bare `raise` passes on what it caught, and may stand anywhere."""
+    if not module.name.startswith("fusefs") or module.name in CATCHES_ALL:
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler) and catches_all(node) and not passes_on(node):
+            yield f"line {node.lineno}: catches everything"
+        elif isinstance(node, ast.Call) and suppresses_all(node):
+            yield f"line {node.lineno}: suppresses everything"
+
+
+def names_all(expression: ast.expr) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id in {"Exception", "BaseException"}
+        for node in ast.walk(expression)
+    )
+
+
+def catches_all(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or names_all(handler.type)
+
+
+def suppresses_all(call: ast.Call) -> bool:
+    return ast.unparse(call.func).endswith("suppress") and any(names_all(argument) for argument in call.args)
+
+
+def passes_on(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+LAWS: tuple[Law, ...] = (
+    every_room_has_a_floor,
+    imports_point_down,
+    doors_do_not_meet,
+    core_is_pure,
+    trio_stays_on_floor_3,
+    pyfuse3_stays_in_mount,
+    imports_are_absolute,
+    imports_name_what_they_take,
+    packages_hold_only_a_docstring,
+    modules_say_what_they_are,
+    files_fit_the_ceiling,
+    only_the_top_catches_all,
+)
+
+
+def read_module(path: Path) -> Module:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    is_package = parts[-1] == "__init__"
+    name = ".".join(parts[:-1] if is_package else parts)
+    return Module(name, path.read_text(encoding="utf-8"), is_package=is_package)
+
+
+@pytest.fixture(scope="module")
+def house() -> list[Module]:
+    paths = (path for part in ("fusefs", "tests", "bench") for path in sorted((ROOT / part).rglob("*.py")))
+    return [read_module(path) for path in paths]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_every_file_keeps(law: Law, house: list[Module]) -> None:
+    assert house
+    assert [f"{module.name}: {complaint}" for module in house for complaint in law(module)] == []
+
+
+@pytest.mark.parametrize(
+    ("law", "name", "source"),
+    [
+        (every_room_has_a_floor, "fusefs.attic.box", ""),
+        (imports_point_down, "fusefs.core.a", "from fusefs.linux.b import c"),
+        (imports_point_down, "fusefs.linux.a", "import fusefs.store.swap"),
+        (imports_point_down, "fusefs.store.a", "from fusefs import reaper"),
+        (imports_point_down, "fusefs.store.a", "def f():\n    from fusefs.cli import main"),
+        (doors_do_not_meet, "fusefs.mount.a", "from fusefs.reaper.queue import Queue"),
+        (doors_do_not_meet, "fusefs.reaper.a", "def f():\n    import fusefs.mount.vfs"),
+        (doors_do_not_meet, "fusefs.mount.a", "import fusefs.cli.main"),
+        (doors_do_not_meet, "fusefs.cli.a", "import fusefs.reaper.service"),
+        (doors_do_not_meet, "fusefs.cli.a", "if True:\n    import fusefs.mount.daemon"),
+        (core_is_pure, "fusefs.core.a", "from os import open"),
+        (core_is_pure, "fusefs.core.a", "def f():\n    import time"),
+        (trio_stays_on_floor_3, "fusefs.store.a", "import trio"),
+        (pyfuse3_stays_in_mount, "fusefs.mount.vfs", "from pyfuse3 import FUSEError"),
+        (pyfuse3_stays_in_mount, "fusefs.reaper.a", "import pyfuse3.asyncio"),
+        (imports_are_absolute, "fusefs.store.a", "from . import swap"),
+        (imports_name_what_they_take, "fusefs.store.a", "from os import *"),
+        (modules_say_what_they_are, "fusefs.store.a", "a = 1"),
+        (files_fit_the_ceiling, "bench.a", "a = 1\n" * (MAX_LINES + 1)),
+        (only_the_top_catches_all, "fusefs.store.a", "try: f()\nexcept: pass"),
+        (only_the_top_catches_all, "fusefs.store.a", "try: f()\nexcept Exception: raise ValueError"),
+        (only_the_top_catches_all, "fusefs.store.a", "try: f()\nexcept (OSError, BaseException): pass"),
+        (only_the_top_catches_all, "fusefs.store.a", "with contextlib.suppress(Exception): f()"),
+    ],
+)
+def test_the_law_finds_what_breaks_it(law: Law, name: str, source: str) -> None:
+    assert list(law(Module(name, source)))
+
+
+def test_a_package_with_code_is_found() -> None:
+    assert list(packages_hold_only_a_docstring(Module("fusefs.a", '"""A."""\nimport os', is_package=True)))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("fusefs.linux.a", "import os\nfrom fusefs.core.names import Name"),
+        ("fusefs.store.a", "from fusefs.linux.kernel import Kernel\nfrom fusefs.core.names import Name"),
+        ("fusefs.reaper.a", "import trio\nfrom fusefs.store.claim import claim"),
+        ("fusefs.mount.adapter", "import pyfuse3"),
+        ("fusefs.cli.a", "def f():\n    from fusefs.reaper.service import serve"),
+        ("fusefs.cli.main", "try: f()\nexcept Exception: pass"),
+        ("fusefs.store.a", "try: f()\nexcept BaseException:\n    close()\n    raise"),
+        ("tests.linux.a", "import pyfuse3, trio"),
+    ],
+)
+def test_no_law_forbids_what_the_design_allows(name: str, source: str) -> None:
+    module = Module(name, f'"""A module."""\n{source}')
+    assert [complaint for law in LAWS for complaint in law(module)] == []
