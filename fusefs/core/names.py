@@ -40,9 +40,9 @@ def is_container_id(text: str) -> bool:
     return len(text) <= ID_MAX_BYTES and _ID.fullmatch(text) is not None
 
 
-def is_volume_id(text: object) -> bool:
-    """Whether a value read from a volume.json has the form of a volume's id."""
-    return isinstance(text, str) and _VOLUME_ID.fullmatch(text) is not None
+def is_volume_id(text: str) -> bool:
+    """Whether a text has the form of a volume's id."""
+    return _VOLUME_ID.fullmatch(text) is not None
 
 
 def split(path: bytes) -> list[Name]:

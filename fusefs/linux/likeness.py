@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from fusefs.linux import libc
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
 _NOT_COPIED = ("security.evm", "security.ima")
@@ -179,3 +182,14 @@ def _asked(kernel: Kernel, fd: int, request: int, buffer: bytearray) -> bool:
             return False
         raise
     return True
+
+
+def is_frozen(fd: int) -> bool:
+    """Whether what an fd of any kind holds is immutable or append-only, as far as that can be seen."""
+    buffer = bytearray(8)
+    try:
+        with Fd(os.open(f"/proc/self/fd/{int(fd)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as readable:
+            libc.ioctl(readable, _GETFLAGS, buffer)
+    except OSError:
+        return False
+    return bool(buffer[0] & (_IMMUTABLE | _APPEND))

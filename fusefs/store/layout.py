@@ -120,9 +120,9 @@ def decode_volume(text: bytes) -> Volume | None:
     if not isinstance(fields, dict) or fields.get("magic") != MAGIC or fields.get("format") != FORMAT:
         return None
     identifier, exchange, filesystem = (fields.get(key) for key in Volume._fields)
-    if not is_volume_id(identifier) or not isinstance(exchange, bool) or not isinstance(filesystem, int):
-        return None
-    return Volume(VolumeId(identifier), exchange, filesystem)
+    if isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int):
+        return Volume(VolumeId(identifier), exchange, filesystem) if is_volume_id(identifier) else None
+    return None
 
 
 def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store | None:
@@ -186,22 +186,27 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes) -> Volume:
     return volume
 
 
-def open_user(store: Store, uid: int, *, make: bool) -> UserFolder | None:
-    """A user's folder, or None if there is none and `make` is not set.
+def open_user(store: Store, uid: int) -> UserFolder | None:
+    """A user's folder, if he has one.
 
     The first of `u/<uid>`, `u/<uid>.<random>` that is a directory owned by the user, on this mount, no link.
-    Where somebody planted the first, one with a random name is made. Must be called as that user to make one.
     """
-    kernel = store.kernel
-    plain = Name(str(uid).encode())
-    for name in _candidates(store, plain):
+    for name in _candidates(store, _plain(uid)):
         folder = _open_folder(store, name)
         if folder is not None:
             if folder.uid == uid:
                 return folder
             folder.fd.close()
-    if not make:
-        return None
+    return None
+
+
+def make_user(store: Store) -> UserFolder:
+    """A new folder for the caller; with a random name where somebody planted the plain one.
+
+    Raises  OSError; Untrusted if even that name was taken
+    """
+    kernel = store.kernel
+    plain = _plain(os.geteuid())
     for name in (plain, Name(plain + b"." + os.urandom(6).hex().encode())):
         with suppress(FileExistsError):
             kernel.mkdir(store.u_fd, name)
@@ -211,6 +216,10 @@ def open_user(store: Store, uid: int, *, make: bool) -> UserFolder | None:
                     kernel.mkdir(folder.fd, part)
                 return folder
     raise Untrusted(store.base_path)
+
+
+def _plain(uid: int) -> Name:
+    return Name(str(uid).encode())
 
 
 def _candidates(store: Store, plain: Name) -> Iterator[Name]:

@@ -130,10 +130,10 @@ def replay(
     return check_states(log, fstype, check, n_torn=4, fsck_stride=5, stop_after=stop_after)
 
 
-def loop_backing_files() -> str:
-    command = ["losetup", "--list", "--noheadings", "-O", "BACK-FILE"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return done.stdout
+def backing_filesystems() -> list[str]:
+    """Device numbers of the filesystems that hold the files behind the loop devices."""
+    command = ["losetup", "--list", "--noheadings", "--output", "BACK-MAJ:MIN"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
 @on_each_fs
@@ -199,12 +199,22 @@ def test_child_process_marks_by_its_environment() -> None:
 
 @pytest.mark.needs("root", "loop", "fuse")
 def test_nothing_stays_when_the_body_raises() -> None:
-    with pytest.raises(ZeroDivisionError), logged_volume("ext4", SIZE_MB["ext4"]) as volume:
-        raise ZeroDivisionError
-    scratch = str(volume.mountpoint.parent)
-    assert not volume.mountpoint.parent.exists()
-    assert scratch not in Path("/proc/self/mountinfo").read_text()
-    assert scratch not in loop_backing_files()
+    numbers: list[str] = []
+    scratch: list[Path] = []
+
+    def fail_inside() -> None:
+        with logged_volume("ext4", SIZE_MB["ext4"]) as volume:
+            served = os.stat(volume.ctl).st_dev
+            numbers.append(f"{os.major(served)}:{os.minor(served)}")
+            scratch.append(volume.mountpoint.parent)
+            assert numbers[0] in backing_filesystems()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert not scratch[0].exists()
+    assert str(scratch[0]) not in Path("/proc/self/mountinfo").read_text()
+    assert numbers[0] not in backing_filesystems()
 
 
 def synthetic_log() -> Log:

@@ -1,7 +1,8 @@
-"""A FUSE daemon's mount that can't hang a test: a process outside watches, and frees who waits for the daemon.
+"""A FUSE daemon's mount that can't hang a test: a process outside watches, and frees those who wait.
 
-A process that waits for a FUSE daemon can't be killed, nor does a signal handler or a thread of Python run in it; only
-the daemon's end or an abort of the connection helps. So the watchdog is a process, and it never touches the mount.
+A process that waits for a FUSE daemon can't be killed, and no signal handler of Python's runs in it; only the
+daemon's end or an abort of the connection helps. So the watchdog is a process that never looks in there.
+
 Source    Documentation/filesystems/fuse.rst, "Aborting a filesystem connection"
 """
 
@@ -20,8 +21,8 @@ from tests.support.volumes import mounts, unmount
 _CONTROL = Path("/sys/fs/fuse/connections")
 _END_S = 5.0  # for a daemon to end by itself after its unmount
 
-# $1 limit in seconds, $2 abort file, $3 process group, $4 mount point. A line on stdin says that all went well; the
-# end of stdin, that the test's process died.
+# $1 limit in seconds, $2 abort file, $3 process group, $4 mount point. A line on stdin says that all is
+# well; the end of stdin, that the test's process died.
 _WATCHDOG = """
 read -r -t "$1" && exit 0
 [[ ! -e $2 ]] || echo 1 > "$2"
@@ -55,7 +56,7 @@ class ServedVolume:
 def mount_fusectl() -> None:
     """Have the control filesystem mounted in this namespace."""
     if not any(entry.fs_type == "fusectl" for entry in mounts()):
-        subprocess.run(["mount", "-t", "fusectl", "none", str(_CONTROL)], check=True, stdin=subprocess.DEVNULL)
+        subprocess.run(["mount", "-t", "fusectl", "none", str(_CONTROL)], check=True)
 
 
 @contextlib.contextmanager
@@ -70,7 +71,7 @@ def fuse_mount(
     """Mount by a daemon that stays in the foreground, and unmount at the end, whatever the body did.
 
     argv      must mount on `mount_point`
-    limit_s   for the start, and again for the body with the unmount; then clients get ECONNABORTED or ENOTCONN
+    limit_s   for the start, and again for body and unmount; then clients get ECONNABORTED or ENOTCONN
     stdio     a socket to be the daemon's stdin and stdout
     Raises    TimeoutError: the watchdog had to act; RuntimeError: the daemon did not mount
     """
@@ -84,9 +85,9 @@ def fuse_mount(
     try:
         minor = _wait_for_mount(daemon, mount_point, older, limit_s)
         connection = _CONTROL / str(minor)
+        its_argv = ("bash", "-c", _WATCHDOG, "watchdog", str(limit_s), connection / "abort")
         watchdog = subprocess.Popen(
-            ["bash", "-c", _WATCHDOG, "watchdog"]
-            + [str(limit_s), str(connection / "abort"), str(daemon.pid), str(mount_point)],
+            (*its_argv, str(daemon.pid), mount_point),
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -105,7 +106,7 @@ def fuse_mount(
 def _wait_for_mount(
     daemon: subprocess.Popen[bytes], mount_point: Path, older: set[int], limit_s: float
 ) -> int:
-    """The connection's number: the minor device number of the mount. No stat there: it waits for the daemon."""
+    """The connection's number: the minor device number of the mount (a stat there may hang)."""
     wanted = os.fsencode(mount_point)
     deadline_s = time.monotonic() + limit_s
     pid_fd = os.pidfd_open(daemon.pid)
@@ -125,11 +126,13 @@ def _wait_for_mount(
                     break
     finally:
         os.close(pid_fd)
-    raise RuntimeError(f"{daemon.args!r} ended without a mount: exit code {daemon.wait()}")
+    ended = os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)
+    code = ended.si_status if ended else "unknown"
+    raise RuntimeError(f"{daemon.args!r} ended without a mount: exit code {code}")
 
 
 def _leave(mounted: FuseMount, daemon: subprocess.Popen[bytes]) -> None:
-    """Unmount; who still uses the mount gets errors. The watchdog is on guard: an unmount may hang as well."""
+    """Unmount; who still uses the mount gets errors. The watchdog is on guard still: this may hang too."""
     if unmount(mounted.path):
         with contextlib.suppress(OSError):  # the last user may have left meanwhile
             mounted.abort()

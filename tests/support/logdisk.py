@@ -1,8 +1,8 @@
 """A volume whose every write and cache flush is logged, to rebuild later what a power cut would have left.
 
-A FUSE daemon serves two files: `disk`, kept in memory, on which a loop device runs, and `ctl`, which takes marks
-from the workload and dumps the log. The loop device has a write-back cache and no FUA, so the kernel sends each
-barrier of the filesystem as a flush, and a flush reaches us as FSYNC.
+A FUSE daemon serves two files: `disk`, kept in memory, on which a loop device runs, and `ctl`, which takes
+marks from the workload and dumps the log. The loop device has a write-back cache and no FUA: the kernel sends
+each barrier of the filesystem as a flush, and a flush reaches us as FSYNC.
 
 Limits: a write counts as complete when the daemon has it, in the order of arrival; the disk never lies.
 """
@@ -17,7 +17,6 @@ import fcntl
 import mmap
 import os
 import pickle
-import signal
 import stat
 import struct
 import subprocess
@@ -27,6 +26,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support.fuse import fuse_mount
 
 CTL_ENV = "TRASHD_TEST_CTL"  # where a child process finds `ctl`; see mark()
 MOUNTED = "mounted"  # the mark that ends mkfs and the first mount
@@ -119,7 +120,7 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
 
 
 def forget_btrfs_devices() -> None:
-    """Make the kernel forget unmounted btrfs devices: until then it refuses another one with the same fsid."""
+    """Make the kernel forget unmounted btrfs devices: it refuses another one with the same fsid."""
     with contextlib.suppress(OSError):
         fd = os.open("/dev/btrfs-control", os.O_RDWR)
         try:
@@ -140,7 +141,7 @@ class LoopDevice:
 
 @contextlib.contextmanager
 def loop_device(backing_fd: int) -> Iterator[LoopDevice]:
-    """A loop device on an open file. It detaches itself at its last close: a killed test leaves none behind."""
+    """A loop device on an open file. It detaches itself at its last close, after a kill too."""
     fd, path = _configure_loop(backing_fd)
     try:
         yield LoopDevice(path, fd)
@@ -217,8 +218,8 @@ def logged_volume(
         served, mountpoint = scratch / "served", scratch / "volume"
         served.mkdir()
         mountpoint.mkdir()
-        daemon = [sys.executable, "-m", "tests.support.logdisk", str(served), str(size_mb)]
-        stack.enter_context(_fuse_mount(["env", f"PYTHONPATH={repo}", *daemon], served, limit_s))
+        daemon = [sys.executable, "-P", "-m", "tests.support.logdisk", str(served), str(size_mb)]
+        stack.enter_context(fuse_mount(["env", f"PYTHONPATH={repo}", *daemon], served, limit_s))
         device = stack.enter_context(_loop_on(served / "disk"))
         command = [*_MKFS[fstype], *mkfs_options, str(device.path)]
         subprocess.run(command, check=True, capture_output=True, text=True)
@@ -231,76 +232,23 @@ def logged_volume(
 
 @contextlib.contextmanager
 def _loop_on(backing: Path) -> Iterator[LoopDevice]:
-    """A loop device on `backing`; returns when the kernel has let go of it: the FUSE mount is busy until then."""
-    fd = os.open(backing, os.O_RDWR)
+    """A loop device on `backing`; at the end the kernel has let go of it, which frees the FUSE mount."""
     with contextlib.ExitStack() as stack:
-        stack.callback(_await_detached, backing)
+        fd = os.open(backing, os.O_RDWR)
         try:
             device = stack.enter_context(loop_device(fd))
         finally:
             os.close(fd)
-        yield device
-
-
-def _await_detached(backing: Path, limit_s: float = 2.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        backing_files = set()
-        for path in Path("/sys/block").glob("loop*/loop/backing_file"):
-            with contextlib.suppress(OSError):  # detached since the glob
-                backing_files.add(path.read_text().strip())
-        if str(backing) not in backing_files:
-            return
-        time.sleep(0.001)
-
-
-@contextlib.contextmanager
-def _fuse_mount(argv: Sequence[str], mountpoint: Path, limit_s: float) -> Iterator[None]:
-    """Run a FUSE daemon and wait for its mount; a process of its own aborts the connection after limit_s."""
-    daemon = subprocess.Popen(argv, start_new_session=True)
-    watchdog: subprocess.Popen[bytes] | None = None
-    try:
-        deadline = time.monotonic() + 20
-        while (connection := _fuse_connection(mountpoint)) is None:
-            if daemon.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the FUSE daemon did not mount: {argv}")
-            time.sleep(0.005)
-        script = 'sleep "$1"; echo 1 >"$2/abort"; kill -9 -"$3"; umount -l "$4"'
-        watchdog = subprocess.Popen(
-            ["sh", "-c", script, "sh", str(limit_s), str(connection), str(daemon.pid), str(mountpoint)],
-            start_new_session=True,
-        )
-        yield
-        if watchdog.poll() is not None:
-            raise TimeoutError(f"the FUSE watchdog ended {mountpoint} after {limit_s} s")
-    finally:
-        if watchdog is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(watchdog.pid, signal.SIGKILL)
-            watchdog.wait()
-        with contextlib.suppress(OSError):
-            unmount(mountpoint)
+        shown = Path(f"/sys/block/{device.path.name}/loop/backing_file")
+        ours = shown.read_text()
         try:
-            daemon.wait(2)
-        except (
-            subprocess.TimeoutExpired
-        ):  # busy: a killed daemon closes /dev/fuse, and that aborts the connection
-            os.killpg(daemon.pid, signal.SIGKILL)
-            daemon.wait()
-            with contextlib.suppress(OSError):
-                unmount(mountpoint, lazy=True)
-
-
-def _fuse_connection(mountpoint: Path) -> Path | None:
-    """The fusectl directory of a mount, from mountinfo: a stat of the mountpoint could hang."""
-    control = Path("/sys/fs/fuse/connections")
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        if fields[4] == str(mountpoint):
-            if not any(control.iterdir()):
-                subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
-            return control / fields[2].partition(":")[2]
-    return None
+            yield device
+        finally:
+            stack.close()
+            deadline = time.monotonic() + 2
+            with contextlib.suppress(OSError):  # no such file: the device is free
+                while shown.read_text() == ours and time.monotonic() < deadline:
+                    time.sleep(0.001)
 
 
 def _leave(mountpoint: Path) -> None:

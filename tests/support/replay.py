@@ -1,7 +1,7 @@
 """What a power cut would have left: crash states from a log, and a check of each on a mount of its own.
 
-A state is a moment of the log. What was written before the last flush is on the disk; of what was written since,
-any part may be there. Marks seen before that moment are what the outside world had been told.
+A state is a moment of the log. What was written before the last flush is on the disk; of what was written
+since, any part may be there. Marks seen before that moment are what the outside world had been told.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CrashState:
     """One possible disk after a power cut.
 
     kind     "flush": all writes before the flush that ended an epoch
-             "lost": the same disk, but the workload had come to the end of the next epoch, of which nothing arrived
+             "lost": the same disk, but the workload had come to the end of the next epoch: none arrived
              "torn": a random part of the writes of an unfinished epoch
     n_base   all writes among the first n_base events of the log are on the disk
     extra    writes that came on top, in order
@@ -72,8 +72,8 @@ class CrashState:
 def crash_states(log: Log, n_torn: int, seed: int) -> Iterator[CrashState]:
     """Each state that the log allows at a flush boundary, and up to n_torn torn ones for each epoch.
 
-    An epoch is what lies between two flushes; what follows the last flush is one too. The same arguments give the
-    same states. States before the mark `mounted` are left out.
+    An epoch is what lies between two flushes; what follows the last flush is one too. The same arguments
+    give the same states. States before the mark `mounted` are left out.
     """
     rng = random.Random(seed)
     events = log.events
@@ -259,7 +259,7 @@ def check_states(
 ) -> Result:
     """Mount each crash state of the log and check it.
 
-    check        gets the mountpoint (writable, journal recovered) and the marks; returns what is wrong or None.
+    check        gets the mountpoint (writable, journal recovered) and the marks; says what is wrong or None.
                  What it raises ends the run: it is an error in the test, not a crash state that fails
     fsck_stride  fsck after every so many states (never if 0), after the check has done what it wanted
     n_processes  forked; each takes its share of the states

@@ -25,7 +25,7 @@ def sshfs_volume(options: Sequence[str] = (), limit_s: float = 60) -> Iterator[S
         mount_point.mkdir()
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            server = subprocess.Popen([SFTP_SERVER, "-e"], stdin=theirs, stdout=theirs)
+            server = subprocess.Popen([str(SFTP_SERVER), "-e"], stdin=theirs.fileno(), stdout=theirs.fileno())
             theirs.close()
             all_options = ",".join(("passive", "allow_other", "default_permissions", *options))
             argv = ["sshfs", "-f", "-o", all_options, f":{backing}", str(mount_point)]

@@ -27,7 +27,7 @@ class ChildDied(Exception):
 
 
 def become(uid: int, gid: int | None = None, groups: Sequence[int] = ()) -> None:
-    """Turn this process into that user for good: all its ids, no capability, not even after exec; root may call it.
+    """Turn this process, root's, into that user for good: all its ids, no capability, not even after exec.
 
     gid       the uid's number by default; neither has to be in passwd
     """

@@ -1,7 +1,7 @@
 """Real filesystems for a test, each gone at the end of its `with`: unmounted, and its loop device free.
 
-mount(8) makes the loop devices, so the kernel frees them with the last unmount, even if the test is killed; the image
-behind one has no name as soon as it is mounted.
+mount(8) makes the loop devices, so the kernel frees them with the last unmount, even if the test is killed.
+The image behind one has no name any more as soon as it is mounted.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Overlay:
 
 
 def mounts() -> list[MountEntry]:
-    """All mounts of this namespace, in the kernel's order: the last one on a mount point is the visible one."""
+    """All mounts of this namespace, in the kernel's order: the last on a mount point is the visible one."""
     entries = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         before, _, after = line.partition(b" - ")
@@ -157,7 +157,10 @@ def _image_parent(size_bytes: int) -> Path:
 
 @contextlib.contextmanager
 def loop_volume(
-    fs_type: str, size_mb: int | None = None, mkfs_options: Sequence[str] = (), mount_options: Sequence[str] = ()
+    fs_type: str,
+    size_mb: int | None = None,
+    mkfs_options: Sequence[str] = (),
+    mount_options: Sequence[str] = (),
 ) -> Iterator[Path]:
     """The mount point of a fresh ext4 (without blocks reserved for root), xfs or btrfs in a file.
 
@@ -181,7 +184,7 @@ def loop_volume(
 
 @contextlib.contextmanager
 def tmpfs_volume(size: str = "64m", options: Sequence[str] = ()) -> Iterator[Path]:
-    """The mount point of a fresh tmpfs, its root 0755; `options` as mount(8) takes them, such as nr_inodes=100."""
+    """The mount point of a fresh tmpfs, its root 0755; options: mount(8)'s, such as nr_inodes=100."""
     with _scratch() as scratch:
         target = scratch / "volume"
         target.mkdir()
@@ -211,7 +214,7 @@ def bind_mount(source: Path, target: Path, options: Sequence[str] = ()) -> Itera
 
 
 def btrfs_subvolume(parent: Path, name: str, limit_bytes: int | None = None) -> Path:
-    """A fresh subvolume; with a limit, writing more gives EDQUOT (to root too): the quota that every kernel has."""
+    """A fresh subvolume; with a limit, writing more gives EDQUOT, to root too, on every kernel."""
     path = parent / name
     _run("btrfs", "subvolume", "create", path)
     if limit_bytes is not None:
@@ -224,16 +227,16 @@ def btrfs_subvolume(parent: Path, name: str, limit_bytes: int | None = None) -> 
 def project_quota_volume(fs_type: str, size_mb: int | None = None) -> Iterator[Path]:
     """An ext4 or xfs on which directories can have project ids, and a limit each if the kernel has quotas.
 
-    An xfs keeps ids, and refuses renames across them, without quotas in the kernel; then only limits don't work.
+    Without quotas in the kernel an xfs keeps ids all the same, and refuses renames across them.
     Raises    Unsupported: an ext4, and the kernel has no CONFIG_QFMT_V2
     """
     with contextlib.ExitStack() as stack:
-        mkfs = ("-O", "quota,project", "-E", "quotatype=usrquota:grpquota:prjquota") if fs_type == "ext4" else ()
+        mkfs = ("-O", "quota,project", "-E", "quotatype=usrquota:prjquota") if fs_type == "ext4" else ()
         try:
             path = stack.enter_context(loop_volume(fs_type, size_mb, mkfs, ("prjquota",)))
         except OSError as error:
             if fs_type != "xfs":
-                raise Unsupported(f"no project quota on {fs_type}: {error}") from error
+                raise Unsupported(f"this kernel mounts no {fs_type} with project quotas") from error
             path = stack.enter_context(loop_volume(fs_type, size_mb))
         yield path
 
@@ -249,7 +252,7 @@ def user_quota_volume(fs_type: str = "ext4", size_mb: int | None = None) -> Iter
         try:
             path = stack.enter_context(loop_volume(fs_type, size_mb, mkfs, ("usrquota",)))
         except OSError as error:
-            raise Unsupported(f"no user quota on {fs_type}: {error}") from error
+            raise Unsupported(f"this kernel mounts no {fs_type} with user quotas") from error
         yield path
 
 
@@ -280,7 +283,7 @@ def project_of(path: Path) -> Project:
 
 
 def set_project(path: Path, project_id: int, *, is_inherited: bool = True) -> None:
-    """Give a directory a project id that all made in it inherits: no rename leads into it from another project."""
+    """Give a directory a project id that all made in it inherits: no rename leads in from another project."""
     flags, extent, n_extents, _, cow_extent = _FSXATTR.unpack(_fsxattr(path))
     flags = flags | _XFLAG_PROJINHERIT if is_inherited else flags & ~_XFLAG_PROJINHERIT
     _fsxattr(path, _FSXATTR.pack(flags, extent, n_extents, project_id, cow_extent))
@@ -297,12 +300,16 @@ def _fsxattr(path: Path, new: bytes | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def full(volume: Path, *, blocks: bool = True, inodes: bool = True, spare_kernel: bool = True) -> Iterator[Path]:
+def full(
+    volume: Path, *, blocks: bool = True, inodes: bool = True, spare_kernel: bool = True
+) -> Iterator[Path]:
     """A volume where nobody, root included, gets one more block and/or inode; what fills it goes at the end.
 
     inodes        on xfs and btrfs, which make them from blocks, only together with `blocks`
-    spare_kernel  leave ext4 the 2 % that it keeps for its own extent trees and gives to nobody else
+    spare_kernel  leave ext4 the 2 % that it keeps for its own extent trees and gives to nobody else; statvfs
+                  shows some blocks free then, as it does on xfs (4) and btrfs, where nobody gets them either
     Yields        the directory with the filling; what is removed from it is free again
+    Hazard        a btrfs as full as that refuses rename and truncate too, until something is unlinked
     """
     entry = mount_of(volume)
     if entry is None:
@@ -336,12 +343,11 @@ def full(volume: Path, *, blocks: bool = True, inodes: bool = True, spare_kernel
 
 def _fill_with_files(filling: Path, content: bytes) -> None:
     """Make files until there is no inode, or no block for a name or the content."""
-    directory = Path(tempfile.mkdtemp(dir=filling)) if not content else filling
     for i in itertools.count():
         if i == _N_EMPTY_MAX:
-            raise ValueError(f"more than {_N_EMPTY_MAX} inodes: too slow for a test; use mkfs -N or nr_inodes=")
+            raise ValueError(f"over {_N_EMPTY_MAX} inodes: too slow; use mkfs -N or nr_inodes=")
         try:
-            (directory / f"{len(content)}-{i}").write_bytes(content)
+            (filling / f"{len(content)}-{i}").write_bytes(content)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -349,14 +355,26 @@ def _fill_with_files(filling: Path, content: bytes) -> None:
 
 
 def _fill_blocks(fd: int) -> None:
-    """Allocate ever smaller pieces, down to one block."""
+    """Take ever smaller pieces, down to one block, allocated, then written (btrfs gives more to that)."""
     os.fsync(fd)
     stat = os.fstatvfs(fd)
-    piece = max(stat.f_bfree * stat.f_frsize, stat.f_frsize)
-    while piece >= stat.f_frsize:
-        try:
-            os.posix_fallocate(fd, os.fstat(fd).st_size, piece)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            piece = piece // 2 // stat.f_frsize * stat.f_frsize
+    block = stat.f_frsize
+    for take, piece in ((_allocate, max(stat.f_bfree, 1) * block), (_append, 64 * block)):
+        while piece >= block:
+            try:
+                take(fd, piece)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                piece = piece // 2 // block * block
+
+
+def _allocate(fd: int, size_bytes: int) -> None:
+    os.posix_fallocate(fd, os.fstat(fd).st_size, size_bytes)
+
+
+def _append(fd: int, size_bytes: int) -> None:
+    offset = os.fstat(fd).st_size
+    if os.pwrite(fd, os.urandom(size_bytes), offset) < size_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(fd)

@@ -1,0 +1,20 @@
+"""Which machine this is, and which of its boots."""
+
+from __future__ import annotations
+
+import os
+
+
+def host_id() -> str:
+    """The machine id, or the host name where there is none (containers)."""
+    try:
+        with open("/etc/machine-id", encoding="ascii") as file:
+            return file.read().strip() or os.uname().nodename
+    except (OSError, ValueError):
+        return os.uname().nodename
+
+
+def boot_id() -> str:
+    """The running kernel's boot id: the same in all its containers, so that locks are seen among them."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()

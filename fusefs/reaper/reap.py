@@ -1,0 +1,72 @@
+"""Reaping one orphan: claim, remove its contents, retire; what can't be removed goes to quarantine."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import BadRecord
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId
+from fusefs.core.report import MAX_FAILURES, Failure, Report
+from fusefs.reaper.remover import Progress, remove_contents
+from fusefs.store.claim import Lost, claim, hold
+from fusefs.store.container import Held, dissolve, move, rewrite
+from fusefs.store.layout import UserFolder
+
+
+class Reaped(NamedTuple):
+    """What became of one orphan.
+
+    lost    why it was not ours to reap; None if it was
+    report  what was removed and what failed; with failures it is in quarantine now
+    """
+
+    id: ContainerId
+    lost: str | None
+    report: Report
+
+
+def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda _n: None) -> Reaped:
+    """Reap an orphan, or finish one that a killed reaper left; to be run as the folder's owner.
+
+    Raises  BadRecord; OSError of the container itself
+    """
+    try:
+        held = claim(folder, State.ORPHANS, container, State.REAPING)
+        if held is Lost.GONE:
+            held = hold(folder, State.REAPING, container)
+    except FileNotFoundError as error:
+        raise BadRecord(container) from error
+    if isinstance(held, Lost):
+        return Reaped(container, held.value, Report(0, (), 0))
+    try:
+        report = remove_contents(folder.store.kernel, held.fd, progress)
+        if report.n_failed == 0:
+            report = _retire(held, report)
+        if report.n_failed:
+            held = _set_aside(held, report)
+    finally:
+        held.__exit__()
+    return Reaped(container, None, report)
+
+
+def _retire(held: Held, report: Report) -> Report:
+    """The container goes too; a late writer who still has a directory of it open makes that fail (ENOTEMPTY)."""
+    try:
+        dissolve(held)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        failure = Failure(b"", error.errno, "rmdir")
+        return report._replace(failures=(failure,), n_failed=1)
+    return report
+
+
+def _set_aside(held: Held, report: Report) -> Held:
+    failures = report.failures[:MAX_FAILURES]
+    with suppress(OSError):
+        # On a full volume the reasons may find no room; the quarantine itself needs none.
+        held = rewrite(held, held.record._replace(failures=failures, partial=True))
+    return move(held, State.QUARANTINE)

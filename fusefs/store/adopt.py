@@ -1,0 +1,96 @@
+"""Taking in what nobody swapped: things dropped into `drop/`, and what was written into a fresh directory."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.errors import TrashdError, from_os
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, Name, RelPath, printable
+from fusefs.core.record import Method, Record
+from fusefs.linux.fd import Fd
+from fusefs.linux.host import boot_id, host_id
+from fusefs.store.container import Held, create_record, dissolve, make_directory, move, new_id
+from fusefs.store.layout import DROP, TREE, UserFolder
+from fusefs.store.stage import identify_at, lend, loan, take_back
+
+
+class Problem(NamedTuple):
+    """Something that was found and kept: where, what, and what a person can do about it."""
+
+    where: str
+    what: str
+    hint: str
+
+
+def take_in(
+    folder: UserFolder,
+    dir_fd: Fd,
+    name: Name,
+    *,
+    origin: RelPath | None,
+    retention_s: int | None,
+    note: str,
+) -> ContainerId:
+    """Make an orphan of what has a name in a directory of the same user: record first, then one rename.
+
+    Raises  OSError; the thing is where it was then
+    """
+    kernel = folder.store.kernel
+    container = new_id(kernel, name if origin is None else os.path.basename(origin))
+    with ExitStack() as stack:
+        fd = stack.enter_context(kernel.open_beneath(dir_fd, name))
+        container_fd = stack.enter_context(make_directory(folder, container))
+        lent = loan(kernel.fstat(fd))
+        record = Record(
+            id=container,
+            volume=folder.store.volume.id,
+            method=Method.DROPPED if origin is None else Method.REMOVED,
+            origin=origin,
+            parent=None,
+            fresh=None,
+            victim=identify_at(kernel, dir_fd, name),
+            host=host_id(),
+            boot=boot_id(),
+            created_ns=kernel.now_ns(),
+            retention_s=retention_s,
+            note=note,
+            lent_mode=lent,
+        )
+        record_fd = stack.enter_context(create_record(kernel, container_fd, record))
+        held = Held(folder, container, State.STAGE, container_fd, record_fd, record)
+        try:
+            lend(kernel, fd, lent)
+            kernel.rename(dir_fd, name, container_fd, TREE)
+        except BaseException:
+            take_back(kernel, fd, lent)
+            dissolve(held)
+            raise
+        take_back(kernel, fd, lent)
+        move(held, State.ORPHANS)
+    return container
+
+
+def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Problem]]:
+    """Make orphans of all that lies in `drop/`; what can't be taken stays there and is told."""
+    kernel = folder.store.kernel
+    adopted: list[ContainerId] = []
+    problems: list[Problem] = []
+    with folder.open(DROP) as drop:
+        for name in kernel.list(drop):
+            where = printable(os.path.join(folder.path(), DROP, name))
+            try:
+                adopted.append(
+                    take_in(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note="")
+                )
+            except FileNotFoundError:
+                continue  # its user took it back, or another command was faster
+            except OSError as error:
+                told = from_os(error, where)
+                problems.append(Problem(where, told.message(), told.hint))
+            except TrashdError as error:
+                problems.append(Problem(where, error.message(), error.hint))
+    return adopted, problems

@@ -1,0 +1,139 @@
+"""Whose work it is: what lies in a user's folder is read and changed by a process with that user's uid (I13)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NotPermitted, TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.core.names import is_container_id
+from fusefs.linux.credentials import Ask, ChildLost, call_as, user_name
+from fusefs.store.container import Held
+from fusefs.store.layout import UserFolder
+from fusefs.store.visible import Direct, Move, Visible
+
+T = TypeVar("T")
+
+
+class _Outcome(msgspec.Struct):
+    """What comes back from the child: a result, or an error to be raised here as what it was there."""
+
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    detail: str = ""
+    hint: str = ""
+    errno: int = 0
+
+
+class _Question(msgspec.Struct):
+    """What the child asks of root: a move at the victim's name, its identity, or a flush."""
+
+    what: str
+    state: State = State.STAGE
+    container: str = ""
+
+
+class _Answer(msgspec.Struct):
+    errno: int = 0
+    found: tuple[int, int] | None = None
+
+
+def as_owner(
+    folder: UserFolder, body: Callable[[Visible | None], T], kind: Any, visible: Direct | None = None
+) -> T:
+    """The result of `body`, run by us if the folder is ours, else (root) in a process of its owner.
+
+    body     gets who does the renames at a visible name: ourselves, or root on the child's request
+    kind     the result's type, as msgspec decodes it: the child's word is checked like a user's
+    visible  the one name that root will change for the child
+    Raises   what `body` raises; AuthorityLost; NotPermitted if it is somebody else's folder and we are not root
+    """
+    uid = os.geteuid()
+    if folder.uid == uid:
+        return body(visible)
+    if uid != 0:
+        raise NotPermitted(folder.path())
+    try:
+        message = call_as(folder.uid, lambda ask: _run(body, ask, visible), lambda q: _answer(folder, visible, q))
+    except ChildLost as error:
+        raise AuthorityLost(user_name(folder.uid)) from error
+    outcome = msgspec.json.decode(message, type=_Outcome)
+    if outcome.error == "OSError":
+        raise OSError(outcome.errno, os.strerror(outcome.errno), outcome.detail)
+    if outcome.error == KernelRefused.__name__:
+        raise KernelRefused(outcome.detail, outcome.hint, outcome.errno)
+    if outcome.error:
+        raise BY_NAME[outcome.error](outcome.detail, outcome.hint)
+    result: T = msgspec.json.decode(outcome.result, type=kind)
+    return result
+
+
+def _run(body: Callable[[Visible | None], T], ask: Ask, visible: Direct | None) -> bytes:
+    try:
+        outcome = _Outcome(msgspec.Raw(msgspec.json.encode(body(None if visible is None else _Asked(ask)))))
+    except TrashdError as error:
+        outcome = _Outcome(error=type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
+    except OSError as error:
+        outcome = _Outcome(error="OSError", detail=str(error.filename or ""), errno=error.errno or errno.EIO)
+    return msgspec.json.encode(outcome)
+
+
+class _Asked:
+    """The visible name as the child has it: each step is root's, asked for through the channel."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def make(self, move: Move, held: Held) -> None:
+        """See Visible."""
+        self._put(_Question(move.name, held.state, held.id))
+
+    def found(self) -> tuple[int, int] | None:
+        """See Visible."""
+        return self._put(_Question("found")).found
+
+    def flush(self) -> None:
+        """See Visible."""
+        self._put(_Question("flush"))
+
+    def _put(self, question: _Question) -> _Answer:
+        answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=_Answer)
+        if answer.errno:
+            raise OSError(answer.errno, os.strerror(answer.errno))
+        return answer
+
+
+def _answer(folder: UserFolder, visible: Direct | None, message: bytes) -> bytes:
+    """Root's side: only moves between the one name that the administrator gave and a container of that user."""
+    try:
+        question = msgspec.json.decode(message, type=_Question)
+        if visible is None:
+            raise PermissionError(errno.EPERM, "no name was given")
+        answer = _obey(folder, visible, question)
+    except OSError as error:
+        answer = _Answer(errno=error.errno or errno.EIO)
+    except (msgspec.MsgspecError, KeyError):
+        answer = _Answer(errno=errno.EINVAL)
+    return msgspec.json.encode(answer)
+
+
+def _obey(folder: UserFolder, visible: Direct, question: _Question) -> _Answer:
+    if question.what == "found":
+        return _Answer(found=visible.found())
+    if question.what == "flush":
+        visible.flush()
+        return _Answer()
+    if not is_container_id(question.container):
+        raise KeyError(question.container)
+    kernel = folder.store.kernel
+    path = f"{question.state.value}/{question.container}".encode()
+    with kernel.open_dir(folder.fd, path) as container:
+        if kernel.fstat(container).st_uid != folder.uid:
+            raise PermissionError(errno.EPERM, "not that user's container")
+        visible.make_in(Move[question.what], container)
+    return _Answer()

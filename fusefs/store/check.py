@@ -1,0 +1,154 @@
+"""The store checker: invariants I1 to I6 as they show on disk. It only looks; silence means all is well."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from fusefs.core.errors import BadRecord, TrashdError
+from fusefs.core.identity import Likelihood, compare
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, is_container_id, printable
+from fusefs.core.record import Method
+from fusefs.linux.fd import Fd
+from fusefs.store.adopt import Problem
+from fusefs.store.claim import Lost, hold
+from fusefs.store.container import Held
+from fusefs.store.layout import FOLDERS, HOISTED, RECORD, RESERVE, TREE, Store, UserFolder, open_store
+from fusefs.store.pointers import pointed
+from fusefs.store.recover import Origin
+from fusefs.store.reserve import is_stocked
+from fusefs.store.stage import identify_at
+from fusefs.store.volume import NEW_PREFIX
+
+_RECOVER = "trashd doctor VOLUME --repair completes or undoes it"
+_LOOK = "look at it with ls; trashd touches nothing that it does not understand"
+_EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED)}
+
+
+def check_store(store: Store) -> Iterator[Problem]:
+    """What is wrong with the store itself; to be run by anybody who may look."""
+    kernel = store.kernel
+    for name in _list(store, store.base_fd):
+        if name.startswith(NEW_PREFIX):
+            yield Problem(_told(store.base_path, name), "a store that was never finished", "rm -r it, or trashd init")
+    if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
+        yield Problem(_told(store.base_path), "probed on another kind of filesystem", "trashd init VOLUME")
+    for name in _list(store, store.u_fd):
+        st = kernel.stat(store.u_fd, name)
+        if name.isdigit() and (not stat.S_ISDIR(st.st_mode) or str(st.st_uid).encode() != name):
+            where = _told(store.base_path, b".trashd/u", name)
+            yield Problem(where, f"planted by uid {st.st_uid}", "trashd init VOLUME as root")
+
+
+def _list(store: Store, fd: Fd) -> list[bytes]:
+    try:
+        with store.kernel.open_dir(fd) as readable:
+            return store.kernel.list(readable)
+    except PermissionError:
+        return []
+
+
+def _told(*path: bytes) -> str:
+    return printable(os.path.join(*path))
+
+
+def check_folder(folder: UserFolder) -> list[Problem]:
+    """What is wrong in one user's folder; to be run as that user."""
+    return list(_check_folder(folder))
+
+
+def _check_folder(folder: UserFolder) -> Iterator[Problem]:
+    kernel = folder.store.kernel
+    st = kernel.fstat(folder.fd)
+    if stat.S_IMODE(st.st_mode) != 0o700:
+        yield Problem(_told(folder.path()), f"mode {stat.S_IMODE(st.st_mode):04o} instead of 0700", _RECOVER)
+    for name in FOLDERS:
+        try:
+            part = kernel.stat(folder.fd, name)
+        except FileNotFoundError:
+            continue  # made when needed
+        if not stat.S_ISDIR(part.st_mode) or part.st_uid != folder.uid:
+            yield Problem(_told(folder.path(), name), "not a directory of its user", _LOOK)
+            return
+    if not is_stocked(folder):
+        yield Problem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
+    seen: dict[bytes, State] = {}
+    for state in State:
+        with folder.open(state) as state_fd:
+            for name in kernel.list(state_fd):
+                where = _told(folder.path(), state.value.encode(), name)
+                if name in seen:
+                    yield Problem(where, f"also in {seen[name].value}/ (I2)", _LOOK)
+                seen[name] = state
+                yield from _check_container(folder, state, name, where)
+    yield from _check_pointers(folder)
+
+
+def _check_container(folder: UserFolder, state: State, name: bytes, where: str) -> Iterator[Problem]:
+    text = name.decode("ascii", "replace")
+    if not is_container_id(text):
+        yield Problem(where, "not a container of trashd", _LOOK)
+        return
+    try:
+        held = hold(folder, state, ContainerId(text))
+    except FileNotFoundError:
+        yield Problem(where, "no record (I3)", _RECOVER if state is State.STAGE else _LOOK)
+    except BadRecord as error:
+        yield Problem(where, error.message(), error.hint)
+    except TrashdError as error:
+        yield Problem(where, error.message(), _LOOK)
+    else:
+        if isinstance(held, Lost):
+            return  # somebody works on it, or it moved on
+        with held:
+            yield from _check_held(held, where)
+
+
+def _check_held(held: Held, where: str) -> Iterator[Problem]:
+    kernel, record = held.folder.store.kernel, held.record
+    if held.state in (State.STAGE, State.RESTORING):
+        yield Problem(where, f"left by a killed command ({record.method.value})", _RECOVER)
+        return
+    extra = set(kernel.list(held.fd)) - _EXPECTED
+    if extra:
+        yield Problem(where, f"holds {', '.join(sorted(printable(name) for name in extra))} (I4)", _LOOK)
+    tree = identify_at(kernel, held.fd, TREE)
+    if tree is None and held.state is State.ORPHANS:
+        yield Problem(where, "its tree is gone (I2)", _LOOK)
+    if tree is not None and compare(tree, record.victim) is Likelihood.OTHER:
+        yield Problem(where, "its tree is not the one of its record (I2)", _LOOK)
+    with Origin(held) as origin:
+        yield from _check_loan(held, origin, where)
+
+
+def _check_loan(held: Held, origin: Origin, where: str) -> Iterator[Problem]:
+    """A loan must have ended by the time an orphan is one."""
+    record, kernel = held.record, held.folder.store.kernel
+    if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
+        return
+    with kernel.open_beneath(held.fd, TREE) as tree:
+        if stat.S_IMODE(kernel.fstat(tree).st_mode) == record.lent_mode | stat.S_IRWXU:
+            yield Problem(where, "still has the permissions lent for the rename", "chmod it back by hand")
+    if record.method is Method.EXCHANGE and origin.still_lent(record.lent_mode, record.fresh):
+        yield Problem(where, "its fresh directory still has the lent permissions", "chmod it back by hand")
+
+
+def _check_pointers(folder: UserFolder) -> Iterator[Problem]:
+    kernel = folder.store.kernel
+    for name, lower in pointed(folder):
+        where = _told(folder.path(), b"pointers", name)
+        if lower is None:
+            yield Problem(where, "not a relative path", "remove it")
+            continue
+        try:
+            base_fd = kernel.open_beneath(folder.store.base_fd, lower, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            store = open_store(kernel, base_fd, os.path.join(folder.store.base_path, lower))
+        except TrashdError as error:
+            yield Problem(where, error.message(), error.hint)
+            continue
+        except OSError:
+            store = None  # that directory was removed or swapped away, its store with it: nothing is lost by it
+        if store is not None:
+            store.__exit__()

@@ -1,0 +1,79 @@
+"""Which stores and which users' folders there are, for commands that are not about one path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from fusefs.core.errors import TrashdError
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.store.layout import Store, UserFolder, all_users, open_store, open_user
+from fusefs.store.pointers import lower_stores
+
+_NO_VOLUMES = frozenset(
+    b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "
+    b"binfmt_misc configfs fusectl rpc_pipefs nsfs squashfs erofs iso9660".split()
+)
+
+
+def discover(kernel: Kernel, paths: Iterable[bytes] = ()) -> Iterator[Store]:
+    """The trusted stores that matter for some paths, or all that can be seen; whoever takes one closes it.
+
+    paths  each stands for the stores at it and above it; without any: those at every mount point and those
+           above the working directory
+    """
+    seen: set[tuple[int, int]] = set()
+    for path in _bases(list(paths)):
+        try:
+            base_fd = kernel.open_path(path)
+            store = open_store(kernel, base_fd, path)
+        except (OSError, TrashdError):
+            continue  # nothing there for us; `trashd doctor PATH` says why
+        if store is None:
+            continue
+        st = kernel.fstat(store.fd)
+        if (st.st_dev, st.st_ino) in seen:
+            store.__exit__()
+        else:
+            seen.add((st.st_dev, st.st_ino))
+            yield store
+
+
+def _bases(paths: list[bytes]) -> Iterator[bytes]:
+    if not paths:
+        yield from dict.fromkeys(mount.point for mount in read_mounts() if mount.fstype not in _NO_VOLUMES)
+        paths = [os.getcwdb()]
+    for path in paths:
+        yield from _upwards(os.path.realpath(path))
+
+
+def _upwards(path: bytes) -> Iterator[bytes]:
+    yield path
+    while path != b"/":
+        path = os.path.dirname(path)
+        yield path
+
+
+def folders(store: Store) -> Iterator[UserFolder]:
+    """The users' folders of a store that concern the caller: root sees all; whoever takes one closes it."""
+    if os.geteuid() == 0:
+        yield from all_users(store)
+        return
+    own = open_user(store, os.geteuid())
+    if own is not None:
+        yield own
+
+
+def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
+    """A user's folder, and his folders in the stores that its pointers lead to; to be run as that user.
+
+    The first is the caller's to close; the others are closed when the next one is asked for.
+    """
+    yield folder
+    for store in lower_stores(folder):
+        with store:
+            lower = open_user(store, folder.uid)
+            if lower is not None:
+                with lower:
+                    yield lower

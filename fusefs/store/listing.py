@@ -1,0 +1,83 @@
+"""What the stores hold: found without walking a tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fusefs.core.errors import BadRecord
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, is_container_id
+from fusefs.core.record import RECORD_MAX_BYTES, Method, Record
+from fusefs.core.wire import decode
+from fusefs.store.claim import open_record
+from fusefs.store.layout import UserFolder
+
+class Entry(NamedTuple):
+    """One container as a list shows it.
+
+    path     its directory
+    origin   full path that the tree came from; None for what was dropped
+    problem  why its record can't be read; the other fields are then empty
+    """
+
+    id: ContainerId
+    uid: int
+    state: State
+    path: bytes
+    origin: bytes | None
+    method: Method | None
+    created_ns: int
+    expires_ns: int | None
+    note: str
+    partial: bool
+    n_failed: int
+    problem: str
+
+
+def entries(folder: UserFolder) -> Iterator[Entry]:
+    """The containers of one user in all states, oldest first; to be run as that user."""
+    kernel = folder.store.kernel
+    for state in State:
+        with folder.open(state) as state_fd:
+            for name in kernel.list(state_fd):
+                text = name.decode("ascii", "replace")
+                if not is_container_id(text):
+                    continue
+                try:
+                    with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
+                        record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
+                    yield _entry(folder, state, ContainerId(text), record)
+                except FileNotFoundError:
+                    continue  # moved meanwhile, or being made
+                except (BadRecord, OSError) as error:
+                    told = error.message() if isinstance(error, BadRecord) else str(error.strerror)
+                    yield _unreadable(folder, state, ContainerId(text), told)
+
+
+def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record) -> Entry:
+    base = folder.store.base_path
+    return Entry(
+        id=container,
+        uid=folder.uid,
+        state=state,
+        path=_path(folder, state, container),
+        origin=None if record.origin is None else os.path.join(base, record.origin),
+        method=record.method,
+        created_ns=record.created_ns,
+        expires_ns=record.expires_ns(),
+        note=record.note,
+        partial=record.partial,
+        n_failed=len(record.failures),
+        problem="",
+    )
+
+
+def _unreadable(folder: UserFolder, state: State, container: ContainerId, problem: str) -> Entry:
+    path = _path(folder, state, container)
+    return Entry(container, folder.uid, state, path, None, None, 0, None, "", False, 0, problem)
+
+
+def _path(folder: UserFolder, state: State, container: ContainerId) -> bytes:
+    return os.path.join(folder.path(), state.value.encode(), container.encode())

@@ -1,0 +1,228 @@
+"""From a path that a person typed to the victim's fds, and to the stores that could take it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fusefs.core.errors import IsMountPoint, NoStore, NotFound, Refused, TrashdError, Untrusted, from_os
+from fusefs.core.names import STORE, Name, RelPath
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import Mount, Place, below, place_of, read_mounts
+from fusefs.store.layout import Store, open_store
+from fusefs.store.volume import NEW_PREFIX, make_store
+
+_PATH_MAX = 4000
+_ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class Victim(NamedTuple):
+    """What a person named, opened.
+
+    root_fd    the highest directory of its mount that we reach; nothing below it is opened by path
+    root_path  that directory's path, for people and for mountinfo
+    parent     its parent, relative to `root_fd`; empty if it is that directory
+    parent_fd  the parent (O_PATH)
+    fd         itself (O_PATH): as long as it is open, its inode number means it and nothing else
+    """
+
+    root_fd: Fd
+    root_path: bytes
+    parent: RelPath
+    parent_fd: Fd
+    name: Name
+    fd: Fd
+    stat: os.stat_result
+    mount: Mount
+    mounts: tuple[Mount, ...]
+
+    def __enter__(self) -> Victim:
+        """Own its fds for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close them."""
+        for fd in (self.root_fd, self.parent_fd, self.fd):
+            fd.close()
+
+    def path(self) -> bytes:
+        """Its path, links resolved."""
+        return os.path.join(self.root_path, self.parent, self.name)
+
+    def place(self) -> Place:
+        """Where it is in its filesystem, whatever namespace one looks from."""
+        return place_of(self.path(), self.mount)
+
+    def is_directory(self) -> bool:
+        """Whether it is a directory; a link to one is not."""
+        return stat.S_ISDIR(self.stat.st_mode)
+
+
+def find_victim(kernel: Kernel, path: bytes) -> Victim:
+    """The victim at a path; links in its parent are followed, as a person expects, its own name is not.
+
+    Raises  NotFound, IsMountPoint, NoStore, or what the kernel said
+    """
+    directory, name = _split(path)
+    opened: list[Fd] = []
+    try:
+        with _open_long(kernel, directory) as wanted:
+            mounts = read_mounts()
+            mount = _mount_of(kernel, wanted, mounts, directory)
+            real = _real_path(wanted, directory)
+            root_fd, root_path = _open_root(kernel, mount, real)
+            opened.append(root_fd)
+            parent = RelPath(below(real, root_path))
+            opened.append(kernel.open_beneath(root_fd, parent or b".", _ANCESTOR))
+            if not os.path.samestat(kernel.fstat(wanted), kernel.fstat(opened[1])):
+                raise NotFound(path, "its directory was moved meanwhile")
+        opened.append(_open_victim(kernel, opened[1], name, path))
+        seen = kernel.fstat(opened[2])
+        return Victim(root_fd, root_path, parent, opened[1], name, opened[2], seen, mount, tuple(mounts))
+    except BaseException as error:
+        for fd in opened:
+            fd.close()
+        if isinstance(error, OSError):
+            raise from_os(error, path) from error
+        raise
+
+
+def _split(path: bytes) -> tuple[bytes, Name]:
+    """Directory and last component; `.` and `..` are told by what they mean."""
+    stripped = path.rstrip(b"/")
+    directory, name = os.path.split(stripped)
+    if name in (b"", b".", b".."):
+        if not path:
+            raise NotFound(path, "the path is empty")
+        directory, name = os.path.split(os.path.realpath(path))
+        if not name:
+            raise Refused(path, "the root directory has no parent in which its name could stay")
+    return directory or b".", Name(name)
+
+
+def _open_long(kernel: Kernel, path: bytes) -> Fd:
+    """A directory by a path of any length, links followed."""
+    if len(path) <= _PATH_MAX:
+        return kernel.open_path(path)
+    absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
+    with kernel.open_path(b"/") as root:
+        return _open_chunks(kernel, root, absolute[1:])
+
+
+def _open_chunks(kernel: Kernel, dir_fd: Fd, path: bytes) -> Fd:
+    """A directory beneath, across mounts but through no link: a path this long is spelled out."""
+    fd = dir_fd
+    for name in path.split(b"/"):
+        following = Fd(os.open(name, _ANCESTOR | os.O_CLOEXEC, dir_fd=fd))
+        if fd is not dir_fd:
+            fd.close()
+        fd = following
+    return fd
+
+
+def _real_path(fd: Fd, typed: bytes) -> bytes:
+    try:
+        return os.readlink(b"/proc/self/fd/%d" % fd)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+    return os.path.normpath(os.path.join(os.getcwdb(), typed))
+
+
+def _mount_of(kernel: Kernel, fd: Fd, mounts: list[Mount], path: bytes) -> Mount:
+    mnt_id = kernel.statx(fd).mnt_id
+    for mount in mounts:
+        if mount.mnt_id == mnt_id:
+            return mount
+    raise NoStore(path, "its mount is not visible from here (a chroot?): run trashd outside of it")
+
+
+def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
+    """The mount's root, or the highest directory on the way to `path` that is not mounted over or closed to us."""
+    rest = below(path, mount.point).split(b"/")
+    for count in range(len(rest) + 1):
+        candidate = os.path.join(mount.point, *rest[:count])
+        try:
+            fd = kernel.open_path(candidate)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.ENOENT):
+                continue
+            raise
+        if kernel.statx(fd).mnt_id == mount.mnt_id:
+            return fd, candidate
+        fd.close()
+    raise NoStore(path)
+
+
+def _open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
+    try:
+        return kernel.open_beneath(parent_fd, name, os.O_PATH | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise IsMountPoint(path) from error
+        raise
+
+
+def ancestors(victim: Victim) -> Iterator[tuple[RelPath, bytes]]:
+    """The directories that could hold the victim's store, highest first: relative and full path."""
+    yield RelPath(b""), victim.root_path
+    names = victim.parent.split(b"/") if victim.parent else []
+    for count in range(1, len(names) + 1):
+        path = RelPath(b"/".join(names[:count]))
+        yield path, os.path.join(victim.root_path, path)
+
+
+def existing_stores(kernel: Kernel, victim: Victim, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
+    """The trusted stores among the victim's ancestors, highest first; whoever takes one closes it."""
+    for relative, path in ancestors(victim):
+        fd = kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR)
+        try:
+            store = open_store(kernel, fd, path)
+        except Untrusted as error:
+            untrusted.append(error)
+            continue
+        if store is not None:
+            yield relative, store
+
+
+def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]]:
+    """The stores to try, best first: those that are there, then those that we may make; highest first in both.
+
+    Raises  NoStore, or what making the last one met, after the last
+    """
+    untrusted: list[Untrusted] = []
+    bases = set()
+    for relative, store in existing_stores(kernel, victim, untrusted):
+        bases.add(relative)
+        yield relative, store
+    last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
+    for relative, path in ancestors(victim):
+        if relative in bases:
+            continue
+        fd = kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR)
+        try:
+            kernel.stat(fd, STORE)
+        except FileNotFoundError:
+            try:
+                store = make_store(kernel, fd, path)
+            except OSError as error:
+                fd.close()
+                if error.errno not in (errno.EACCES, errno.EPERM):
+                    raise
+                continue
+            except Untrusted as error:
+                last = error
+                continue
+            yield relative, store
+        else:
+            fd.close()  # somebody else's: not to be trusted, not to be made again
+    raise last
+
+
+def is_stores_own(name: bytes) -> bool:
+    """Whether a name is that of a store, or of one being made."""
+    return name == STORE or name.startswith(NEW_PREFIX)

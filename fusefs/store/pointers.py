@@ -1,0 +1,76 @@
+"""Pointers: in a user's folder of an upper store, the relative paths of the lower stores that he uses."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+
+from fusefs.core.errors import TrashdError
+from fusefs.core.names import Name, RelPath, join, split
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
+
+_POINTER_MAX_BYTES = 64 * 1024
+_NEW = b".new"
+
+
+def add_pointer(folder: UserFolder, lower: RelPath) -> None:
+    """Note a lower store, durably, if it is not noted yet.
+
+    lower  the directory that holds it, relative to the one that holds this store
+    """
+    kernel = folder.store.kernel
+    name = hashlib.sha256(lower).hexdigest()[:32].encode()
+    with folder.open(POINTERS) as pointers:
+        try:
+            kernel.stat(pointers, name)
+        except FileNotFoundError:
+            _write(kernel, pointers, name, lower)
+
+
+def _write(kernel: Kernel, pointers: Fd, name: bytes, lower: RelPath) -> None:
+    new = name + b"." + os.urandom(4).hex().encode() + _NEW
+    with kernel.create(pointers, new) as fd:
+        kernel.write(fd, lower)
+        kernel.fsync(fd)
+    kernel.rename(pointers, new, pointers, name)
+    kernel.fsync(pointers)
+
+
+def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
+    """Each pointer's name and what it says; None for what is no plain relative path (users write them)."""
+    kernel = folder.store.kernel
+    with folder.open(POINTERS) as pointers:
+        for name in kernel.list(pointers):
+            if not name.endswith(_NEW):
+                yield Name(name), _read(kernel, pointers, name)
+
+
+def _read(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
+    try:
+        with kernel.open_beneath(pointers, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            if not is_regular(kernel, fd):
+                return None
+            return join(*split(kernel.read(fd, _POINTER_MAX_BYTES)))
+    except (OSError, ValueError):
+        return None
+
+
+def lower_stores(folder: UserFolder) -> Iterator[Store]:
+    """The stores that this user's pointers lead to, beneath the volume and through no link; he closes what he takes.
+
+    A pointer to a directory that is gone, or to a store that we don't trust, leads nowhere: `check` tells.
+    """
+    store = folder.store
+    for _name, lower in pointed(folder):
+        if lower is None:
+            continue
+        try:
+            base_fd = store.kernel.open_beneath(store.base_fd, lower, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            found = open_store(store.kernel, base_fd, os.path.join(store.base_path, lower))
+        except (OSError, TrashdError):
+            continue
+        if found is not None:
+            yield found

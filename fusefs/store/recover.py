@@ -1,0 +1,243 @@
+"""Recovery: what a killed command left in stage/ and restoring/ is completed, undone, or kept and told.
+
+It decides by the record and by identities (core.lifecycle), never by a name or an age; what somebody holds it
+leaves alone; and it removes by rmdir, which refuses where the reasoning was wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import NamedTuple, assert_never
+
+from fusefs.core.errors import TrashdError, from_os
+from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
+from fusefs.core.names import ContainerId, Name, is_container_id, printable, split
+from fusefs.linux.fd import Fd
+from fusefs.linux.host import boot_id, host_id
+from fusefs.store.adopt import Problem, take_in
+from fusefs.store.claim import Lost, hold
+from fusefs.store.container import Held, dissolve, move
+from fusefs.store.layout import FRESH, TREE, UserFolder
+from fusefs.store.stage import drop_prepared, identify_at, take_back, unmake
+
+_LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010, 0x2FC12FC1, 0x794C7630})
+"""ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs: only one kernel has them mounted, so that its locks tell all."""
+_HINT = "trashd doctor shows it; nothing of it was touched"
+
+
+class Recovered(NamedTuple):
+    """What recovery did: containers completed, undone or swept away, and what it kept."""
+
+    settled: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def recover(folder: UserFolder) -> Recovered:
+    """Settle the containers that nobody holds in one user's stage/ and restoring/; to be run as that user."""
+    settled: list[str] = []
+    problems: list[Problem] = []
+    for state in (State.STAGE, State.RESTORING):
+        kernel = folder.store.kernel
+        with folder.open(state) as state_fd:
+            names = kernel.list(state_fd)
+        for name in names:
+            where = printable(os.path.join(folder.path(), state.value.encode(), name))
+            try:
+                told = _settle(folder, state, name)
+                if told:
+                    settled.append(f"{where}: {told}")
+            except _Kept as kept:
+                problems.append(Problem(where, str(kept), _HINT))
+            except TrashdError as error:
+                problems.append(Problem(where, error.message(), error.hint))
+            except OSError as error:
+                problems.append(Problem(where, from_os(error, where).message(), _HINT))
+    return Recovered(tuple(settled), tuple(problems))
+
+
+class _Kept(Exception):
+    """Why a container was left as it is."""
+
+
+def _settle(folder: UserFolder, state: State, name: bytes) -> str:
+    """What was done with one container; empty if there was nothing to do or it is not ours to touch now."""
+    text = name.decode("ascii", "replace")
+    if not is_container_id(text):
+        raise _Kept("not a container of trashd")
+    try:
+        held = hold(folder, state, ContainerId(text))
+    except FileNotFoundError:
+        return _sweep(folder, state, name)
+    if isinstance(held, Lost):
+        return ""
+    with held:
+        if _may_be_alive(held):
+            raise _Kept(f"made on host {held.record.host}, which may still be working on it")
+        origin = Origin(held)
+        with origin:
+            if state is State.STAGE:
+                return _settle_staged(held, origin)
+            return _settle_restoring(held, origin)
+
+
+def _sweep(folder: UserFolder, state: State, name: bytes) -> str:
+    """A container without a record never held a victim: rmdir, nothing else."""
+    with folder.open(state) as state_fd, suppress(FileNotFoundError):
+        unmake(folder.store.kernel, state_fd, name)
+    return "never was complete: removed"
+
+
+def _may_be_alive(held: Held) -> bool:
+    if held.record.boot == boot_id() or held.record.host == host_id():
+        return False
+    return held.folder.store.kernel.filesystem(held.fd) not in _LOCAL
+
+
+class Origin:
+    """The directory and name that a tree came from, if they can still be reached beneath the store's base."""
+
+    def __init__(self, held: Held) -> None:
+        """held: its record names the origin; users write records, so the way there goes through no link."""
+        self._kernel = held.folder.store.kernel
+        self.parent_fd: Fd | None = None
+        self.name = Name(b"")
+        if held.record.origin is not None:
+            *parents, self.name = split(held.record.origin)
+            with suppress(OSError):
+                self.parent_fd = self._kernel.open_beneath(
+                    held.folder.store.base_fd,
+                    b"/".join(parents) or b".",
+                    os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW,
+                )
+
+    def __enter__(self) -> Origin:
+        """Own its fd for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close it."""
+        if self.parent_fd is not None:
+            self.parent_fd.close()
+
+    def identity(self) -> Identity | None:
+        """What has the name now; None if nothing has, or the directory can't be reached."""
+        return None if self.parent_fd is None else identify_at(self._kernel, self.parent_fd, self.name)
+
+    def take_back(self, mode: int | None, lent_to: Identity | None) -> None:
+        """End a loan at the name, if what has it is what the loan was for."""
+        if mode is None or self.parent_fd is None:
+            return
+        with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
+            if compare(self._kernel.identify(fd), lent_to) is Likelihood.SAME:
+                take_back(self._kernel, fd, mode)
+
+    def still_lent(self, mode: int, lent_to: Identity | None) -> bool:
+        """Whether the thing that a loan was for has the name, and the loan has not ended."""
+        if self.parent_fd is None or compare(self.identity(), lent_to) is not Likelihood.SAME:
+            return False
+        st = self._kernel.stat(self.parent_fd, self.name)
+        return stat.S_IMODE(st.st_mode) == mode | stat.S_IRWXU
+
+    def place(self, held: Held, name: Name) -> bool:
+        """Move something of the container to the name; whether it could, the name being free."""
+        if self.parent_fd is None:
+            return False
+        try:
+            self._kernel.rename_free(held.fd, name, self.parent_fd, self.name)
+        except FileExistsError:
+            return False
+        return True
+
+
+def _found(held: Held, name: Name) -> Identity | None:
+    return identify_at(held.folder.store.kernel, held.fd, name)
+
+
+def _settle_staged(held: Held, origin: Origin) -> str:
+    kernel, record = held.folder.store.kernel, held.record
+    action = decide_stage(record, _found(held, TREE), _found(held, FRESH), origin.identity())
+    match action:
+        case StageAction.KEEP:
+            raise _Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
+        case StageAction.UNMADE | StageAction.BACK:
+            origin.take_back(record.lent_mode, record.victim)
+            drop_prepared(kernel, held)
+            dissolve(held)
+            return "its victim never came: undone"
+        case StageAction.PLACE | StageAction.FORWARD:
+            if action is StageAction.PLACE:
+                origin.place(held, FRESH)
+            with suppress(FileNotFoundError):
+                kernel.rmdir(held.fd, FRESH)
+            _take_back_tree(held)
+            origin.take_back(record.lent_mode, record.fresh)
+            move(held, State.ORPHANS)
+            return "its victim is here: adopted"
+        case _:
+            assert_never(action)
+
+
+def _take_back_tree(held: Held) -> None:
+    if held.record.lent_mode is not None:
+        kernel = held.folder.store.kernel
+        with kernel.open_beneath(held.fd, TREE) as fd:
+            take_back(kernel, fd, held.record.lent_mode)
+
+
+def _settle_restoring(held: Held, origin: Origin) -> str:
+    record = held.record
+    action = decide_restoring(record, _found(held, TREE), _found(held, FRESH), origin.identity())
+    match action:
+        case RestoringAction.KEEP:
+            raise _Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
+        case RestoringAction.PLACE:
+            if not origin.place(held, TREE):
+                raise _Kept("its tree can't be put back: the name is taken or its directory is gone")
+            origin.take_back(record.lent_mode, record.victim)
+            retire_restored(held)
+            return "put back at its name"
+        case RestoringAction.RETIRE:
+            origin.take_back(record.lent_mode, record.victim)
+            retire_restored(held)
+            return "it was back at its name: finished"
+        case RestoringAction.GIVE_BACK:
+            rescue_fresh(held, FRESH)
+            _take_back_tree(held)
+            origin.take_back(record.lent_mode, record.fresh)
+            move(held, State.ORPHANS)
+            return "its restore had not happened: an orphan again"
+        case _:
+            assert_never(action)
+
+
+def retire_restored(held: Held) -> ContainerId | None:
+    """Remove a container whose tree is back at its name; what was written into the fresh directory is kept.
+
+    Returns  the id of the pinned orphan that holds it, if there is any
+    """
+    rescued = rescue_fresh(held, TREE) or rescue_fresh(held, FRESH)
+    dissolve(held)
+    return rescued
+
+
+def rescue_fresh(held: Held, name: Name) -> ContainerId | None:
+    """Remove a fresh directory that came back into a container; if anything is in it, it becomes an orphan.
+
+    That orphan has no retention: nobody asked for its end.
+    """
+    kernel, record = held.folder.store.kernel, held.record
+    try:
+        kernel.rmdir(held.fd, name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
+        return None
+    note = f"written into the fresh directory before {held.id} was restored"
+    return take_in(held.folder, held.fd, name, origin=record.origin, retention_s=None, note=note)

@@ -1,0 +1,50 @@
+"""What trashd does not touch, and why: asked before anything is made."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from fusefs.core.errors import IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
+from fusefs.core.names import STORE
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import mounts_inside, other_namespaces
+from fusefs.store.layout import VOLUME
+from fusefs.store.locate import Victim, is_stores_own
+
+
+def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
+    """Every reason to leave the victim alone.
+
+    directory  whether it must be one (swap), or may be anything (rm)
+    """
+    if directory and not victim.is_directory():
+        yield NotADirectory(victim.path())
+    if any(is_stores_own(name) for name in (*victim.parent.split(b"/"), victim.name)):
+        yield IsStore(victim.path())
+    if victim.is_directory():
+        yield from _mounted(victim)
+        if _holds_store(kernel, victim):
+            yield IsStore(os.path.join(victim.path(), STORE), "move that store's orphans back or reap them first")
+
+
+def _mounted(victim: Victim) -> Iterator[TrashdError]:
+    place = victim.place()
+    for mount in mounts_inside(place, victim.mounts):
+        yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
+    # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root
+    # may look into others' namespaces; for users the kernel's own check of this namespace has to do.
+    if os.geteuid() == 0:
+        for pid, mounts in other_namespaces():
+            for mount in mounts_inside(place, mounts):
+                where = mount.point + b" in the mount namespace of process " + pid.encode()
+                yield MountInside(where)
+
+
+def _holds_store(kernel: Kernel, victim: Victim) -> bool:
+    try:
+        kernel.open_beneath(victim.fd, STORE + b"/" + VOLUME).close()
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
+    return True

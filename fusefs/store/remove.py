@@ -1,0 +1,26 @@
+"""rm: the name disappears by one rename into the store; files too, on every filesystem, restorable."""
+
+from __future__ import annotations
+
+from fusefs.core.names import RelPath
+from fusefs.core.record import Method
+from fusefs.store.layout import TREE, UserFolder
+from fusefs.store.locate import Victim
+from fusefs.store.stage import Options, is_identity_of, lend, stage, unstage
+from fusefs.store.swap import Swapped, finish, give_back
+from fusefs.store.visible import Move, Visible
+
+
+def remove(folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible) -> Swapped:
+    """Move the victim into a user's folder of a store; arguments and errors as for `swap`."""
+    kernel = folder.store.kernel
+    with stage(folder, victim, relative, Method.REMOVED, options) as staged:
+        try:
+            lend(kernel, victim.fd, staged.held.record.lent_mode)
+            visible.make(Move.ASIDE, staged.held)
+        except BaseException:
+            unstage(staged, victim.fd)
+            raise
+        if not is_identity_of(kernel, victim.fd, staged.held.fd, TREE):
+            give_back(staged, victim, visible)
+        return finish(staged, victim, options, (), None)

@@ -1,0 +1,241 @@
+"""Restore: the tree back at its name by one exchange or rename, or elsewhere, whole or in part."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import Busy, NotFound, Occupied
+from fusefs.core.identity import Likelihood, compare
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.likeness import apply_likeness, read_likeness
+from fusefs.store.claim import Lost, claim
+from fusefs.store.container import Held, move, rewrite
+from fusefs.store.layout import FRESH, TREE, UserFolder
+from fusefs.store.recover import retire_restored
+from fusefs.store.stage import is_identity_of, lend, loan, take_back
+from fusefs.store.visible import Move, Visible
+
+_ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+_SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
+
+
+class Restored(NamedTuple):
+    """What a restore did.
+
+    path     where the tree is now
+    rescued  the pinned orphan with what had been written into the fresh directory, if anything had
+    partial  the reaper had begun on it: what it had removed by then is gone
+    """
+
+    id: ContainerId
+    path: bytes
+    rescued: ContainerId | None
+    partial: bool
+    warnings: tuple[str, ...]
+
+
+class Destination(NamedTuple):
+    """Where a tree shall go.
+
+    visible    who renames there
+    path       the same for people
+    parent_fd  its directory, if it is the name the tree came from: there our fresh directory may make way
+    """
+
+    visible: Visible
+    path: bytes
+    parent_fd: Fd | None
+    name: Name
+
+
+def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
+    """The container in restoring/, locked.
+
+    Raises  NotFound; Busy if somebody works on it: from reaping/ it comes only when the reaper has let go
+    """
+    for source in _SOURCES:
+        held = claim(folder, source, container, State.RESTORING)
+        if held is Lost.BUSY:
+            raise Busy(container)
+        if isinstance(held, Held):
+            if source is State.ORPHANS or held.record.partial:
+                return held
+            try:
+                return rewrite(held, held.record._replace(partial=True))
+            except BaseException:
+                held.__exit__()
+                raise
+    raise NotFound(container)
+
+
+def restore(held: Held, destination: Destination) -> Restored:
+    """Put a claimed container's tree to its destination; the container ends. Takes over `held`.
+
+    Raises  Occupied, or OSError as the kernel refused: it is an orphan again then
+    """
+    kernel = held.folder.store.kernel
+    with ExitStack() as stack:
+        stack.callback(lambda: held.__exit__())
+        try:
+            tree = stack.enter_context(kernel.open_beneath(held.fd, TREE))
+            held = _with_loan(kernel, held, tree)
+            _put(kernel, held, destination)
+        except BaseException:
+            give_back(held)
+            raise
+        warnings = []
+        try:
+            take_back(kernel, tree, held.record.lent_mode)
+            destination.visible.flush()
+            rescued = retire_restored(held)
+        except OSError as error:
+            rescued = None
+            warnings.append(f"{error.strerror} after the tree was back; the next trashd command completes it")
+    return Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings))
+
+
+def _with_loan(kernel: Kernel, held: Held, tree: Fd) -> Held:
+    lent = loan(kernel.fstat(tree))
+    if lent is None:
+        return held
+    held = rewrite(held, held.record._replace(lent_mode=lent))
+    lend(kernel, tree, lent)
+    return held
+
+
+def give_back(held: Held) -> None:
+    """Make a claimed container an orphan again; what fails now, recovery does."""
+    kernel = held.folder.store.kernel
+    with suppress(OSError):
+        if held.record.lent_mode is not None:
+            with kernel.open_beneath(held.fd, TREE) as tree:
+                take_back(kernel, tree, held.record.lent_mode)
+        move(held, State.ORPHANS)
+
+
+def _put(kernel: Kernel, held: Held, destination: Destination) -> None:
+    try:
+        destination.visible.make(Move.BACK, held)
+    except FileExistsError:
+        pass
+    else:
+        return
+    if destination.parent_fd is None:
+        raise Occupied(destination.path)
+    try:
+        fresh = kernel.open_beneath(destination.parent_fd, destination.name)
+    except FileNotFoundError as error:
+        raise Occupied(destination.path, "its name comes and goes; try again") from error
+    with fresh:
+        if not _is_our_fresh(kernel, held, fresh):
+            raise Occupied(destination.path)
+        lent = loan(kernel.fstat(fresh))
+        lend(kernel, fresh, lent)
+        try:
+            if held.folder.store.volume.exchange:
+                _exchange_back(kernel, held, destination, fresh)
+            else:
+                _rename_back(kernel, held, destination, fresh)
+        except BaseException:
+            take_back(kernel, fresh, lent)
+            raise
+
+
+def _is_our_fresh(kernel: Kernel, held: Held, fd: Fd) -> bool:
+    """Whether the name has the directory that the swap put there.
+
+    Where identities prove nothing (network filesystems), any empty directory may make way.
+    """
+    likelihood = compare(kernel.identify(fd), held.record.fresh)
+    if likelihood is not Likelihood.UNKNOWN or held.record.fresh is None:
+        return likelihood is Likelihood.SAME
+    if not stat.S_ISDIR(kernel.fstat(fd).st_mode):
+        return False
+    with kernel.open_dir(fd) as readable:
+        return kernel.is_empty(readable)
+
+
+def _exchange_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
+    destination.visible.make(Move.EXCHANGE, held)
+    if not is_identity_of(kernel, fresh, held.fd, TREE):
+        destination.visible.make(Move.EXCHANGE, held)
+        raise Occupied(destination.path, "something else took its name at that moment; it was given back")
+
+
+def _rename_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
+    destination.visible.make(Move.ASIDE_FRESH, held)
+    try:
+        if not is_identity_of(kernel, fresh, held.fd, FRESH):
+            raise Occupied(destination.path, "something else took its name at that moment; it was given back")
+        destination.visible.make(Move.BACK, held)
+    except BaseException:
+        destination.visible.make(Move.PLACE, held)
+        raise
+
+
+def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -> Restored:
+    """Put a part of a claimed container's tree back; the rest is an orphan again. Takes over `held`.
+
+    inside     path in the tree
+    elsewhere  where it shall go; None for where it was, with the directories on the way made like the tree's own
+    Raises     NotFound, Occupied, OSError
+    """
+    kernel = held.folder.store.kernel
+    path = os.path.join(held.folder.store.base_path, held.record.origin or b"", inside)
+    try:
+        with ExitStack() as stack:
+            *parents, name = split(inside)
+            tree = stack.enter_context(kernel.open_beneath(held.fd, TREE, _ANCESTOR))
+            source = stack.enter_context(kernel.open_beneath(tree, join(*parents) or b".", _ANCESTOR))
+            thing = stack.enter_context(kernel.open_beneath(source, name))
+            if elsewhere is not None:
+                target, new, path = elsewhere.parent_fd, elsewhere.name, elsewhere.path
+                assert target is not None
+            else:
+                target, new = _way(kernel, stack, held, tree, parents), name
+            lent = loan(kernel.fstat(thing))
+            lend(kernel, thing, lent)
+            try:
+                kernel.rename_free(source, name, target, new)
+            except FileExistsError as error:
+                raise Occupied(path) from error
+            finally:
+                take_back(kernel, thing, lent)
+    except FileNotFoundError as error:
+        where = os.path.join(held.folder.path(), held.state.value.encode(), held.name(), TREE)
+        raise NotFound(path, f"its tree is {printable(where)} until it is restored or reaped") from error
+    finally:
+        give_back(held)
+        held.__exit__()
+    return Restored(held.id, path, None, held.record.partial, ())
+
+
+def _way(kernel: Kernel, stack: ExitStack, held: Held, tree: Fd, parents: list[Name]) -> Fd:
+    """The directory at the origin that corresponds to one in the tree; missing ones are made like the tree's."""
+    if held.record.origin is None:
+        raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
+    *upper, last = split(held.record.origin)
+    here = stack.enter_context(kernel.open_beneath(held.folder.store.base_fd, join(*upper) or b".", _ANCESTOR))
+    like = tree
+    here = _enter(kernel, stack, here, last, like)
+    for parent in parents:
+        like = stack.enter_context(kernel.open_beneath(like, parent, _ANCESTOR))
+        here = _enter(kernel, stack, here, parent, like)
+    return here
+
+
+def _enter(kernel: Kernel, stack: ExitStack, directory: Fd, name: Name, like: Fd) -> Fd:
+    try:
+        return stack.enter_context(kernel.open_beneath(directory, name, _ANCESTOR))
+    except FileNotFoundError:
+        kernel.mkdir(directory, name)
+        with kernel.open_dir(directory, name) as made, kernel.open_dir(like) as model:
+            apply_likeness(kernel, made, read_likeness(kernel, model))
+        return stack.enter_context(kernel.open_beneath(directory, name, _ANCESTOR))

@@ -1,0 +1,255 @@
+"""Staging: the container with its durable record, the loan that a rename may need, and the way back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import NamedTuple
+
+from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.errors import NotPermitted
+from fusefs.core.identity import Identity
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, Name, RelPath, join
+from fusefs.core.record import Method, Record
+from fusefs.linux.fd import Fd
+from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.kernel import Kernel
+from fusefs.store.container import Held, create_record, dissolve, make_directory, new_id, replace_record
+from fusefs.store.layout import FRESH, TREE, UserFolder
+from fusefs.store.locate import Victim
+from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, open_reserve
+
+_ATTEMPTS = 8
+_LOAN = 0o700
+
+
+class Options(NamedTuple):
+    """What a person may ask of swap and rm.
+
+    retention_s  seconds until it may be reaped; None for never unless asked
+    durable      flush after the exchange too (the record is always flushed before it)
+    unlike       accept a fresh directory that is not quite like the old one
+    """
+
+    retention_s: int | None = DEFAULT_RETENTION_S
+    note: str = ""
+    durable: bool = True
+    unlike: bool = False
+
+
+class Staged(NamedTuple):
+    """A container in stage/ with its record locked; `fresh` is the prepared directory, None for a removal."""
+
+    held: Held
+    fresh: Fd | None
+
+    def __enter__(self) -> Staged:
+        """Own its fds for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close them, the lock last."""
+        if self.fresh is not None:
+            self.fresh.close()
+        self.held.__exit__()
+
+
+def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
+    """A container for the victim, made new or, on a full volume, from the reserve.
+
+    relative  the victim's parent relative to the store's base
+    Raises    OSError; nothing is left behind then
+    """
+    try:
+        return _stage_new(folder, victim, relative, method, options)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        staged = _stage_reserve(folder, victim, relative, method, options)
+        if staged is None:
+            raise
+        return staged
+
+
+def _stage_new(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
+    kernel = folder.store.kernel
+    for attempt in range(_ATTEMPTS):
+        container = new_id(kernel, victim.name)
+        opened: list[Fd] = []
+        try:
+            opened.append(make_directory(folder, container))
+            fresh = None
+            if method in (Method.EXCHANGE, Method.TWO_RENAME):
+                fresh = _make_fresh(kernel, opened[0], method)
+                opened.append(fresh)
+            record = _record(folder, container, victim, relative, method, fresh, options)
+            record_fd = create_record(kernel, opened[0], record)
+        except BaseException as error:
+            for fd in opened:
+                fd.close()
+            _unmake(folder, container)
+            # Recovery may sweep away a container that has no record yet: its maker starts again.
+            if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return Staged(Held(folder, container, State.STAGE, opened[0], record_fd, record), fresh)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _make_fresh(kernel: Kernel, container_fd: Fd, method: Method) -> Fd:
+    name = TREE if method is Method.EXCHANGE else FRESH
+    kernel.mkdir(container_fd, name)
+    return kernel.open_dir(container_fd, name)
+
+
+def _unmake(folder: UserFolder, container: ContainerId) -> None:
+    """Remove what there is of a container that never got its record, as recovery would; it may have done so."""
+    kernel = folder.store.kernel
+    with suppress(OSError), folder.open(State.STAGE) as state:
+        unmake(kernel, state, os.fsencode(container))
+
+
+def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
+    """Remove a container without a record: by rmdir alone, which refuses if it holds anything.
+
+    Raises  OSError if it does
+    """
+    with kernel.open_dir(state, name) as fd:
+        for directory in (TREE, FRESH):
+            with suppress(FileNotFoundError):
+                kernel.rmdir(fd, directory)
+    kernel.rmdir(state, name)
+
+
+def _stage_reserve(
+    folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options
+) -> Staged | None:
+    kernel = folder.store.kernel
+    fd = open_reserve(folder)
+    if fd is None:
+        return None
+    opened = [fd]
+    try:
+        fresh = kernel.open_dir(fd, TREE)
+        opened.append(fresh)
+        container = new_id(kernel, victim.name)
+        if method is Method.TWO_RENAME:
+            kernel.rename(fd, TREE, fd, FRESH)
+        needs_fresh = method in (Method.EXCHANGE, Method.TWO_RENAME)
+        record = _record(folder, container, victim, relative, method, fresh if needs_fresh else None, options)
+        opened.append(replace_record(kernel, fd, record, spare=SPARE))
+        if not needs_fresh:
+            kernel.rmdir(fd, TREE)
+        move_to_stage(folder, container)
+    except BaseException as error:
+        for one in opened:
+            one.close()
+        if isinstance(error, FileNotFoundError | BlockingIOError):
+            return None  # another swap of this user was faster
+        raise
+    held = Held(folder, container, State.STAGE, fd, opened[2], record)
+    if not needs_fresh:
+        fresh.close()
+    return Staged(held, fresh if needs_fresh else None)
+
+
+def _record(
+    folder: UserFolder,
+    container: ContainerId,
+    victim: Victim,
+    relative: RelPath,
+    method: Method,
+    fresh: Fd | None,
+    options: Options,
+) -> Record:
+    kernel = folder.store.kernel
+    return Record(
+        id=container,
+        volume=folder.store.volume.id,
+        method=method,
+        origin=join(relative, victim.name),
+        parent=kernel.identify(victim.parent_fd),
+        fresh=None if fresh is None else kernel.identify(fresh),
+        victim=kernel.identify(victim.fd),
+        host=host_id(),
+        boot=boot_id(),
+        created_ns=kernel.now_ns(),
+        retention_s=options.retention_s,
+        note=options.note,
+        lent_mode=loan(victim.stat),
+    )
+
+
+def loan(st: os.stat_result) -> int | None:
+    """The mode to go back to, if we own a directory whose mode forbids what a move to another parent needs.
+
+    Moving it changes its `..`, so the kernel asks for write permission on itself; reading its likeness asks for
+    read and search. Its owner may give himself both for that moment; nobody else (pitfall 5).
+    """
+    uid = os.geteuid()
+    if uid == 0 or st.st_uid != uid or not stat.S_ISDIR(st.st_mode) or st.st_mode & _LOAN == _LOAN:
+        return None
+    return stat.S_IMODE(st.st_mode)
+
+
+def lend(kernel: Kernel, fd: Fd, mode: int | None) -> None:
+    """Give the owner what the move needs; the record says so already, so that recovery takes it back.
+
+    Raises  NotPermitted if the set-group-id bit would be lost by it: chmod drops it for who is not in the group
+    """
+    if mode is None:
+        return
+    if mode & stat.S_ISGID and kernel.fstat(fd).st_gid not in (os.getegid(), *os.getgroups()):
+        raise NotPermitted("its mode has set-group-id for a group that you are not in, and forbids you to move it")
+    kernel.chmod(fd, mode | _LOAN)
+
+
+def take_back(kernel: Kernel, fd: Fd, mode: int | None) -> None:
+    """The mode as it was before the loan."""
+    if mode is not None:
+        kernel.chmod(fd, mode)
+
+
+def unstage(staged: Staged, victim_fd: Fd | None) -> None:
+    """Undo a staging whose victim never came: loan, prepared directory, record, container, in this order."""
+    kernel = staged.held.folder.store.kernel
+    if victim_fd is not None:
+        take_back(kernel, victim_fd, staged.held.record.lent_mode)
+    drop_prepared(kernel, staged.held)
+    dissolve(staged.held)
+
+
+def drop_prepared(kernel: Kernel, held: Held) -> None:
+    """Remove the prepared directory, under either name; rmdir refuses if it is anything but empty."""
+    for name in (Name(TREE), Name(FRESH)):
+        with suppress(FileNotFoundError):
+            kernel.rmdir(held.fd, name)
+
+
+def restock(folder: UserFolder) -> None:
+    """Fill the reserve up again if it can be had; a failure shows in `trashd doctor`, not in a swap that worked."""
+    with suppress(OSError):
+        ensure_reserve(folder)
+
+
+def is_identity_of(kernel: Kernel, fd: Fd, dir_fd: Fd, name: Name) -> bool:
+    """Whether a name means what an fd holds: certain while the fd is open."""
+    try:
+        st = kernel.stat(dir_fd, name)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return False
+        raise
+    return os.path.samestat(st, kernel.fstat(fd))
+
+
+def identify_at(kernel: Kernel, dir_fd: Fd, name: bytes) -> Identity | None:
+    """The identity of what a name means; None if nothing has it."""
+    try:
+        with kernel.open_beneath(dir_fd, name) as fd:
+            return kernel.identify(fd)
+    except FileNotFoundError:
+        return None

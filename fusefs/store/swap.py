@@ -1,0 +1,225 @@
+"""Swap: a fresh directory in the victim's place by one exchange, the old tree an orphan."""
+
+from __future__ import annotations
+
+import errno
+import time
+from enum import Enum
+from typing import NamedTuple
+
+from fusefs.core.errors import NotAlike, Refused, Unsettled
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, RelPath, printable
+from fusefs.core.record import Method
+from fusefs.linux.likeness import Difference, apply_likeness, differences, read_likeness
+from fusefs.store.container import Held, move
+from fusefs.store.layout import FRESH, TREE, UserFolder
+from fusefs.store.locate import Victim
+from fusefs.store.stage import (
+    Options,
+    Staged,
+    is_identity_of,
+    lend,
+    stage,
+    take_back,
+    unstage,
+)
+from fusefs.store.visible import Move, Visible
+
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Swapped(NamedTuple):
+    """What a swap or a removal did.
+
+    gap_ns    how long the name was missing (two renames), 0 for an exchange, None for a removal
+    unlike    what of the likeness could not be had
+    warnings  what could not be finished after the exchange; the next command completes it
+    """
+
+    id: ContainerId
+    path: bytes
+    store: bytes
+    method: Method
+    gap_ns: int | None
+    unlike: tuple[Difference, ...]
+    warnings: tuple[str, ...]
+
+
+class Outcome(Enum):
+    """What an exchange turned out to have done."""
+
+    DONE = "both are where they belong"
+    NOTHING = "nothing moved, though the kernel said 0: this filesystem lies about the flag"
+    RACED = "something else had the name at that moment"
+
+
+def swap(folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible) -> Swapped:
+    """Swap the victim into a user's folder of a store.
+
+    relative  the victim's parent relative to the store's base
+    visible   who does the renames at the victim's name
+    Raises    OSError with EXDEV if this store can't take it: try the next one; other OSError, NotAlike, Refused:
+              the victim is where it was; Unsettled: everything is kept, and the message says where
+    """
+    if folder.store.volume.exchange:
+        swapped = _by_exchange(folder, victim, relative, options, visible)
+        if swapped is not None:
+            return swapped
+    return _by_two_renames(folder, victim, relative, options, visible)
+
+
+def _by_exchange(
+    folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible
+) -> Swapped | None:
+    """None if the filesystem does not exchange after all; nothing has changed then."""
+    with stage(folder, victim, relative, Method.EXCHANGE, options) as staged:
+        try:
+            unlike = make_alike(staged, victim, options)
+            visible.make(Move.EXCHANGE, staged.held)
+        except BaseException as error:
+            unstage(staged, victim.fd)
+            if isinstance(error, OSError) and error.errno in _NO_EXCHANGE:
+                return None
+            raise
+        match _judge(staged, victim, visible):
+            case Outcome.NOTHING:
+                unstage(staged, victim.fd)
+                return None
+            case Outcome.RACED:
+                _undo_exchange(staged, victim, visible)
+            case Outcome.DONE:
+                pass
+        return finish(staged, victim, options, unlike, 0)
+
+
+def make_alike(staged: Staged, victim: Victim, options: Options) -> tuple[Difference, ...]:
+    """Give the fresh directory the victim's likeness; what could not be had.
+
+    Raises  NotAlike if that is the owner, group, mode, an ACL, a label or the project, and not accepted
+    """
+    kernel = staged.held.folder.store.kernel
+    assert staged.fresh is not None
+    lent = staged.held.record.lent_mode
+    lend(kernel, victim.fd, lent)
+    with kernel.open_dir(victim.fd) as readable:
+        wanted = read_likeness(kernel, readable)
+    apply_likeness(kernel, staged.fresh, wanted)
+    unlike = tuple(differences(wanted, read_likeness(kernel, staged.fresh)))
+    if not options.unlike and any(difference.strict for difference in unlike):
+        told = ", ".join(f"{d.what} {d.got} instead of {d.wanted}" for d in unlike)
+        raise NotAlike(f"{printable(victim.path())}: {told}")
+    return unlike
+
+
+def _judge(staged: Staged, victim: Victim, visible: Visible) -> Outcome:
+    """Verify both sides by the fds held since before."""
+    kernel = staged.held.folder.store.kernel
+    assert staged.fresh is not None
+    tree_is_victim = is_identity_of(kernel, victim.fd, staged.held.fd, TREE)
+    found = visible.found()
+    fresh = kernel.fstat(staged.fresh)
+    name_is_fresh = found == (fresh.st_dev, fresh.st_ino)
+    if tree_is_victim:
+        # Whatever has the name now: somebody may already have moved the fresh directory, which is his right.
+        return Outcome.DONE
+    if is_identity_of(kernel, staged.fresh, staged.held.fd, TREE) and not name_is_fresh:
+        return Outcome.NOTHING
+    return Outcome.RACED
+
+
+def _undo_exchange(staged: Staged, victim: Victim, visible: Visible) -> None:
+    """Give the name back to what had it, then raise; where that can't be done, keep all and say so."""
+    kernel = staged.held.folder.store.kernel
+    assert staged.fresh is not None
+    fresh = kernel.fstat(staged.fresh)
+    where = printable(victim.path())
+    if visible.found() == (fresh.st_dev, fresh.st_ino):
+        visible.make(Move.EXCHANGE, staged.held)
+        if is_identity_of(kernel, staged.fresh, staged.held.fd, TREE):
+            unstage(staged, victim.fd)
+            raise Refused(where, "something else took its name at that moment; it was given back, try again")
+    raise Unsettled(f"{where} was changed by somebody else during the exchange; see {staged.held.id} in stage/")
+
+
+def finish(
+    staged: Staged, victim: Victim, options: Options, unlike: tuple[Difference, ...], gap_ns: int | None
+) -> Swapped:
+    """After the victim came: take back loans, flush, adopt. Never undone; what fails is told and done later."""
+    held = staged.held
+    warnings = []
+    try:
+        _take_back_both(staged, victim)
+        move(held, State.ORPHANS)
+        if options.durable:
+            _flush(held)
+    except OSError as error:
+        warnings.append(f"{error.strerror} after the exchange; the next trashd command on this volume completes it")
+    return Swapped(
+        held.id, victim.path(), held.folder.path(), held.record.method, gap_ns, unlike, tuple(warnings)
+    )
+
+
+def _flush(held: Held) -> None:
+    """Make exchange and adoption durable.
+
+    One flush of the last directory changed carries all that came before it on ext4, xfs and btrfs: no subset of
+    further flushes made a difference in any crash state, and leaving this one out did (docs/crash.md).
+    """
+    with held.folder.open(State.ORPHANS) as orphans:
+        held.folder.store.kernel.fsync(orphans)
+
+
+def _take_back_both(staged: Staged, victim: Victim) -> None:
+    kernel = staged.held.folder.store.kernel
+    lent = staged.held.record.lent_mode
+    take_back(kernel, victim.fd, lent)
+    if staged.fresh is not None:
+        take_back(kernel, staged.fresh, lent)
+
+
+def _by_two_renames(
+    folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible
+) -> Swapped:
+    """Where there is no exchange: the name is missing between two renames, and the result says how long."""
+    kernel = folder.store.kernel
+    with stage(folder, victim, relative, Method.TWO_RENAME, options) as staged:
+        try:
+            unlike = make_alike(staged, victim, options)
+            began_ns = time.monotonic_ns()
+            visible.make(Move.ASIDE, staged.held)
+        except BaseException:
+            unstage(staged, victim.fd)
+            raise
+        if not is_identity_of(kernel, victim.fd, staged.held.fd, TREE):
+            give_back(staged, victim, visible)
+        _place(staged, victim, visible)
+        gap_ns = time.monotonic_ns() - began_ns
+        return finish(staged, victim, options, unlike, gap_ns)
+
+
+def _place(staged: Staged, victim: Victim, visible: Visible) -> None:
+    """Put the fresh directory to the name; if that fails, the victim comes back and the error goes on."""
+    kernel = staged.held.folder.store.kernel
+    try:
+        visible.make(Move.PLACE, staged.held)
+    except FileExistsError:
+        # Somebody took the name in the gap. It is his now; the old tree is an orphan like any other.
+        kernel.rmdir(staged.held.fd, FRESH)
+    except OSError:
+        visible.make(Move.BACK, staged.held)
+        unstage(staged, victim.fd)
+        raise
+
+
+def give_back(staged: Staged, victim: Victim, visible: Visible) -> None:
+    """Put back what a rename aside caught instead of the victim, then raise."""
+    where = printable(victim.path())
+    try:
+        visible.make(Move.BACK, staged.held)
+    except OSError as error:
+        raise Unsettled(f"{where}: something else had the name; it is kept as {staged.held.id} in stage/") from error
+    unstage(staged, victim.fd)
+    raise Refused(where, "something else took its name at that moment; it was given back, try again")
+
+

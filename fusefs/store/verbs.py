@@ -1,0 +1,108 @@
+"""swap and rm from a path to the result: refusals, the right store, the user's folder, the pointer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError, from_os
+from fusefs.core.lifecycle import State
+from fusefs.core.names import RelPath
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.likeness import is_frozen
+from fusefs.linux.mountinfo import below
+from fusefs.store.layout import Store, UserFolder, make_user, open_user
+from fusefs.store.locate import Victim, existing_stores, find_victim, stores_for
+from fusefs.store.pointers import add_pointer
+from fusefs.store.refuse import refusals
+from fusefs.store.remove import remove
+from fusefs.store.stage import Options, restock
+from fusefs.store.swap import Swapped, swap
+from fusefs.store.visible import Direct, Visible
+
+Transaction = Callable[[UserFolder, Victim, RelPath, Options, Visible], Swapped]
+
+
+def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
+    """Swap the directory at a path.
+
+    Raises  TrashdError; the directory is where it was unless it is Unsettled
+    """
+    return _into_a_store(kernel, path, options, swap, directory=True)
+
+
+def remove_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
+    """Remove whatever is at a path, restorably; errors as for `swap_path`."""
+    return _into_a_store(kernel, path, options, remove, directory=False)
+
+
+def _into_a_store(
+    kernel: Kernel, path: bytes, options: Options, transaction: Transaction, *, directory: bool
+) -> Swapped:
+    with find_victim(kernel, path) as victim:
+        for reason in refusals(kernel, victim, directory=directory):
+            raise reason
+        try:
+            return _first_that_takes_it(kernel, victim, options, transaction)
+        except OSError as error:
+            raise explain(error, victim) from error
+
+
+def _first_that_takes_it(kernel: Kernel, victim: Victim, options: Options, transaction: Transaction) -> Swapped:
+    for relative, store in stores_for(kernel, victim):
+        with store:
+            try:
+                folder = own_folder(store)
+                if relative:
+                    point_to(kernel, victim, relative)
+            except PermissionError:
+                continue
+            with folder:
+                try:
+                    visible = Direct(kernel, victim.parent_fd, victim.name)
+                    return transaction(folder, victim, RelPath(below(victim.parent, relative)), options, visible)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+    raise CrossesBoundary(victim.path())
+
+
+def own_folder(store: Store) -> UserFolder:
+    """The caller's folder, made if missing, with what a killed command left in stage/ completed or undone.
+
+    Raises  OSError; Untrusted
+    """
+    kernel = store.kernel
+    folder = open_user(store, os.geteuid())
+    if folder is None:
+        folder = make_user(store)
+        restock(folder)
+        return folder
+    try:
+        with folder.open(State.STAGE) as stage:
+            if not kernel.is_empty(stage):
+                from fusefs.store.recover import recover  # noqa: PLC0415  not on the way of a plain swap
+
+                recover(folder)
+    except BaseException:
+        folder.fd.close()
+        raise
+    return folder
+
+
+def point_to(kernel: Kernel, victim: Victim, relative: RelPath) -> None:
+    """Leave a pointer to a lower store in the user's folder of the highest one, before the lower one is used."""
+    for upper, store in existing_stores(kernel, victim, []):
+        with store:
+            if upper != relative and len(upper) < len(relative):
+                with own_folder(store) as folder:
+                    add_pointer(folder, RelPath(below(relative, upper)))
+            return
+
+
+def explain(error: OSError, victim: Victim) -> TrashdError:
+    """The error for a person, with the reason where the kernel's word hides it."""
+    if error.errno in (errno.EPERM, errno.EACCES) and is_frozen(victim.fd):
+        return NotPermitted(victim.path(), "it is immutable or append-only (lsattr -d); chattr -ia first, as root")
+    return from_os(error, victim.path())

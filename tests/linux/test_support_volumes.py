@@ -1,0 +1,263 @@
+"""The volumes of the tests are what they say, and leave nothing behind."""
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.fuse import fuse_mount
+from tests.support.lyingfs import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
+from tests.support.sshfs import sshfs_volume
+from tests.support.users import as_user
+from tests.support.volumes import (
+    Project,
+    Unsupported,
+    bind_mount,
+    btrfs_subvolume,
+    full,
+    limit_project,
+    limit_user,
+    loop_volume,
+    mount_of,
+    mounts,
+    overlay_volume,
+    project_of,
+    project_quota_volume,
+    set_project,
+    tmpfs_volume,
+    user_quota_volume,
+)
+
+FILESYSTEMS = [
+    "ext4",
+    pytest.param("xfs", marks=pytest.mark.needs("xfs")),
+    pytest.param("btrfs", marks=pytest.mark.needs("btrfs")),
+]
+USER = 12001
+
+
+class _Boom(Exception):
+    """The body of a `with` raises it."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    before = {entry.mount_id for entry in mounts() if entry.fs_type != "fusectl"}
+    yield
+    assert {entry.mount_id for entry in mounts() if entry.fs_type != "fusectl"} == before
+
+
+def _errno_of(function: Callable[[], object]) -> str | None:
+    try:
+        function()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return None
+
+
+def _rename(old: Path, new: Path) -> Callable[[], object]:
+    return lambda: old.rename(new)
+
+
+@pytest.mark.needs("root", "loop")
+@pytest.mark.parametrize("fs_type", FILESYSTEMS)
+def test_loop_volume_goes_with_its_loop_device_even_if_busy_and_raised(fs_type: str) -> None:
+    kept = []
+    with contextlib.suppress(_Boom), loop_volume(fs_type, mount_options=("noatime",)) as volume:
+        entry = mount_of(volume)
+        assert entry is not None
+        assert (entry.fs_type, "noatime" in entry.options) == (fs_type, True)
+        kept.append(os.open(volume, os.O_RDONLY))
+        backing = Path("/sys/block", Path(os.fsdecode(entry.source)).name, "loop/backing_file")
+        image = backing.read_text()
+        raise _Boom
+    assert mount_of(volume) is None
+    os.close(kept.pop())
+    deadline = time.monotonic() + 5
+    while backing.exists() and backing.read_text() == image:  # its last user was just closed
+        assert time.monotonic() < deadline, "the loop device stays"
+        os.sched_yield()
+
+
+@pytest.mark.needs("root", "loop")
+@pytest.mark.parametrize("fs_type", [*FILESYSTEMS, "tmpfs"])
+def test_full_leaves_nobody_a_block_or_an_inode(fs_type: str) -> None:
+    volumes: dict[str, Callable[[], AbstractContextManager[Path]]] = {
+        "ext4": lambda: loop_volume("ext4", 16, ("-N", "200")),
+        "xfs": lambda: loop_volume("xfs"),
+        "btrfs": lambda: loop_volume("btrfs", 128, ("--mixed",)),
+        "tmpfs": lambda: tmpfs_volume("8m", ("nr_inodes=200",)),
+    }
+    with volumes[fs_type]() as volume:
+        mine = volume / "mine"
+        mine.mkdir(mode=0o777)
+        mine.chmod(0o777)
+        (mine / "file").write_bytes(b"")
+        (mine / "file").chmod(0o666)
+
+        def grow() -> None:
+            fd = os.open(mine / "file", os.O_WRONLY)
+            try:
+                os.write(fd, os.urandom(4096))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+        def make() -> None:
+            (mine / "new").mkdir()
+
+        with full(volume):
+            for attempt in (grow, make):
+                assert _errno_of(attempt) == "ENOSPC"
+                assert as_user(USER, partial(_errno_of, attempt)) == "ENOSPC"
+            if fs_type in ("ext4", "tmpfs"):
+                assert os.statvfs(volume).f_bavail == 0
+        grow()
+        make()
+
+
+@pytest.mark.needs("root", "loop")
+def test_full_of_one_kind_leaves_the_other() -> None:
+    with loop_volume("ext4", 16, ("-N", "200")) as volume:
+        with full(volume, blocks=False):
+            assert os.statvfs(volume).f_ffree == 0
+            assert os.statvfs(volume).f_bavail > 1000
+        with full(volume, inodes=False, spare_kernel=False):
+            assert os.statvfs(volume).f_bfree == 0
+            (volume / "empty").write_bytes(b"")
+
+
+@pytest.mark.needs("root", "xfs")
+def test_project_on_xfs_is_a_wall_for_renames() -> None:
+    with project_quota_volume("xfs") as volume:
+        _check_project(volume)
+
+
+@pytest.mark.needs("root", "loop")
+def test_project_on_ext4_is_a_wall_for_renames() -> None:
+    try:
+        with project_quota_volume("ext4") as volume:
+            _check_project(volume)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+
+
+def _check_project(volume: Path) -> None:
+    inside, outside = volume / "inside", volume / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    set_project(inside, 7)
+    assert project_of(inside) == Project(7, True)
+    (inside / "child").mkdir()
+    assert project_of(inside / "child") == Project(7, True)
+    assert _errno_of(_rename(outside, inside / "outside")) == "EXDEV"
+    set_project(outside, 7, is_inherited=False)
+    assert project_of(outside) == Project(7, False)
+    assert _errno_of(_rename(outside, inside / "outside")) is None
+    try:
+        limit_project(volume, 7, size_kib=64)
+    except Unsupported:
+        return
+    inside.chmod(0o777)
+    big = partial((inside / "f").write_bytes, bytes(1 << 20))
+    assert as_user(USER, partial(_errno_of, big)) in ("EDQUOT", "ENOSPC")  # ext4, xfs
+
+
+@pytest.mark.needs("root", "loop")
+def test_user_is_held_to_the_limit() -> None:
+    try:
+        with user_quota_volume() as volume:
+            volume.chmod(0o777)
+            limit_user(volume, USER, size_kib=64, n_inodes=2)
+            assert as_user(USER, lambda: _errno_of((volume / "a").mkdir)) is None
+            big = partial((volume / "b").write_bytes, bytes(1 << 20))
+            assert as_user(USER, partial(_errno_of, big)) == "EDQUOT"
+            assert as_user(USER, lambda: _errno_of((volume / "c").mkdir)) == "EDQUOT"
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.needs("root", "btrfs")
+def test_subvolume_is_a_wall_for_renames_and_has_a_limit() -> None:
+    with loop_volume("btrfs") as volume:
+        subvolume = btrfs_subvolume(volume, "sub", limit_bytes=1 << 20)
+        (volume / "d").mkdir()
+        assert _errno_of(_rename(volume / "d", subvolume / "d")) == "EXDEV"
+        assert _errno_of(lambda: (subvolume / "f").write_bytes(bytes(4 << 20))) == "EDQUOT"
+
+
+@pytest.mark.needs("root")
+def test_overlay_refuses_to_rename_a_lower_directory() -> None:
+    with overlay_volume(lambda lower: (lower / "below").mkdir()) as overlay:
+        assert _errno_of(_rename(overlay.path / "below", overlay.path / "new")) == "EXDEV"
+        (overlay.path / "made").mkdir()
+        assert _errno_of(_rename(overlay.path / "made", overlay.path / "new")) is None
+        assert (overlay.upper / "new").is_dir()
+
+
+@pytest.mark.needs("root")
+def test_bind_mount_shows_the_same_and_is_no_way_for_a_rename() -> None:
+    with tmpfs_volume() as volume:
+        for name in ("source", "target with a blank"):
+            (volume / name).mkdir()
+        with bind_mount(volume / "source", volume / "target with a blank") as target:
+            (target / "f").touch()
+            assert (volume / "source/f").exists()
+            assert _errno_of(_rename(target / "f", volume / "source/g")) == "EXDEV"
+        assert not (volume / "target with a blank/f").exists()
+
+
+@pytest.mark.needs("root", "sshfs")
+def test_sshfs_refuses_every_flag() -> None:
+    with sshfs_volume() as served:
+        for name in "ab":
+            (served.path / name).mkdir()
+        for flags in (RENAME_EXCHANGE, RENAME_NOREPLACE):
+            new = served.path / ("b" if flags == RENAME_EXCHANGE else "c")
+            assert _errno_of(partial(renameat2, served.path / "a", new, flags)) == "EINVAL"
+        (served.path / "a").rename(served.path / "c")
+        assert sorted(os.listdir(served.backing)) == ["b", "c"]
+
+
+@pytest.mark.needs("root", "fuse")
+def test_watchdog_frees_who_waits_for_a_stopped_daemon(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    argv = [sys.executable, "-m", "tests.support.lyingfs", str(source), str(target)]
+    started = time.monotonic()
+    answer: list[str | None] = []
+
+    def wait_for_it() -> None:
+        with fuse_mount(argv, target, limit_s=1) as mounted:
+            os.kill(mounted.pid, signal.SIGSTOP)
+            answer.append(_errno_of((target / "name").stat))
+
+    with pytest.raises(TimeoutError):
+        wait_for_it()
+    assert answer in (["ECONNABORTED"], ["ENOTCONN"])
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.needs("root", "fuse")
+def test_mount_ends_though_the_body_raised_with_a_file_open() -> None:
+    files = []
+    with contextlib.suppress(_Boom), lying_volume("honest") as served:
+        files.append(os.open(served.path / "f", os.O_CREAT | os.O_RDWR))
+        raise _Boom
+    with pytest.raises(OSError, match="not connected"):
+        os.close(files.pop())
+
+
+@pytest.mark.needs("root", "fuse")
+def test_daemon_that_does_not_mount_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="exit code 3"), fuse_mount(["sh", "-c", "exit 3"], tmp_path):
+        pass
