@@ -12,15 +12,15 @@ from fusefs.core.names import ContainerId, RelPath, VolumeId, is_container_id, i
 from fusefs.core.record import FORMAT, NOTE_MAX_CHARS, RECORD_MAX_BYTES, Method, Record, unquote
 from fusefs.core.report import MAX_FAILURES, Failure
 
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
-_Ino = Annotated[int, msgspec.Meta(ge=0, lt=1 << 64)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Ino = Annotated[int, msgspec.Meta(ge=0)]
 _Word = Annotated[str, msgspec.Meta(max_length=400)]
 
 
 class _Identity(msgspec.Struct):
     handle: _Word
     ino: _Ino
-    btime_ns: Annotated[int, msgspec.Meta(ge=-(1 << 63), lt=1 << 63)]
+    btime_ns: int
 
 
 class _Failure(msgspec.Struct):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
+from typing import Self
 
 
 class Fd(int):
     """An open fd that closes itself at the end of a `with`; usable wherever an int is."""
 
-    def __enter__(self) -> Fd:
+    def __enter__(self) -> Self:
         """Own it for the block."""
         return self
 

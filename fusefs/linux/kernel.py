@@ -111,6 +111,12 @@ class Kernel:
         with os.scandir(dir_fd) as entries:
             return sorted(os.fsencode(entry.name) for entry in entries)
 
+    def list_inos(self, dir_fd: int) -> dict[bytes, int]:
+        """The inode numbers that a directory's listing tells (d_ino), by name."""
+        self._gate("getdents")
+        with os.scandir(dir_fd) as entries:
+            return {os.fsencode(entry.name): entry.inode() for entry in entries}
+
     def is_empty(self, dir_fd: int) -> bool:
         """Whether a directory has no entries; reads no more than the first."""
         self._gate("getdents")

@@ -68,7 +68,12 @@ def read_likeness(kernel: Kernel, fd: int) -> Likeness:
     """The likeness of the directory behind an fd that is open for reading."""
     st = kernel.fstat(fd)
     return Likeness(
-        st.st_uid, st.st_gid, stat.S_IMODE(st.st_mode), _xattrs(kernel, fd), _flags(kernel, fd), _extended(kernel, fd)
+        st.st_uid,
+        st.st_gid,
+        stat.S_IMODE(st.st_mode),
+        _xattrs(kernel, fd),
+        _flags(kernel, fd),
+        _extended(kernel, fd),
     )
 
 

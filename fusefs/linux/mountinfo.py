@@ -89,9 +89,10 @@ def mounts_inside(directory: Place, mounts: Iterable[Mount]) -> Iterator[Mount]:
     by_id = {mount.mnt_id: mount for mount in mounts}
     for mount in by_id.values():
         parent = by_id.get(mount.parent_id)
-        if parent is not None and parent is not mount and is_inside(mount.point, parent.point):
-            if directory.holds(place_of(mount.point, parent)):
-                yield mount
+        if parent is None or parent is mount or not is_inside(mount.point, parent.point):
+            continue  # the root of what we see, or a mount point that a chroot hides
+        if directory.holds(place_of(mount.point, parent)):
+            yield mount
 
 
 def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:

@@ -27,10 +27,12 @@ def find_holders(trees: list[Place]) -> Iterator[tuple[Place, Holder]]:
     """Each hold on something in one of the trees.
 
     Links in /proc are read as text and mapped through the process's own mount table, so that bind mounts and
-    containers are seen through. Processes that end meanwhile, or that we may not look at, are not found.
+    containers are seen through. Processes that end meanwhile, or that we may not look at, are not found; nor are we.
     """
     tables: dict[str, list[Mount]] = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
+        if int(pid) == os.getpid():
+            continue
         try:
             namespace = os.readlink(f"/proc/{pid}/ns/mnt")
             if namespace not in tables:

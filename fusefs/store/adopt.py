@@ -83,9 +83,7 @@ def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Problem]]
         for name in kernel.list(drop):
             where = printable(os.path.join(folder.path(), DROP, name))
             try:
-                adopted.append(
-                    take_in(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note="")
-                )
+                adopted.append(take_in(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note=""))
             except FileNotFoundError:
                 continue  # its user took it back, or another command was faster
             except OSError as error:

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NotPermitted, TrashdError
+from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import is_container_id
 from fusefs.linux.credentials import Ask, ChildLost, call_as, user_name
 from fusefs.store.container import Held
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import Store, UserFolder, open_user
+from fusefs.store.verbs import own_folder
 from fusefs.store.visible import Direct, Move, Visible
 
 T = TypeVar("T")
@@ -43,9 +44,7 @@ class _Answer(msgspec.Struct):
     found: tuple[int, int] | None = None
 
 
-def as_owner(
-    folder: UserFolder, body: Callable[[Visible | None], T], kind: Any, visible: Direct | None = None
-) -> T:
+def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any, visible: Direct | None = None) -> T:
     """The result of `body`, run by us if the folder is ours, else (root) in a process of its owner.
 
     body     gets who does the renames at a visible name: ourselves, or root on the child's request
@@ -58,10 +57,30 @@ def as_owner(
         return body(visible)
     if uid != 0:
         raise NotPermitted(folder.path())
+    return _call(folder.uid, body, kind, lambda question: _answer(folder, visible, question), visible is not None)
+
+
+def make_folder_of(store: Store, uid: int) -> UserFolder:
+    """A user's folder in a store, made by that user if missing; needs root.
+
+    Raises  AuthorityLost, or what making it met
+    """
+
+    def body(_visible: Visible | None) -> None:
+        own_folder(store).fd.close()
+
+    _call(uid, body, None, lambda _question: b"", False)
+    folder = open_user(store, uid)
+    if folder is None:
+        raise NoStore(store.base_path)
+    return folder
+
+
+def _call(uid: int, body: Callable[[Visible | None], T], kind: Any, answer: Ask, asks: bool) -> T:
     try:
-        message = call_as(folder.uid, lambda ask: _run(body, ask, visible), lambda q: _answer(folder, visible, q))
+        message = call_as(uid, lambda ask: _run(body, _Asked(ask) if asks else None), answer)
     except ChildLost as error:
-        raise AuthorityLost(user_name(folder.uid)) from error
+        raise AuthorityLost(user_name(uid)) from error
     outcome = msgspec.json.decode(message, type=_Outcome)
     if outcome.error == "OSError":
         raise OSError(outcome.errno, os.strerror(outcome.errno), outcome.detail)
@@ -73,9 +92,9 @@ def as_owner(
     return result
 
 
-def _run(body: Callable[[Visible | None], T], ask: Ask, visible: Direct | None) -> bytes:
+def _run(body: Callable[[Visible | None], T], visible: Visible | None) -> bytes:
     try:
-        outcome = _Outcome(msgspec.Raw(msgspec.json.encode(body(None if visible is None else _Asked(ask)))))
+        outcome = _Outcome(msgspec.Raw(msgspec.json.encode(body(visible))))
     except TrashdError as error:
         outcome = _Outcome(error=type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
     except OSError as error:

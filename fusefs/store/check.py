@@ -10,14 +10,12 @@ from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id, printable
-from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.store.adopt import Problem
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held
 from fusefs.store.layout import FOLDERS, HOISTED, RECORD, RESERVE, TREE, Store, UserFolder, open_store
 from fusefs.store.pointers import pointed
-from fusefs.store.recover import Origin
 from fusefs.store.reserve import is_stocked
 from fusefs.store.stage import identify_at
 from fusefs.store.volume import NEW_PREFIX
@@ -64,13 +62,13 @@ def _check_folder(folder: UserFolder) -> Iterator[Problem]:
     st = kernel.fstat(folder.fd)
     if stat.S_IMODE(st.st_mode) != 0o700:
         yield Problem(_told(folder.path()), f"mode {stat.S_IMODE(st.st_mode):04o} instead of 0700", _RECOVER)
-    for name in FOLDERS:
+    for part in FOLDERS:
         try:
-            part = kernel.stat(folder.fd, name)
+            st = kernel.stat(folder.fd, part)
         except FileNotFoundError:
             continue  # made when needed
-        if not stat.S_ISDIR(part.st_mode) or part.st_uid != folder.uid:
-            yield Problem(_told(folder.path(), name), "not a directory of its user", _LOOK)
+        if not stat.S_ISDIR(st.st_mode) or st.st_uid != folder.uid:
+            yield Problem(_told(folder.path(), part), "not a directory of its user", _LOOK)
             return
     if not is_stocked(folder):
         yield Problem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
@@ -119,11 +117,10 @@ def _check_held(held: Held, where: str) -> Iterator[Problem]:
         yield Problem(where, "its tree is gone (I2)", _LOOK)
     if tree is not None and compare(tree, record.victim) is Likelihood.OTHER:
         yield Problem(where, "its tree is not the one of its record (I2)", _LOOK)
-    with Origin(held) as origin:
-        yield from _check_loan(held, origin, where)
+    yield from _check_loan(held, where)
 
 
-def _check_loan(held: Held, origin: Origin, where: str) -> Iterator[Problem]:
+def _check_loan(held: Held, where: str) -> Iterator[Problem]:
     """A loan must have ended by the time an orphan is one."""
     record, kernel = held.record, held.folder.store.kernel
     if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
@@ -131,8 +128,6 @@ def _check_loan(held: Held, origin: Origin, where: str) -> Iterator[Problem]:
     with kernel.open_beneath(held.fd, TREE) as tree:
         if stat.S_IMODE(kernel.fstat(tree).st_mode) == record.lent_mode | stat.S_IRWXU:
             yield Problem(where, "still has the permissions lent for the rename", "chmod it back by hand")
-    if record.method is Method.EXCHANGE and origin.still_lent(record.lent_mode, record.fresh):
-        yield Problem(where, "its fresh directory still has the lent permissions", "chmod it back by hand")
 
 
 def _check_pointers(folder: UserFolder) -> Iterator[Problem]:

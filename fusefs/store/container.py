@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fusefs.core.lifecycle import LEGAL_MOVES, State
 from fusefs.core.names import ContainerId, Name, make_id
@@ -35,7 +35,7 @@ class Held(NamedTuple):
     record_fd: Fd
     record: Record
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> Self:
         """Hold it for the block."""
         return self
 

@@ -10,14 +10,14 @@ from fusefs.linux.processes import Holder, find_holders
 from fusefs.store.locate import find_victim
 
 
-class Held(NamedTuple):
+class HeldTree(NamedTuple):
     """The holders of one tree."""
 
     path: bytes
     holders: tuple[Holder, ...]
 
 
-def holders_of(paths: list[bytes]) -> list[Held]:
+def holders_of(paths: list[bytes]) -> list[HeldTree]:
     """The holders of the trees at some paths, in one look at /proc.
 
     Without root only one's own processes can be seen.
@@ -27,10 +27,10 @@ def holders_of(paths: list[bytes]) -> list[Held]:
     found: dict[Place, list[Holder]] = {place: [] for place in places.values() if place is not None}
     for place, holder in find_holders(list(found)):
         found[place].append(holder)
-    return [Held(path, tuple(found[place]) if place is not None else ()) for path, place in places.items()]
+    return [HeldTree(path, tuple(found[place]) if place is not None else ()) for path, place in places.items()]
 
 
-def holders_of_path(kernel: Kernel, path: bytes) -> Held:
+def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:
     """The holders of the directory or file that a person named.
 
     Raises  TrashdError as `find_victim`

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fusefs.core.errors import Untrusted
 from fusefs.core.lifecycle import State
@@ -63,7 +63,7 @@ class Store(NamedTuple):
     volume: Volume
     owner: int
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         """Own its fds for the block."""
         return self
 
@@ -81,7 +81,7 @@ class UserFolder(NamedTuple):
     name: Name
     fd: Fd
 
-    def __enter__(self) -> UserFolder:
+    def __enter__(self) -> Self:
         """Own its fd for the block."""
         return self
 
@@ -141,7 +141,12 @@ def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store | None:
     except BaseException as error:
         for fd in opened:
             fd.close()
-        if isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP):
+        if isinstance(error, OSError) and error.errno in (
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.EACCES,
+            errno.ELOOP,
+        ):
             return None
         if isinstance(error, OSError) and error.errno == errno.EXDEV:
             raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE)) from error

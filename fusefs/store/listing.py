@@ -14,6 +14,7 @@ from fusefs.core.wire import decode
 from fusefs.store.claim import open_record
 from fusefs.store.layout import UserFolder
 
+
 class Entry(NamedTuple):
     """One container as a list shows it.
 
@@ -46,7 +47,10 @@ def entries(folder: UserFolder) -> Iterator[Entry]:
                 if not is_container_id(text):
                     continue
                 try:
-                    with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
+                    with (
+                        kernel.open_dir(state_fd, name) as fd,
+                        open_record(kernel, fd, folder.uid) as record_fd,
+                    ):
                         record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
                     yield _entry(folder, state, ContainerId(text), record)
                 except FileNotFoundError:

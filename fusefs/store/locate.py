@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fusefs.core.errors import IsMountPoint, NoStore, NotFound, Refused, TrashdError, Untrusted, from_os
 from fusefs.core.names import STORE, Name, RelPath
@@ -40,7 +40,7 @@ class Victim(NamedTuple):
     mount: Mount
     mounts: tuple[Mount, ...]
 
-    def __enter__(self) -> Victim:
+    def __enter__(self) -> Self:
         """Own its fds for the block."""
         return self
 
@@ -110,10 +110,10 @@ def _open_long(kernel: Kernel, path: bytes) -> Fd:
         return kernel.open_path(path)
     absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
     with kernel.open_path(b"/") as root:
-        return _open_chunks(kernel, root, absolute[1:])
+        return _open_chunks(root, absolute[1:])
 
 
-def _open_chunks(kernel: Kernel, dir_fd: Fd, path: bytes) -> Fd:
+def _open_chunks(dir_fd: Fd, path: bytes) -> Fd:
     """A directory beneath, across mounts but through no link: a path this long is spelled out."""
     fd = dir_fd
     for name in path.split(b"/"):

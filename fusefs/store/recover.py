@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from contextlib import suppress
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, Self, assert_never
 
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.identity import Identity, Likelihood, compare
@@ -114,7 +113,7 @@ class Origin:
                     os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW,
                 )
 
-    def __enter__(self) -> Origin:
+    def __enter__(self) -> Self:
         """Own its fd for the block."""
         return self
 
@@ -134,13 +133,6 @@ class Origin:
         with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
             if compare(self._kernel.identify(fd), lent_to) is Likelihood.SAME:
                 take_back(self._kernel, fd, mode)
-
-    def still_lent(self, mode: int, lent_to: Identity | None) -> bool:
-        """Whether the thing that a loan was for has the name, and the loan has not ended."""
-        if self.parent_fd is None or compare(self.identity(), lent_to) is not Likelihood.SAME:
-            return False
-        st = self._kernel.stat(self.parent_fd, self.name)
-        return stat.S_IMODE(st.st_mode) == mode | stat.S_IRWXU
 
     def place(self, held: Held, name: Name) -> bool:
         """Move something of the container to the name; whether it could, the name being free."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from contextlib import ExitStack, suppress
@@ -46,13 +45,14 @@ class Destination(NamedTuple):
 
     visible    who renames there
     path       the same for people
-    parent_fd  its directory, if it is the name the tree came from: there our fresh directory may make way
+    makes_way  whether our fresh directory may make way there: it is the name that the tree came from
     """
 
     visible: Visible
     path: bytes
-    parent_fd: Fd | None
+    parent_fd: Fd
     name: Name
+    makes_way: bool
 
 
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
@@ -82,7 +82,7 @@ def restore(held: Held, destination: Destination) -> Restored:
     """
     kernel = held.folder.store.kernel
     with ExitStack() as stack:
-        stack.callback(lambda: held.__exit__())
+        stack.callback(lambda: held.__exit__())  # noqa: PLW0108  whichever it is by then: the loan rewrites it
         try:
             tree = stack.enter_context(kernel.open_beneath(held.fd, TREE))
             held = _with_loan(kernel, held, tree)
@@ -127,7 +127,7 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> None:
         pass
     else:
         return
-    if destination.parent_fd is None:
+    if not destination.makes_way:
         raise Occupied(destination.path)
     try:
         fresh = kernel.open_beneath(destination.parent_fd, destination.name)
@@ -197,7 +197,6 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
             thing = stack.enter_context(kernel.open_beneath(source, name))
             if elsewhere is not None:
                 target, new, path = elsewhere.parent_fd, elsewhere.name, elsewhere.path
-                assert target is not None
             else:
                 target, new = _way(kernel, stack, held, tree, parents), name
             lent = loan(kernel.fstat(thing))

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted
@@ -46,7 +46,7 @@ class Staged(NamedTuple):
     held: Held
     fresh: Fd | None
 
-    def __enter__(self) -> Staged:
+    def __enter__(self) -> Self:
         """Own its fds for the block."""
         return self
 

@@ -32,6 +32,8 @@ _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 class Swapped(NamedTuple):
     """What a swap or a removal did.
 
+    store     the user's folder that has it
+    volume    the directory that holds the store, if that is not the root of the mount: commands need to be told
     gap_ns    how long the name was missing (two renames), 0 for an exchange, None for a removal
     unlike    what of the likeness could not be had
     warnings  what could not be finished after the exchange; the next command completes it
@@ -44,6 +46,7 @@ class Swapped(NamedTuple):
     gap_ns: int | None
     unlike: tuple[Difference, ...]
     warnings: tuple[str, ...]
+    volume: bytes | None = None
 
 
 class Outcome(Enum):
@@ -155,9 +158,7 @@ def finish(
             _flush(held)
     except OSError as error:
         warnings.append(f"{error.strerror} after the exchange; the next trashd command on this volume completes it")
-    return Swapped(
-        held.id, victim.path(), held.folder.path(), held.record.method, gap_ns, unlike, tuple(warnings)
-    )
+    return Swapped(held.id, victim.path(), held.folder.path(), held.record.method, gap_ns, unlike, tuple(warnings))
 
 
 def _flush(held: Held) -> None:
@@ -221,5 +222,3 @@ def give_back(staged: Staged, victim: Victim, visible: Visible) -> None:
         raise Unsettled(f"{where}: something else had the name; it is kept as {staged.held.id} in stage/") from error
     unstage(staged, victim.fd)
     raise Refused(where, "something else took its name at that moment; it was given back, try again")
-
-

@@ -21,7 +21,8 @@ from fusefs.store.stage import Options, restock
 from fusefs.store.swap import Swapped, swap
 from fusefs.store.visible import Direct, Visible
 
-Transaction = Callable[[UserFolder, Victim, RelPath, Options, Visible], Swapped]
+Transact = Callable[[Store, Victim, RelPath], Swapped]
+"""Takes a victim into a store; gets the victim's parent relative to the store's base. Tried store by store."""
 
 
 def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
@@ -29,42 +30,54 @@ def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
     Raises  TrashdError; the directory is where it was unless it is Unsettled
     """
-    return _into_a_store(kernel, path, options, swap, directory=True)
+    return into_a_store(kernel, path, _own(kernel, options, swap), directory=True)
 
 
 def remove_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
     """Remove whatever is at a path, restorably; errors as for `swap_path`."""
-    return _into_a_store(kernel, path, options, remove, directory=False)
+    return into_a_store(kernel, path, _own(kernel, options, remove), directory=False)
 
 
-def _into_a_store(
-    kernel: Kernel, path: bytes, options: Options, transaction: Transaction, *, directory: bool
-) -> Swapped:
+def _own(
+    kernel: Kernel,
+    options: Options,
+    transaction: Callable[[UserFolder, Victim, RelPath, Options, Visible], Swapped],
+) -> Transact:
+    def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
+        with own_folder(store) as folder:
+            visible = Direct(kernel, victim.parent_fd, victim.name)
+            return transaction(folder, victim, relative, options, visible)
+
+    return transact
+
+
+def into_a_store(kernel: Kernel, path: bytes, transact: Transact, *, directory: bool) -> Swapped:
+    """Find the victim and refuse, or let the first store that can take it have it.
+
+    directory  whether the victim must be one
+    Raises     TrashdError
+    """
     with find_victim(kernel, path) as victim:
         for reason in refusals(kernel, victim, directory=directory):
             raise reason
         try:
-            return _first_that_takes_it(kernel, victim, options, transaction)
+            return _first_that_takes_it(kernel, victim, transact)
         except OSError as error:
             raise explain(error, victim) from error
 
 
-def _first_that_takes_it(kernel: Kernel, victim: Victim, options: Options, transaction: Transaction) -> Swapped:
+def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact) -> Swapped:
     for relative, store in stores_for(kernel, victim):
         with store:
             try:
-                folder = own_folder(store)
                 if relative:
                     point_to(kernel, victim, relative)
-            except PermissionError:
-                continue
-            with folder:
-                try:
-                    visible = Direct(kernel, victim.parent_fd, victim.name)
-                    return transaction(folder, victim, RelPath(below(victim.parent, relative)), options, visible)
-                except OSError as error:
-                    if error.errno != errno.EXDEV:
-                        raise
+                done = transact(store, victim, RelPath(below(victim.parent, relative)))
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+            else:
+                return done._replace(volume=store.base_path if relative else None)
     raise CrossesBoundary(victim.path())
 
 
@@ -82,7 +95,7 @@ def own_folder(store: Store) -> UserFolder:
     try:
         with folder.open(State.STAGE) as stage:
             if not kernel.is_empty(stage):
-                from fusefs.store.recover import recover  # noqa: PLC0415  not on the way of a plain swap
+                from fusefs.store.recover import recover
 
                 recover(folder)
     except BaseException:

@@ -133,8 +133,10 @@ def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
     """Whether RENAME_EXCHANGE really exchanges here, tried on a throw-away pair.
 
     Each of the two holds a directory of its own name: a filesystem that ignores the flag can't replace them
-    (ENOTEMPTY), and one that does nothing, or something else, and says 0, shows by where the marks are.
-    Source  pitfalls 1 and 2
+    (ENOTEMPTY), and one that does nothing, or something else, and says 0, shows by where the marks are. After a
+    0 the kernel has exchanged its own dentries, so that looking by name may show what the liar did not do: the
+    directory's listing, which comes from the filesystem, decides too.
+    Source  pitfalls 1 and 2; measured with a FUSE filesystem that says 0 and does nothing
     """
     a, b = _PROBE
     try:
@@ -142,13 +144,16 @@ def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
             kernel.mkdir(dir_fd, name)
             with kernel.open_dir(dir_fd, name) as fd:
                 kernel.mkdir(fd, name)
+        before = kernel.list_inos(dir_fd)
         try:
             kernel.exchange(dir_fd, a, dir_fd, b)
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST):
                 return False
             raise
-        return _marks(kernel, dir_fd, a) == [b] and _marks(kernel, dir_fd, b) == [a]
+        after = kernel.list_inos(dir_fd)
+        listed = (after.get(a), after.get(b)) == (before.get(b), before.get(a))
+        return listed and _marks(kernel, dir_fd, a) == [b] and _marks(kernel, dir_fd, b) == [a]
     finally:
         for name in _PROBE:
             _discard_dir(kernel, dir_fd, name)

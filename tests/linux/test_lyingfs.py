@@ -69,12 +69,13 @@ def test_ignored_flag_meets_enotempty_on_a_full_directory() -> None:
 
 def test_kernel_with_a_cache_believes_the_lie_and_a_listing_does_not() -> None:
     with lying_volume("lie", timeout_s=60) as served:
-        make_tree(served.path / "t", BOTH)
-        victim = (served.path / "t/a").stat().st_ino
+        path = make_tree(served.path / "t", BOTH)
+        a, b = ((path / name).stat().st_ino for name in "ab")
         assert _try(served, RENAME_EXCHANGE) == "OK"
-        assert (served.path / "t/b").stat().st_ino == victim
-        with os.scandir(served.path / "t") as entries:
-            assert {entry.name: entry.inode() for entry in entries}["a"] == victim
+        assert [(path / name).stat().st_ino for name in "ab"] == [b, a]
+        with os.scandir(path) as entries:
+            listed = {entry.name: entry.inode() for entry in entries}
+        assert listed == {"a": a, "b": b}
 
 
 def test_fault_comes_once_at_its_call() -> None:

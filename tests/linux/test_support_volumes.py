@@ -135,6 +135,14 @@ def test_full_of_one_kind_leaves_the_other() -> None:
             (volume / "empty").write_bytes(b"")
 
 
+@pytest.mark.needs("root", "btrfs")
+def test_full_of_data_leaves_a_btrfs_its_names() -> None:
+    with loop_volume("btrfs") as volume, full(volume, inodes=False):
+        (volume / "d").mkdir()
+        (volume / "d").rename(volume / "e")
+        assert _errno_of(partial((volume / "f").write_bytes, bytes(1 << 16))) == "ENOSPC"
+
+
 @pytest.mark.needs("root", "xfs")
 def test_project_on_xfs_is_a_wall_for_renames() -> None:
     with project_quota_volume("xfs") as volume:

@@ -305,7 +305,8 @@ def full(
 ) -> Iterator[Path]:
     """A volume where nobody, root included, gets one more block and/or inode; what fills it goes at the end.
 
-    inodes        on xfs and btrfs, which make them from blocks, only together with `blocks`
+    inodes        on xfs and btrfs, which make them from blocks, only together with `blocks`; without it a
+                  btrfs is out of data, and has metadata left for names
     spare_kernel  leave ext4 the 2 % that it keeps for its own extent trees and gives to nobody else; statvfs
                   shows some blocks free then, as it does on xfs (4) and btrfs, where nobody gets them either
     Yields        the directory with the filling; what is removed from it is free again
@@ -328,7 +329,7 @@ def full(
                 _fill_with_files(filling, b"")
             if blocks:
                 _fill_blocks(fd)
-            if blocks and entry.fs_type == "btrfs":
+            if blocks and inodes and entry.fs_type == "btrfs":
                 _fill_with_files(filling, bytes(_INLINE_SIZE_BYTES))
             if inodes and not has_fixed_inodes:
                 _fill_with_files(filling, b"")

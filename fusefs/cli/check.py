@@ -1,0 +1,24 @@
+"""trashd check."""
+
+from __future__ import annotations
+
+import click
+
+from fusefs.cli import dry_run
+from fusefs.cli.options import every_path, json_option, paths_argument
+
+
+@click.command("check", no_args_is_help=True)
+@paths_argument
+@json_option
+def command(paths: tuple[bytes, ...], as_json: bool) -> int:
+    """Say what a swap of each directory would do, without touching anything.
+
+    Exit code 0: it can be swapped; 3: something stands against it, and is named.
+
+    \b
+    Examples:
+      trashd check /scratch/job
+      trashd check --json /scratch/*/
+    """
+    return dry_run.tell(every_path(paths, null=False), as_json=as_json)

@@ -1,0 +1,59 @@
+"""trashd doctor."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from fusefs.cli import output
+from fusefs.cli.options import PathBytes, json_option
+from fusefs.core.errors import NotFound, from_os
+from fusefs.core.names import printable
+from fusefs.linux.kernel import Kernel
+from fusefs.store.adopt import Problem
+from fusefs.store.check import check_folder, check_store
+from fusefs.store.find import each_folder
+from fusefs.store.layout import open_store
+from fusefs.store.tend import tend
+
+EXIT_PROBLEMS = 1
+
+
+@click.command("doctor", no_args_is_help=True)
+@click.argument("volume", type=PathBytes())
+@click.option("--repair", is_flag=True, help="First complete or undo what killed commands left.")
+@json_option
+def command(volume: bytes, repair: bool, as_json: bool) -> int:
+    """Check a trash store against its invariants; silent, with exit code 0, if all is well.
+
+    VOLUME is the directory that holds `.trashd`. Everybody's own folder is checked, as root everybody's. Nothing
+    is ever deleted that is not understood: it is kept, and listed here.
+
+    \b
+    Examples:
+      trashd doctor /scratch
+      trashd doctor --repair /scratch
+    """
+    kernel = Kernel()
+    path = os.path.realpath(volume)
+    try:
+        store = open_store(kernel, kernel.open_path(path), path)
+    except OSError as error:
+        raise from_os(error, path) from error
+    if store is None:
+        raise NotFound(path, "there is no store; trashd init makes one")
+    if repair:
+        for told in each_folder(kernel, [path], tend, list[str]):
+            for line in told:
+                output.warn(line)
+    with store:
+        problems = [*check_store(store)]
+        for part in each_folder(kernel, [path], check_folder, list[Problem]):
+            problems += part
+    for problem in dict.fromkeys(problems):
+        if as_json:
+            output.as_json(problem)
+        else:
+            print(f"{printable(os.fsencode(problem.where))}: {problem.what}\n  hint: {problem.hint}")
+    return EXIT_PROBLEMS if problems else 0

@@ -1,0 +1,60 @@
+"""The fast lane: `trashd swap DIR…` without options, which needs neither click nor msgspec."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from fusefs.cli.output import failed, tell_swapped
+from fusefs.core.errors import Incomplete, TrashdError, Unsettled
+from fusefs.linux.kernel import Kernel
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from fusefs.store.verbs import swap_path
+
+Verb = Callable[[Kernel, bytes, Options], Swapped]
+
+
+class Batch(NamedTuple):
+    """What to do with many paths.
+
+    after  called with each result, to go on with it (look for holders, reap at once)
+    """
+
+    paths: Iterable[bytes]
+    options: Options = Options()
+    verb: Verb = swap_path
+    json_lines: bool = False
+    after: Callable[[Swapped], None] = lambda _swapped: None
+
+
+def plain_swap(arguments: list[str]) -> Batch | None:
+    """The batch that a command line without options asks for; None if it is anything else."""
+    command, *paths = arguments or [""]
+    if command != "swap" or not paths or any(path.startswith("-") or not path for path in paths):
+        return None
+    return Batch([os.fsencode(path) for path in paths])
+
+
+def swap_all(batch: Batch) -> int:
+    """Swap or remove one path after the other, going on after failures; the exit code.
+
+    That is the error's own for a single path, Incomplete's for some of many, Unsettled's if a result carries
+    warnings.
+    """
+    kernel = Kernel()
+    n_paths, codes = 0, []
+    for path in batch.paths:
+        n_paths += 1
+        try:
+            swapped = batch.verb(kernel, path, batch.options)
+            tell_swapped(swapped, json_lines=batch.json_lines)
+            batch.after(swapped)
+            if swapped.warnings:
+                codes.append(Unsettled.exit_code)
+        except TrashdError as error:
+            codes.append(failed(error, as_json=batch.json_lines))
+    if not codes:
+        return 0
+    return codes[0] if n_paths == 1 else Incomplete.exit_code

@@ -1,0 +1,76 @@
+"""The commands' list: each is imported when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+
+import click
+
+_COMMANDS = {
+    "init": "fusefs.cli.init",
+    "swap": "fusefs.cli.swap",
+    "rm": "fusefs.cli.rm",
+    "check": "fusefs.cli.check",
+    "holders": "fusefs.cli.holders",
+    "list": "fusefs.cli.listing",
+    "restore": "fusefs.cli.restore",
+    "reap": "fusefs.cli.reap",
+    "doctor": "fusefs.cli.doctor",
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are the `command` of their modules."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which people meet them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one."""
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = import_module(module).command
+        return command
+
+
+EXIT_CODES = """\b
+Exit codes:
+  0 done                       7 a record can't be understood
+  1 something went wrong       8 somebody else is working on it
+  2 wrong command line         9 something else has the name now
+  3 refused                   10 not finished; everything was kept
+  4 not permitted             11 the kernel refused (full, I/O error…)
+  5 not found                 12 the user's process was stopped
+  6 no store can be used      13 some of many items failed
+"""
+
+
+@click.command(cls=Lazy, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(metadata.version("trashd"), prog_name="trashd")
+def trashd() -> None:
+    """Empty huge directories at once, and take it back if that was a mistake.
+
+    \b
+    Examples:
+      trashd swap /scratch/job         an empty /scratch/job now; the old tree is kept for 24 h
+      trashd rm old.log builds/        gone, restorable
+      trashd list                      what can be restored
+      trashd restore ID                take it back
+      trashd reap --all --now          let all of it go now
+    """
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run one command; its exit code. Click's own errors come out as click words them, with exit code 2."""
+    try:
+        code = trashd.main(arguments, prog_name="trashd", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.Abort:
+        return 130
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,49 @@
+"""trashd init."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from fusefs.cli import output
+from fusefs.cli.options import PathBytes, json_option
+from fusefs.core.errors import NoStore, from_os
+from fusefs.core.names import printable
+from fusefs.linux.kernel import Kernel
+from fusefs.store.verbs import own_folder
+from fusefs.store.volume import initialise
+
+
+@click.command("init", no_args_is_help=True)
+@click.argument("volume", type=PathBytes())
+@json_option
+def command(volume: bytes, as_json: bool) -> int:
+    """Make the trash store of VOLUME: the root of a filesystem, or a directory given to trashd.
+
+    Made by root it serves all users, each in a folder of his own that only he (and root) can read. Doing it again
+    changes nothing; as root it also takes over what somebody planted there before.
+
+    \b
+    Examples:
+      trashd init /scratch
+    """
+    kernel = Kernel()
+    path = os.path.realpath(volume)
+    try:
+        base_fd = kernel.open_path(path)
+        store, done = initialise(kernel, base_fd, path)
+    except OSError as error:
+        raise from_os(error, path) from error
+    with store:
+        if store.owner != os.geteuid():
+            raise NoStore(path, "it belongs to root already: there is nothing to do")
+        own_folder(store).fd.close()
+    if as_json:
+        output.as_json(done)
+        return 0
+    how = "one atomic exchange" if done.volume.exchange else "two renames (this filesystem can't exchange)"
+    print(f"{printable(done.path)}: {'made' if done.made else 'is there'}; swap is {how}")
+    for line in done.repaired:
+        print(f"  repaired: {line}")
+    return 0

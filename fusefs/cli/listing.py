@@ -1,0 +1,64 @@
+"""trashd list."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from fusefs.cli import output
+from fusefs.cli.options import json_option, volume_option
+from fusefs.core.durations import format_duration
+from fusefs.core.lifecycle import State
+from fusefs.core.names import printable
+from fusefs.linux.credentials import user_name
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find import all_entries
+from fusefs.store.listing import Entry
+
+_TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
+
+
+@click.command("list")
+@volume_option
+@json_option
+def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """List the orphans: where they came from, their age, how long they can be restored, whose they are, their state.
+
+    Everybody sees his own, root everybody's. No tree is walked, so this is quick whatever they hold.
+
+    \b
+    Examples:
+      trashd list
+      trashd list --volume /scratch --json | jq -r .id
+    """
+    now_ns = time.time_ns()
+    found = all_entries(Kernel(), volumes)
+    if as_json:
+        for entry in found:
+            output.as_json({**output.plain(entry), "restorable_for_s": _left_s(entry, now_ns)})
+        return 0
+    if not found:
+        click.echo("no orphans", err=True)
+        return 0
+    rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+    return 0
+
+
+def _left_s(entry: Entry, now_ns: int) -> int | None:
+    return None if entry.expires_ns is None else (entry.expires_ns - now_ns) // 1_000_000_000
+
+
+def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
+    left = _left_s(entry, now_ns)
+    kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
+    state = _TOLD.get(entry.state, entry.state.value) + (" (partly reaped)" if entry.partial else "")
+    origin = "(dropped)" if entry.origin is None else printable(entry.origin)
+    note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
+    if entry.problem:
+        return (entry.id, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
+    age = format_duration((now_ns - entry.created_ns) // 1_000_000_000)
+    return (entry.id, age, kept, user_name(entry.uid), state, origin + note)

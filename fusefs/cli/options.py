@@ -1,0 +1,97 @@
+"""Options that several commands have, and how their values are read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from fusefs.core.durations import format_duration, parse_duration
+from fusefs.core.errors import UsageError
+from fusefs.core.record import NOTE_MAX_CHARS
+
+_CHUNK = 1 << 16
+
+
+class Duration(click.ParamType[int]):
+    """Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read one."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class PathBytes(click.ParamType[bytes]):
+    """A path as the kernel has it."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        """Bytes of an argument."""
+        return value if isinstance(value, bytes) else os.fsencode(value)
+
+
+class Note(click.ParamType[str]):
+    """A sentence for whoever looks at the list later."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check its length."""
+        text = os.fsencode(str(value)).decode("utf-8", "replace")
+        if len(text) > NOTE_MAX_CHARS:
+            self.fail(f"a note has at most {NOTE_MAX_CHARS} characters", param, ctx)
+        return text
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+volume_option: Decorator = click.option(
+    "--volume",
+    "volumes",
+    type=PathBytes(),
+    multiple=True,
+    metavar="DIR",
+    help="Look in the stores at and above DIR only (may be repeated); default: every mounted volume.",
+)
+paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
+null_option: Decorator = click.option(
+    "-0", "--null", is_flag=True, help="Read more paths from standard input, separated by NUL (find -print0)."
+)
+
+
+def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:
+    """The paths of the command line, then those of standard input as they come.
+
+    Raises  UsageError if there are none at all
+    """
+    if not paths and not null:
+        raise UsageError("no path was given", "name at least one, or use -0 to read them from standard input")
+    yield from paths
+    if null:
+        yield from _read_null(sys.stdin.buffer.raw.fileno() if hasattr(sys.stdin.buffer, "raw") else 0)
+
+
+def _read_null(fd: int) -> Iterator[bytes]:
+    rest = b""
+    while chunk := os.read(fd, _CHUNK):
+        *complete, rest = (rest + chunk).split(b"\0")
+        yield from (path for path in complete if path)
+    if rest:
+        yield rest
+
+
+def told_duration(seconds: int | None) -> str:
+    """A retention for people."""
+    return "kept" if seconds is None else format_duration(seconds)

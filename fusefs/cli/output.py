@@ -1,0 +1,79 @@
+"""What commands print: lines for people, JSON for programs, errors with the next step."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from enum import Enum
+from typing import Any
+
+from fusefs.core.errors import TrashdError
+from fusefs.core.names import printable
+from fusefs.core.record import Method
+from fusefs.store.swap import Swapped
+
+EXIT_PIPE = 141
+EXIT_INTERRUPTED = 130
+
+
+def failed(error: TrashdError, *, as_json: bool = False) -> int:
+    """Tell an error on stderr; its exit code."""
+    if as_json:
+        fields = {"error": type(error).__name__, "message": error.message(), "hint": error.hint}
+        print(json.dumps({**fields, "exit_code": error.exit_code}), file=sys.stderr)
+    else:
+        print(f"trashd: {error.message()}", file=sys.stderr)
+        if error.hint:
+            print(f"  hint: {error.hint}", file=sys.stderr)
+    return error.exit_code
+
+
+def warn(text: str) -> None:
+    """Tell something that is not an error on stderr."""
+    print(f"trashd: warning: {text}", file=sys.stderr)
+
+
+def plain(value: Any) -> Any:
+    r"""A value as JSON has it: bytes as text, invalid UTF-8 as lone surrogates (`\udcXX`, as os.fsdecode)."""
+    if isinstance(value, bytes):
+        return os.fsdecode(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {key: plain(item) for key, item in value._asdict().items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def as_json(value: Any) -> None:
+    """Print one JSON object on a line of its own."""
+    print(json.dumps(plain(value)))
+
+
+def restore_command(swapped: Swapped) -> str:
+    """What to type to take it back."""
+    volume = "" if swapped.volume is None else f"--volume {shlex.quote(printable(swapped.volume))} "
+    return f"trashd restore {volume}{swapped.id}"
+
+
+def tell_swapped(swapped: Swapped, *, json_lines: bool) -> None:
+    """Print the result of one swap or removal."""
+    if json_lines:
+        as_json({**plain(swapped), "restore": restore_command(swapped)})
+        return
+    path = printable(swapped.path)
+    if swapped.method is Method.EXCHANGE:
+        print(f"{path}: fresh and empty")
+    elif swapped.gap_ns is not None:
+        gap_ms = swapped.gap_ns / 1e6
+        print(f"{path}: fresh and empty (no exchange on this filesystem: the name was missing for {gap_ms:.2f} ms)")
+    else:
+        print(f"{path}: removed")
+    print(f"  id    {swapped.id}\n  undo  {restore_command(swapped)}")
+    for difference in swapped.unlike:
+        print(f"  not alike: {difference.what} is {difference.got}, was {difference.wanted}")
+    for warning in swapped.warnings:
+        warn(warning)

@@ -1,0 +1,49 @@
+"""trashd restore."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from fusefs.cli import output
+from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.core.names import printable
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find import find_container
+from fusefs.store.restore_verb import restore_by_id
+
+
+@click.command("restore", no_args_is_help=True)
+@click.argument("identifier", metavar="ID")
+@click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
+@click.option("--to", type=PathBytes(), metavar="PATH", help="Restore to PATH, which must not exist, instead.")
+@volume_option
+@json_option
+def command(identifier: str, inside: bytes | None, to: bytes | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """Put an orphan back where it was, or to another place on the same filesystem.
+
+    The fresh directory makes way for it; if something was written there meanwhile, that becomes an orphan of its
+    own, kept until you ask. ID may be cut short as long as it is unique. Root restores a user's orphan as that
+    user; with --to as root.
+
+    \b
+    Examples:
+      trashd restore 20261121T032253.555Z-job-2fe7e4cb8ba8
+      trashd restore 2fe7e4cb8ba8 --to /scratch/job.old
+      trashd restore 2fe7e4cb8ba8 results/final.csv
+    """
+    kernel = Kernel()
+    entry = find_container(kernel, volumes, identifier)
+    done = restore_by_id(kernel, volumes, entry, None if inside is None else os.path.normpath(inside), to)
+    if as_json:
+        output.as_json(done)
+        return 0
+    print(f"{printable(done.path)}: restored")
+    if done.rescued:
+        print(f"  what had been written there meanwhile is kept as {done.rescued}")
+    if done.partial:
+        print("  the reaper had begun on it: what it had removed by then is gone")
+    for warning in done.warnings:
+        output.warn(warning)
+    return 0

@@ -1,0 +1,88 @@
+"""Containers across all stores and users that the caller may see, each looked at by its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from fusefs.core.errors import NotFound, UsageError
+from fusefs.linux.kernel import Kernel
+from fusefs.store.authority import as_owner
+from fusefs.store.discover import discover, folders, with_lower
+from fusefs.store.layout import UserFolder
+from fusefs.store.listing import Entry, entries
+from fusefs.store.visible import Direct, Visible
+
+T = TypeVar("T")
+
+
+def each_folder(kernel: Kernel, volumes: Sequence[bytes], body: Callable[[UserFolder], T], kind: Any) -> Iterator[T]:
+    """`body` for each user's folder, lower stores included, each in a process of its owner.
+
+    kind  the result's type
+    """
+    for store in discover(kernel, volumes):
+        with store:
+            for folder in folders(store):
+                with folder:
+                    yield from as_owner(folder, partial(_all, folder, body), list[kind])
+
+
+def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: Visible | None) -> list[T]:
+    return [body(one) for one in with_lower(folder)]
+
+
+def all_entries(kernel: Kernel, volumes: Sequence[bytes]) -> list[Entry]:
+    """The entries of all folders, oldest first; a store reached by two ways is listed once."""
+    found = {
+        entry.path: entry
+        for part in each_folder(kernel, volumes, lambda folder: list(entries(folder)), list[Entry])
+        for entry in part
+    }
+    return sorted(found.values(), key=lambda entry: entry.id)
+
+
+def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> Entry:
+    """The one container with that id, or whose id begins or ends with it.
+
+    Raises  NotFound; UsageError if several have it
+    """
+    listed = all_entries(kernel, volumes)
+    exact = [entry for entry in listed if entry.id == identifier]
+    found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
+    if not found:
+        raise NotFound(identifier)
+    if len(found) > 1:
+        raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
+    return found[0]
+
+
+def act_on(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    entry: Entry,
+    body: Callable[[UserFolder, Visible | None], T],
+    kind: Any,
+    visible: Direct | None = None,
+) -> T:
+    """The result of `body` for the folder that an entry is in, run by its owner; arguments as for `as_owner`.
+
+    Raises  NotFound if that folder is not there any more; what `body` raises
+    """
+
+    def in_its_folder(folder: UserFolder, names: Visible | None) -> list[T]:
+        for one in with_lower(folder):
+            if entry.path.startswith(one.path() + b"/"):
+                return [body(one, names)]
+        return []
+
+    for store in discover(kernel, volumes):
+        with store:
+            for folder in folders(store):
+                with folder:
+                    if folder.uid == entry.uid:
+                        act = partial(in_its_folder, folder)
+                        for result in as_owner(folder, act, list[kind], visible):
+                            return result
+    raise NotFound(entry.id)

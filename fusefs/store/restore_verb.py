@@ -1,0 +1,82 @@
+"""restore from an id to the result: whose authority, which name, the way back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from fusefs.core.errors import NotFound, UsageError, from_os
+from fusefs.core.names import Name, RelPath, join, split
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find import act_on
+from fusefs.store.layout import UserFolder
+from fusefs.store.listing import Entry
+from fusefs.store.recover import Origin
+from fusefs.store.restore import Destination, Restored, claim_for_restore, give_back, restore, restore_inside
+from fusefs.store.visible import Direct, Visible
+
+
+def restore_by_id(
+    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, inside: bytes | None, to: bytes | None
+) -> Restored:
+    """Restore what a list entry tells of, whole or a part, to its origin or elsewhere.
+
+    Raises  TrashdError; it is an orphan then as before
+    """
+    try:
+        within = None if inside is None else join(*split(inside))
+    except ValueError as error:
+        raise UsageError(inside or b"", "PATH-INSIDE is relative to the tree, without `..`") from error
+    if to is None:
+        return _explained(entry, lambda: act_on(kernel, volumes, entry, partial(_home, entry, within), Restored))
+    if within is not None and entry.uid != os.geteuid():
+        raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
+    parent, name = os.path.split(to.rstrip(b"/"))
+    try:
+        parent_fd = kernel.open_path(parent or b".")
+    except OSError as error:
+        raise from_os(error, to) from error
+    with parent_fd:
+        visible = Direct(kernel, parent_fd, Name(name))
+        body = partial(_elsewhere, entry, within, to, parent_fd)
+        return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible))
+
+
+def _explained(entry: Entry, act: Callable[[], Restored]) -> Restored:
+    try:
+        return act()
+    except OSError as error:
+        raise from_os(error, entry.origin or entry.id) from error
+
+
+def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Visible | None) -> Restored:
+    kernel = folder.store.kernel
+    held = claim_for_restore(folder, entry.id)
+    if inside is not None:
+        return restore_inside(held, inside, None)
+    with Origin(held) as origin:
+        if origin.parent_fd is None:
+            give_back(held)
+            held.__exit__()
+            raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
+        visible = Direct(kernel, origin.parent_fd, origin.name)
+        path = os.path.join(folder.store.base_path, held.record.origin or b"")
+        return restore(held, Destination(visible, path, origin.parent_fd, origin.name, makes_way=True))
+
+
+def _elsewhere(
+    entry: Entry,
+    inside: RelPath | None,
+    to: bytes,
+    parent_fd: Fd,
+    folder: UserFolder,
+    visible: Visible | None,
+) -> Restored:
+    assert visible is not None
+    held = claim_for_restore(folder, entry.id)
+    destination = Destination(visible, to, parent_fd, Name(os.path.basename(to.rstrip(b"/"))), makes_way=False)
+    if inside is not None:
+        return restore_inside(held, inside, destination)
+    return restore(held, destination)

@@ -1,0 +1,20 @@
+"""What every command that looks at a whole folder does first: recover, take in what was dropped, fill the reserve."""
+
+from __future__ import annotations
+
+from fusefs.store.adopt import Problem, adopt_dropped
+from fusefs.store.layout import UserFolder
+from fusefs.store.recover import recover
+from fusefs.store.reserve import ensure_reserve
+
+
+def tend(folder: UserFolder) -> list[str]:
+    """Tend one user's folder, as that user; what could not be settled, in words."""
+    settled = recover(folder)
+    _adopted, problems = adopt_dropped(folder)
+    ensure_reserve(folder)
+    return [_told(problem) for problem in (*settled.problems, *problems)]
+
+
+def _told(problem: Problem) -> str:
+    return f"{problem.where}: {problem.what} ({problem.hint})"
