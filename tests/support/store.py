@@ -1,0 +1,164 @@
+"""The store as tests use it: the verbs in one line, the checker, and gates that count, die or fail at call n."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.reap import Reaped, reap
+from fusefs.store.adopt import Problem
+from fusefs.store.check import check_folder, check_store
+from fusefs.store.find import act_on, all_entries, each_folder, find_container
+from fusefs.store.layout import Store, UserFolder, open_store
+from fusefs.store.listing import Entry
+from fusefs.store.restore import Restored
+from fusefs.store.restore_verb import restore_by_id
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from fusefs.store.tend import tend
+from fusefs.store.verbs import own_folder, remove_path, swap_path
+from fusefs.store.volume import initialise
+
+
+def raw(path: Path) -> bytes:
+    """A path's bytes."""
+    return os.fsencode(path)
+
+
+def init(volume: Path, kernel: Kernel | None = None) -> None:
+    """`trashd init`, with the caller's own folder and reserve."""
+    kernel = kernel or Kernel()
+    store, _done = initialise(kernel, kernel.open_path(raw(volume)), raw(volume))
+    with store:
+        own_folder(store).fd.close()
+
+
+def swap(path: Path, kernel: Kernel | None = None, options: Options = Options()) -> Swapped:
+    """`trashd swap`."""
+    return swap_path(kernel or Kernel(), raw(path), options)
+
+
+def remove(path: Path, kernel: Kernel | None = None, options: Options = Options()) -> Swapped:
+    """`trashd rm`."""
+    return remove_path(kernel or Kernel(), raw(path), options)
+
+
+def entries(volume: Path) -> list[Entry]:
+    """`trashd list --volume`."""
+    return all_entries(Kernel(), [raw(volume)])
+
+
+def restore(
+    volume: Path, identifier: str, kernel: Kernel | None = None, inside: bytes | None = None, to: Path | None = None
+) -> Restored:
+    """`trashd restore`."""
+    kernel = kernel or Kernel()
+    entry = find_container(kernel, [raw(volume)], identifier)
+    return restore_by_id(kernel, [raw(volume)], entry, inside, None if to is None else raw(to))
+
+
+def reap_now(volume: Path, identifier: str, kernel: Kernel | None = None) -> Reaped:
+    """`trashd reap --now ID`."""
+    kernel = kernel or Kernel()
+    entry = find_container(kernel, [raw(volume)], identifier)
+    return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id), Reaped)
+
+
+def recover_all(volume: Path, kernel: Kernel | None = None) -> list[str]:
+    """Recover, adopt drops and stock reserves of all folders; the problems that were kept."""
+    told = each_folder(kernel or Kernel(), [raw(volume)], tend, list[str])
+    return [line for part in told for line in part]
+
+
+def problems(volume: Path) -> list[Problem]:
+    """What `trashd doctor` says of a volume that has a store."""
+    kernel = Kernel()
+    with opened(volume) as store:
+        found = list(check_store(store))
+    for part in each_folder(kernel, [raw(volume)], check_folder, list[Problem]):
+        found += part
+    return found
+
+
+def assert_silent(volume: Path) -> None:
+    """The checker has nothing to say: how every test that touches a store ends."""
+    assert problems(volume) == []
+
+
+@contextmanager
+def opened(volume: Path) -> Iterator[Store]:
+    """The store of a volume."""
+    kernel = Kernel()
+    store = open_store(kernel, kernel.open_path(raw(volume)), raw(volume))
+    assert store is not None, f"no store in {volume}"
+    with store:
+        yield store
+
+
+@contextmanager
+def own(volume: Path) -> Iterator[UserFolder]:
+    """The caller's folder in the store of a volume."""
+    with opened(volume) as store, own_folder(store) as folder:
+        yield folder
+
+
+class Counting:
+    """A gate that notes each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __call__(self, call: str) -> None:
+        self.calls.append(call)
+
+
+class FailingAt:
+    """A gate that fails the n-th call (from 0) once with an errno."""
+
+    def __init__(self, n: int, number: int) -> None:
+        self.left = n
+        self.number = number
+        self.failed: str | None = None
+
+    def __call__(self, call: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.failed = call
+            raise OSError(self.number, os.strerror(self.number))
+
+
+class DyingAt:
+    """A gate that ends the process before its n-th call (from 0), as SIGKILL would: nothing is cleaned up."""
+
+    EXIT_CODE = 77
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self, _call: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            os._exit(self.EXIT_CODE)
+
+
+def in_child(body: Callable[[], object]) -> int:
+    """The exit code of a forked child that runs `body`: 0 if it returned, 1 if it raised."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def calls_of(body: Callable[[Kernel], object]) -> Sequence[str]:
+    """The calls that `body` makes."""
+    gate = Counting()
+    body(Kernel(gate))
+    return gate.calls
