@@ -23,6 +23,9 @@ from fusefs.store.verbs import own_folder, remove_path, swap_path
 from fusefs.store.volume import initialise
 
 
+_DEFAULT = Options()
+
+
 def raw(path: Path) -> bytes:
     """A path's bytes."""
     return os.fsencode(path)
@@ -36,12 +39,12 @@ def init(volume: Path, kernel: Kernel | None = None) -> None:
         own_folder(store).fd.close()
 
 
-def swap(path: Path, kernel: Kernel | None = None, options: Options = Options()) -> Swapped:
+def swap(path: Path, kernel: Kernel | None = None, options: Options = _DEFAULT) -> Swapped:
     """`trashd swap`."""
     return swap_path(kernel or Kernel(), raw(path), options)
 
 
-def remove(path: Path, kernel: Kernel | None = None, options: Options = Options()) -> Swapped:
+def remove(path: Path, kernel: Kernel | None = None, options: Options = _DEFAULT) -> Swapped:
     """`trashd rm`."""
     return remove_path(kernel or Kernel(), raw(path), options)
 
