@@ -13,9 +13,8 @@ from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
-from fusefs.store.find import each_folder
+from fusefs.store.find import each_folder, tend_all
 from fusefs.store.layout import open_store
-from fusefs.store.tend import tend
 
 EXIT_PROBLEMS = 1
 
@@ -44,9 +43,8 @@ def command(volume: bytes, repair: bool, as_json: bool) -> int:
     if store is None:
         raise NotFound(path, "there is no store; trashd init makes one")
     if repair:
-        for told in each_folder(kernel, [path], tend, list[str]):
-            for line in told:
-                output.warn(line)
+        for told in tend_all(kernel, [path]):
+            output.warn(told)
     with store:
         problems = [*check_store(store)]
         for part in each_folder(kernel, [path], check_folder, list[Problem]):

@@ -8,7 +8,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.core.errors import NoStore, from_os
+from fusefs.core.errors import from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.verbs import own_folder
@@ -36,8 +36,6 @@ def command(volume: bytes, as_json: bool) -> int:
     except OSError as error:
         raise from_os(error, path) from error
     with store:
-        if store.owner != os.geteuid():
-            raise NoStore(path, "it belongs to root already: there is nothing to do")
         own_folder(store).fd.close()
     if as_json:
         output.as_json(done)

@@ -13,7 +13,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import printable
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import all_entries
+from fusefs.store.find import all_entries, tend_all
 from fusefs.store.listing import Entry
 
 _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
@@ -25,15 +25,19 @@ _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING
 def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     """List the orphans: where they came from, their age, how long they can be restored, whose they are, their state.
 
-    Everybody sees his own, root everybody's. No tree is walked, so this is quick whatever they hold.
+    Everybody sees his own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in
+    a drop folder becomes an orphan first, and what a killed command left is settled.
 
     \b
     Examples:
       trashd list
       trashd list --volume /scratch --json | jq -r .id
     """
+    kernel = Kernel()
+    for problem in tend_all(kernel, volumes):
+        output.warn(problem)
     now_ns = time.time_ns()
-    found = all_entries(Kernel(), volumes)
+    found = all_entries(kernel, volumes)
     if as_json:
         for entry in found:
             output.as_json({**output.plain(entry), "restorable_for_s": _left_s(entry, now_ns)})

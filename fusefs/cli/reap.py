@@ -20,10 +20,9 @@ from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import Reaped, reap
 from fusefs.reaper.remover import Progress
-from fusefs.store.find import act_on, all_entries, each_folder, find_container
+from fusefs.store.find import act_on, all_entries, find_container, tend_all
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
-from fusefs.store.tend import tend
 from fusefs.store.visible import Visible
 
 _REAPABLE = (State.ORPHANS, State.REAPING)
@@ -52,7 +51,7 @@ def command(
     if identifiers and everything:
         raise UsageError("ID with --all", "name orphans, or take all of them")
     kernel = Kernel()
-    for problem in (p for part in each_folder(kernel, volumes, tend, list[str]) for p in part):
+    for problem in tend_all(kernel, volumes):
         output.warn(problem)
     if identifiers:
         chosen: Iterable[Entry] = [find_container(kernel, volumes, one) for one in identifiers]

@@ -102,12 +102,16 @@ def _child(
 def _serve(pid: int, channel: socket.socket, answer: Ask) -> bytes:
     poll = select.poll()
     poll.register(channel, select.POLLIN)
-    while True:
+
+    def watch() -> None:
+        """Wait until there is something to read; a child that was stopped never sends it."""
         while not poll.poll(_GLANCE_MS):
             seen = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if seen is not None and seen.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED):
                 raise ChildLost
-        kind, message = _receive(channel)
+
+    while True:
+        kind, message = _receive(channel, watch)
         if kind == b"r":
             return message
         _send(channel, b"a", answer(message))
@@ -117,16 +121,17 @@ def _send(channel: socket.socket, kind: bytes, message: bytes) -> None:
     channel.sendall(_LENGTH.pack(kind, len(message)) + message)
 
 
-def _receive(channel: socket.socket) -> tuple[bytes, bytes]:
-    kind, length = _LENGTH.unpack(_read(channel, _LENGTH.size))
+def _receive(channel: socket.socket, watch: Callable[[], None] = lambda: None) -> tuple[bytes, bytes]:
+    kind, length = _LENGTH.unpack(_read(channel, _LENGTH.size, watch))
     if length > _MESSAGE_MAX:
         raise ChildLost
-    return kind, _read(channel, length)
+    return kind, _read(channel, length, watch)
 
 
-def _read(channel: socket.socket, size: int) -> bytes:
+def _read(channel: socket.socket, size: int, watch: Callable[[], None]) -> bytes:
     parts = []
     while size:
+        watch()
         part = channel.recv(min(size, 1 << 20))
         if not part:
             raise ChildLost

@@ -105,6 +105,14 @@ class Kernel:
                 raise
         return Identity(handle, x.ino, x.btime_ns)
 
+    def is_named(self, fd: int, dir_fd: int, name: bytes) -> bool:
+        """Whether a name means what an fd holds: certain, since a number is not reused while an fd has it."""
+        try:
+            there = self.stat(dir_fd, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(self.fstat(fd), there)
+
     def list(self, dir_fd: int) -> list[bytes]:
         """The names in a directory, sorted; the fd must be open for reading."""
         self._gate("getdents")

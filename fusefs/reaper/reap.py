@@ -41,14 +41,12 @@ def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda
         raise BadRecord(container) from error
     if isinstance(held, Lost):
         return Reaped(container, held.value, Report(0, (), 0))
-    try:
+    with held:
         report = remove_contents(folder.store.kernel, held.fd, progress)
         if report.n_failed == 0:
             report = _retire(held, report)
         if report.n_failed:
-            held = _set_aside(held, report)
-    finally:
-        held.__exit__()
+            _set_aside(held, report)
     return Reaped(container, None, report)
 
 
@@ -64,9 +62,9 @@ def _retire(held: Held, report: Report) -> Report:
     return report
 
 
-def _set_aside(held: Held, report: Report) -> Held:
+def _set_aside(held: Held, report: Report) -> None:
     failures = report.failures[:MAX_FAILURES]
     with suppress(OSError):
         # On a full volume the reasons may find no room; the quarantine itself needs none.
         held = rewrite(held, held.record._replace(failures=failures, partial=True))
-    return move(held, State.QUARANTINE)
+    move(held, State.QUARANTINE)

@@ -41,9 +41,9 @@ def take_in(
     """
     kernel = folder.store.kernel
     container = new_id(kernel, name if origin is None else os.path.basename(origin))
-    with ExitStack() as stack:
-        fd = stack.enter_context(kernel.open_beneath(dir_fd, name))
-        container_fd = stack.enter_context(make_directory(folder, container))
+    with ExitStack() as owned:
+        fd = owned.enter_context(kernel.open_beneath(dir_fd, name))
+        container_fd = owned.enter_context(make_directory(folder, container))
         lent = loan(kernel.fstat(fd))
         record = Record(
             id=container,
@@ -60,8 +60,8 @@ def take_in(
             note=note,
             lent_mode=lent,
         )
-        record_fd = stack.enter_context(create_record(kernel, container_fd, record))
-        held = Held(folder, container, State.STAGE, container_fd, record_fd, record)
+        owned.enter_context(create_record(kernel, container_fd, record))
+        held = Held(folder, container, State.STAGE, container_fd, record, owned)
         try:
             lend(kernel, fd, lent)
             kernel.rename(dir_fd, name, container_fd, TREE)

@@ -14,7 +14,7 @@ from fusefs.linux.fd import Fd
 from fusefs.store.adopt import Problem
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held
-from fusefs.store.layout import FOLDERS, HOISTED, RECORD, RESERVE, TREE, Store, UserFolder, open_store
+from fusefs.store.layout import FOLDER_MODE, FOLDERS, HOISTED, RECORD, RESERVE, TREE, Store, UserFolder, open_store
 from fusefs.store.pointers import pointed
 from fusefs.store.reserve import is_stocked
 from fusefs.store.stage import identify_at
@@ -60,8 +60,10 @@ def check_folder(folder: UserFolder) -> list[Problem]:
 def _check_folder(folder: UserFolder) -> Iterator[Problem]:
     kernel = folder.store.kernel
     st = kernel.fstat(folder.fd)
-    if stat.S_IMODE(st.st_mode) != 0o700:
-        yield Problem(_told(folder.path()), f"mode {stat.S_IMODE(st.st_mode):04o} instead of 0700", _RECOVER)
+    if stat.S_IMODE(st.st_mode) != FOLDER_MODE:
+        yield Problem(
+            _told(folder.path()), f"mode {stat.S_IMODE(st.st_mode):04o} instead of {FOLDER_MODE:04o}", _RECOVER
+        )
     for part in FOLDERS:
         try:
             st = kernel.stat(folder.fd, part)

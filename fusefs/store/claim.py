@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import ExitStack
 from enum import Enum
 
 from fusefs.core.errors import BadRecord
@@ -68,40 +69,19 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> Held | Los
     """
     kernel = folder.store.kernel
     name = container.encode()
-    with folder.open(state) as state_fd:
+    with folder.open(state) as state_fd, ExitStack() as owned:
         try:
-            fd = kernel.open_dir(state_fd, name)
+            fd = owned.enter_context(kernel.open_dir(state_fd, name))
         except (FileNotFoundError, NotADirectoryError):
             return Lost.GONE
-        try:
-            record_fd = open_record(kernel, fd, folder.uid)
-        except BaseException:
-            fd.close()
-            raise
-        try:
-            if not kernel.lock(record_fd):
-                lost = Lost.BUSY
-            elif _is_still(kernel, state_fd, name, fd) and _is_still(kernel, fd, RECORD, record_fd):
-                record = read_record(kernel, record_fd, folder, container)
-                return Held(folder, container, state, fd, record_fd, record)
-            else:
-                lost = Lost.GONE
-        except BaseException:
-            record_fd.close()
-            fd.close()
-            raise
-    record_fd.close()
-    fd.close()
-    return lost
-
-
-def _is_still(kernel: Kernel, dir_fd: Fd, name: bytes, fd: Fd) -> bool:
-    """Whether a name still means what we opened: whoever held the lock before us may have moved or replaced it."""
-    try:
-        here, there = kernel.fstat(fd), kernel.stat(dir_fd, name)
-    except FileNotFoundError:
-        return False
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+        record_fd = owned.enter_context(open_record(kernel, fd, folder.uid))
+        if not kernel.lock(record_fd):
+            return Lost.BUSY
+        # Whoever held the lock before us may have moved the container, or replaced its record.
+        if not (kernel.is_named(fd, state_fd, name) and kernel.is_named(record_fd, fd, RECORD)):
+            return Lost.GONE
+        record = read_record(kernel, record_fd, folder, container)
+        return Held(folder, container, state, fd, record, owned.pop_all())
 
 
 def claim(folder: UserFolder, source: State, container: ContainerId, target: State) -> Held | Lost:
@@ -111,9 +91,8 @@ def claim(folder: UserFolder, source: State, container: ContainerId, target: Sta
         return held
     try:
         return move(held, target)
-    except FileNotFoundError:
-        held.__exit__()
-        return Lost.GONE
-    except BaseException:
-        held.__exit__()
+    except BaseException as error:
+        held.owned.close()
+        if isinstance(error, FileNotFoundError):
+            return Lost.GONE
         raise

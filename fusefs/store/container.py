@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -24,16 +24,17 @@ _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 class Held(NamedTuple):
     """A container whose record we have locked: nobody else moves or changes it until the last fd closes.
 
-    fd         its directory, readable
-    record_fd  the locked record
+    fd      its directory, readable
+    record  as it is on disk
+    owned   closes what keeps the lock; once, however many values of this hold share it
     """
 
     folder: UserFolder
     id: ContainerId
     state: State
     fd: Fd
-    record_fd: Fd
     record: Record
+    owned: ExitStack
 
     def __enter__(self) -> Self:
         """Hold it for the block."""
@@ -41,8 +42,7 @@ class Held(NamedTuple):
 
     def __exit__(self, *_error: object) -> None:
         """Let go of the lock."""
-        self.record_fd.close()
-        self.fd.close()
+        self.owned.close()
 
     def name(self) -> bytes:
         """Its name in the directory of its state."""
@@ -78,32 +78,31 @@ def create_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
     return _publish(kernel, fd, record, partial(kernel.link_unnamed, fd, container_fd, RECORD))
 
 
-def replace_record(kernel: Kernel, container_fd: Fd, record: Record, spare: Name | None = None) -> Fd:
-    """The locked fd of a record that takes the place of the old one, if any; the holder of that one only.
-
-    spare  a file in the container with preallocated blocks, to be used instead of a new one (the reserve)
-    """
-    if spare is None:
-        with suppress(FileNotFoundError):
-            kernel.unlink(container_fd, RECORD_NEW)
-        fd = kernel.create(container_fd, RECORD_NEW)
-    else:
-        fd = kernel.open_beneath(container_fd, spare, os.O_RDWR | os.O_NOFOLLOW)
-    return _publish(kernel, fd, record, partial(kernel.rename, container_fd, spare or RECORD_NEW, container_fd, RECORD))
+def replace_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
+    """The locked fd of a record that takes the place of the old one, if any; errors as for `create_record`."""
+    with suppress(FileNotFoundError):
+        kernel.unlink(container_fd, RECORD_NEW)
+    fd = kernel.create(container_fd, RECORD_NEW)
+    return _publish(kernel, fd, record, partial(kernel.rename, container_fd, RECORD_NEW, container_fd, RECORD))
 
 
 def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None]) -> Fd:
     """Lock, write and flush a file, then let it appear: in this order a record is never seen unlocked or short."""
     try:
         if not kernel.lock(fd):
-            raise BlockingIOError(errno.EAGAIN, "a new record is locked")
-        kernel.write(fd, encode(record))
-        kernel.fsync(fd)
+            raise FileNotFoundError(errno.ENOENT, "recovery was faster than this record")
+        fill_record(kernel, fd, record)
         appear()
     except BaseException:
         fd.close()
         raise
     return fd
+
+
+def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
+    """Make a record the durable content of a file that we have locked."""
+    kernel.write(fd, encode(record))
+    kernel.fsync(fd)
 
 
 def move(held: Held, to: State) -> Held:
@@ -118,9 +117,8 @@ def move(held: Held, to: State) -> Held:
 def rewrite(held: Held, record: Record) -> Held:
     """The container with another record, durable and locked before the old one's lock goes."""
     kernel = held.folder.store.kernel
-    record_fd = replace_record(kernel, held.fd, record)
-    held.record_fd.close()
-    return held._replace(record_fd=record_fd, record=record)
+    held.owned.enter_context(replace_record(kernel, held.fd, record))
+    return held._replace(record=record)
 
 
 def dissolve(held: Held) -> None:

@@ -12,6 +12,7 @@ from fusefs.store.authority import as_owner
 from fusefs.store.discover import discover, folders, with_lower
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry, entries
+from fusefs.store.tend import tend
 from fusefs.store.visible import Direct, Visible
 
 T = TypeVar("T")
@@ -41,6 +42,11 @@ def all_entries(kernel: Kernel, volumes: Sequence[bytes]) -> list[Entry]:
         for entry in part
     }
     return sorted(found.values(), key=lambda entry: entry.id)
+
+
+def tend_all(kernel: Kernel, volumes: Sequence[bytes]) -> list[str]:
+    """Tend all folders that the caller may see; what could not be settled, in words."""
+    return [told for part in each_folder(kernel, volumes, tend, list[str]) for told in part]
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> Entry:

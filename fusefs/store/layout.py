@@ -31,6 +31,7 @@ POINTERS = Name(b"pointers")
 RESERVE = Name(b"reserve")
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
+FOLDER_MODE = 0o700
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -242,8 +243,8 @@ def _open_folder(store: Store, name: Name) -> UserFolder | None:
             return None
         raise
     st = kernel.fstat(fd)
-    if st.st_mode & 0o7777 != 0o700 and st.st_uid == os.geteuid():
-        kernel.chmod(fd, 0o700)
+    if st.st_mode & 0o7777 != FOLDER_MODE and st.st_uid == os.geteuid():
+        kernel.chmod(fd, FOLDER_MODE)
     return UserFolder(store, st.st_uid, name, fd)
 
 

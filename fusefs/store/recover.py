@@ -17,14 +17,16 @@ from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_re
 from fusefs.core.names import ContainerId, Name, is_container_id, printable, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
-from fusefs.store.container import Held, dissolve, move
+from fusefs.store.container import RECORD_NEW, Held, dissolve, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.stage import drop_prepared, identify_at, take_back, unmake
 
 _LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010, 0x2FC12FC1, 0x794C7630})
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs: only one kernel has them mounted, so that its locks tell all."""
+_OUT_OF_REACH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 _HINT = "trashd doctor shows it; nothing of it was touched"
 
 
@@ -36,10 +38,13 @@ class Recovered(NamedTuple):
 
 
 def recover(folder: UserFolder) -> Recovered:
-    """Settle the containers that nobody holds in one user's stage/ and restoring/; to be run as that user."""
+    """Settle the containers that nobody holds in one user's stage/ and restoring/; to be run as that user.
+
+    In reaping/ only what has no record any more is swept: the end of a reap that was killed.
+    """
     settled: list[str] = []
     problems: list[Problem] = []
-    for state in (State.STAGE, State.RESTORING):
+    for state in (State.STAGE, State.RESTORING, State.REAPING):
         kernel = folder.store.kernel
         with folder.open(state) as state_fd:
             names = kernel.list(state_fd)
@@ -74,6 +79,8 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
     if isinstance(held, Lost):
         return ""
     with held:
+        if state is State.REAPING:
+            return ""  # whole or half, the next reap goes on with it
         if _may_be_alive(held):
             raise _Kept(f"made on host {held.record.host}, which may still be working on it")
         origin = Origin(held)
@@ -84,10 +91,26 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
 
 
 def _sweep(folder: UserFolder, state: State, name: bytes) -> str:
-    """A container without a record never held a victim: rmdir, nothing else."""
+    """A container without a record never held a victim, or holds nothing any more: rmdir, nothing else."""
+    kernel = folder.store.kernel
     with folder.open(state) as state_fd, suppress(FileNotFoundError):
-        unmake(folder.store.kernel, state_fd, name)
-    return "never was complete: removed"
+        with kernel.open_dir(state_fd, name) as fd:
+            if not _drop_unfinished_record(kernel, fd):
+                return ""
+        unmake(kernel, state_fd, name)
+    return "held nothing: removed"
+
+
+def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
+    """Remove a record that was still being written; False if its writer lives."""
+    try:
+        with kernel.open_beneath(fd, RECORD_NEW, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as new:
+            if not kernel.lock(new):
+                return False
+            kernel.unlink(fd, RECORD_NEW)
+    except FileNotFoundError:
+        pass
+    return True
 
 
 def _may_be_alive(held: Held) -> bool:
@@ -106,12 +129,15 @@ class Origin:
         self.name = Name(b"")
         if held.record.origin is not None:
             *parents, self.name = split(held.record.origin)
-            with suppress(OSError):
+            try:
                 self.parent_fd = self._kernel.open_beneath(
                     held.folder.store.base_fd,
                     b"/".join(parents) or b".",
                     os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW,
                 )
+            except OSError as error:
+                if error.errno not in _OUT_OF_REACH:
+                    raise
 
     def __enter__(self) -> Self:
         """Own its fd for the block."""

@@ -6,7 +6,7 @@ from fusefs.core.names import RelPath
 from fusefs.core.record import Method
 from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.locate import Victim
-from fusefs.store.stage import Options, is_identity_of, lend, stage, unstage
+from fusefs.store.stage import Options, lend, stage, unstage
 from fusefs.store.swap import Swapped, finish, give_back
 from fusefs.store.visible import Move, Visible
 
@@ -21,6 +21,6 @@ def remove(folder: UserFolder, victim: Victim, relative: RelPath, options: Optio
         except BaseException:
             unstage(staged, victim.fd)
             raise
-        if not is_identity_of(kernel, victim.fd, staged.held.fd, TREE):
+        if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)
         return finish(staged, victim, options, (), None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import RECORD_NEW
 from fusefs.store.layout import FRESH, RECORD, RESERVE, TREE, UserFolder
 
 READY = Name(b"ready")
@@ -27,13 +26,14 @@ def ensure_reserve(folder: UserFolder) -> bool:
         if _is_complete(kernel, reserve):
             return True
         try:
-            _discard(kernel, reserve, READY)
-            _discard(kernel, reserve, _MAKING)
+            for name in (READY, _MAKING):
+                if not _discard(kernel, reserve, name):
+                    return False
             _make(kernel, reserve)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in (*FULL, errno.EEXIST, errno.ENOENT):
                 raise
-            return False
+            return False  # full, or another command is making it
     return True
 
 
@@ -63,34 +63,50 @@ def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
         return False
 
 
-def _discard(kernel: Kernel, reserve: Fd, name: Name) -> None:
-    """Remove what is left of a reserve: only ever empty directories and our own files."""
+def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
+    """Remove what is left of a reserve, only ever empty directories and our own files; False if somebody uses it."""
     try:
         fd = kernel.open_dir(reserve, name)
     except FileNotFoundError:
-        return
-    with fd:
+        return True
+    with fd, ExitStack() as locks:
+        for file in (SPARE, RECORD):
+            with suppress(FileNotFoundError):
+                if not kernel.lock(locks.enter_context(_open_file(kernel, fd, file))):
+                    return False
         for directory in (TREE, FRESH):
             with suppress(FileNotFoundError):
                 kernel.rmdir(fd, directory)
-        for file in (SPARE, RECORD, RECORD_NEW):
+        for file in (SPARE, RECORD):
             with suppress(FileNotFoundError):
                 kernel.unlink(fd, file)
     kernel.rmdir(reserve, name)
+    return True
 
 
-def open_reserve(folder: UserFolder) -> Fd | None:
-    """The ready container, or None if there is none. It becomes ours when its spare file is locked as the record."""
+def _open_file(kernel: Kernel, fd: Fd, name: Name) -> Fd:
+    return kernel.open_beneath(fd, name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
+    """The ready container and its spare file, which is locked, both owned by `owned`; None if it is not to be had.
+
+    Who has the lock has the reserve: the spare file becomes the container's record.
+    """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         try:
-            return kernel.open_dir(reserve, READY)
+            fd = owned.enter_context(kernel.open_dir(reserve, READY))
+            spare = owned.enter_context(_open_file(kernel, fd, SPARE))
         except FileNotFoundError:
             return None
+    # A command that was faster has made a record of it, and may be through with everything by now.
+    is_ours = kernel.lock(spare) and kernel.is_named(spare, fd, SPARE)
+    return (fd, spare) if is_ours else None
 
 
 def move_to_stage(folder: UserFolder, container: ContainerId) -> None:
     """The ready container, with its record, becomes a staged one by one rename."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve, folder.open(State.STAGE) as stage:
-        kernel.rename(reserve, READY, stage, os.fsencode(container))
+        kernel.rename(reserve, READY, stage, container.encode())

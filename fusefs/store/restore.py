@@ -18,7 +18,7 @@ from fusefs.store.claim import Lost, claim
 from fusefs.store.container import Held, move, rewrite
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.recover import retire_restored
-from fusefs.store.stage import is_identity_of, lend, loan, take_back
+from fusefs.store.stage import lend, loan, take_back
 from fusefs.store.visible import Move, Visible
 
 _ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -70,7 +70,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
             try:
                 return rewrite(held, held.record._replace(partial=True))
             except BaseException:
-                held.__exit__()
+                held.owned.close()
                 raise
     raise NotFound(container)
 
@@ -81,10 +81,9 @@ def restore(held: Held, destination: Destination) -> Restored:
     Raises  Occupied, or OSError as the kernel refused: it is an orphan again then
     """
     kernel = held.folder.store.kernel
-    with ExitStack() as stack:
-        stack.callback(lambda: held.__exit__())  # noqa: PLW0108  whichever it is by then: the loan rewrites it
+    with held:
         try:
-            tree = stack.enter_context(kernel.open_beneath(held.fd, TREE))
+            tree = held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
             held = _with_loan(kernel, held, tree)
             _put(kernel, held, destination)
         except BaseException:
@@ -164,7 +163,7 @@ def _is_our_fresh(kernel: Kernel, held: Held, fd: Fd) -> bool:
 
 def _exchange_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
     destination.visible.make(Move.EXCHANGE, held)
-    if not is_identity_of(kernel, fresh, held.fd, TREE):
+    if not kernel.is_named(fresh, held.fd, TREE):
         destination.visible.make(Move.EXCHANGE, held)
         raise Occupied(destination.path, "something else took its name at that moment; it was given back")
 
@@ -172,7 +171,7 @@ def _exchange_back(kernel: Kernel, held: Held, destination: Destination, fresh: 
 def _rename_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
     destination.visible.make(Move.ASIDE_FRESH, held)
     try:
-        if not is_identity_of(kernel, fresh, held.fd, FRESH):
+        if not kernel.is_named(fresh, held.fd, FRESH):
             raise Occupied(destination.path, "something else took its name at that moment; it was given back")
         destination.visible.make(Move.BACK, held)
     except BaseException:
@@ -212,7 +211,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
         raise NotFound(path, f"its tree is {printable(where)} until it is restored or reaped") from error
     finally:
         give_back(held)
-        held.__exit__()
+        held.owned.close()
     return Restored(held.id, path, None, held.record.partial, ())
 
 

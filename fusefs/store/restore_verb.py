@@ -59,7 +59,7 @@ def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Vi
     with Origin(held) as origin:
         if origin.parent_fd is None:
             give_back(held)
-            held.__exit__()
+            held.owned.close()
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
         visible = Direct(kernel, origin.parent_fd, origin.name)
         path = os.path.join(folder.store.base_path, held.record.origin or b"")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.durations import DEFAULT_RETENTION_S
@@ -17,13 +16,14 @@ from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import Held, create_record, dissolve, make_directory, new_id, replace_record
-from fusefs.store.layout import FRESH, TREE, UserFolder
+from fusefs.store.container import Held, create_record, dissolve, fill_record, make_directory, new_id
+from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
-from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, open_reserve
+from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, take_reserve
 
 _ATTEMPTS = 8
 _LOAN = 0o700
+_NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME)
 
 
 class Options(NamedTuple):
@@ -51,10 +51,8 @@ class Staged(NamedTuple):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them, the lock last."""
-        if self.fresh is not None:
-            self.fresh.close()
-        self.held.__exit__()
+        """Close them, the lock with them."""
+        self.held.owned.close()
 
 
 def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
@@ -78,24 +76,21 @@ def _stage_new(folder: UserFolder, victim: Victim, relative: RelPath, method: Me
     kernel = folder.store.kernel
     for attempt in range(_ATTEMPTS):
         container = new_id(kernel, victim.name)
-        opened: list[Fd] = []
-        try:
-            opened.append(make_directory(folder, container))
-            fresh = None
-            if method in (Method.EXCHANGE, Method.TWO_RENAME):
-                fresh = _make_fresh(kernel, opened[0], method)
-                opened.append(fresh)
-            record = _record(folder, container, victim, relative, method, fresh, options)
-            record_fd = create_record(kernel, opened[0], record)
-        except BaseException as error:
-            for fd in opened:
-                fd.close()
-            _unmake(folder, container)
-            # Recovery may sweep away a container that has no record yet: its maker starts again.
-            if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
+        with ExitStack() as owned:
+            try:
+                fd = owned.enter_context(make_directory(folder, container))
+                fresh = None
+                if method in _NEEDS_FRESH:
+                    fresh = owned.enter_context(_make_fresh(kernel, fd, method))
+                record = _record(folder, container, victim, relative, method, fresh, options)
+                owned.enter_context(create_record(kernel, fd, record))
+            except BaseException as error:
+                _unmake(folder, container)
+                # Recovery may sweep away a container that has no record yet: its maker starts again.
+                if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS - 1:
+                    continue
                 raise
-        else:
-            return Staged(Held(folder, container, State.STAGE, opened[0], record_fd, record), fresh)
+            return Staged(Held(folder, container, State.STAGE, fd, record, owned.pop_all()), fresh)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -127,33 +122,25 @@ def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
 def _stage_reserve(
     folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options
 ) -> Staged | None:
+    """A container made of the reserve, or None if there is none or another command has it."""
     kernel = folder.store.kernel
-    fd = open_reserve(folder)
-    if fd is None:
-        return None
-    opened = [fd]
-    try:
-        fresh = kernel.open_dir(fd, TREE)
-        opened.append(fresh)
+    with ExitStack() as owned:
+        taken = take_reserve(folder, owned)
+        if taken is None:
+            return None
+        fd, spare = taken
+        fresh = owned.enter_context(kernel.open_dir(fd, TREE))
         container = new_id(kernel, victim.name)
+        prepared = fresh if method in _NEEDS_FRESH else None
         if method is Method.TWO_RENAME:
             kernel.rename(fd, TREE, fd, FRESH)
-        needs_fresh = method in (Method.EXCHANGE, Method.TWO_RENAME)
-        record = _record(folder, container, victim, relative, method, fresh if needs_fresh else None, options)
-        opened.append(replace_record(kernel, fd, record, spare=SPARE))
-        if not needs_fresh:
+        elif prepared is None:
             kernel.rmdir(fd, TREE)
+        record = _record(folder, container, victim, relative, method, prepared, options)
+        fill_record(kernel, spare, record)
+        kernel.rename(fd, SPARE, fd, RECORD)
         move_to_stage(folder, container)
-    except BaseException as error:
-        for one in opened:
-            one.close()
-        if isinstance(error, FileNotFoundError | BlockingIOError):
-            return None  # another swap of this user was faster
-        raise
-    held = Held(folder, container, State.STAGE, fd, opened[2], record)
-    if not needs_fresh:
-        fresh.close()
-    return Staged(held, fresh if needs_fresh else None)
+        return Staged(Held(folder, container, State.STAGE, fd, record, owned.pop_all()), prepared)
 
 
 def _record(
@@ -208,8 +195,11 @@ def lend(kernel: Kernel, fd: Fd, mode: int | None) -> None:
 
 
 def take_back(kernel: Kernel, fd: Fd, mode: int | None) -> None:
-    """The mode as it was before the loan."""
-    if mode is not None:
+    """The mode as it was before the loan; nothing is touched if it is that already.
+
+    For a set-group-id directory of a group that its owner is not in even the same mode again would drop the bit.
+    """
+    if mode is not None and stat.S_IMODE(kernel.fstat(fd).st_mode) != mode:
         kernel.chmod(fd, mode)
 
 
@@ -233,17 +223,6 @@ def restock(folder: UserFolder) -> None:
     """Fill the reserve up again if it can be had; a failure shows in `trashd doctor`, not in a swap that worked."""
     with suppress(OSError):
         ensure_reserve(folder)
-
-
-def is_identity_of(kernel: Kernel, fd: Fd, dir_fd: Fd, name: Name) -> bool:
-    """Whether a name means what an fd holds: certain while the fd is open."""
-    try:
-        st = kernel.stat(dir_fd, name)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return False
-        raise
-    return os.path.samestat(st, kernel.fstat(fd))
 
 
 def identify_at(kernel: Kernel, dir_fd: Fd, name: bytes) -> Identity | None:

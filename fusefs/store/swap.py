@@ -18,7 +18,6 @@ from fusefs.store.locate import Victim
 from fusefs.store.stage import (
     Options,
     Staged,
-    is_identity_of,
     lend,
     stage,
     take_back,
@@ -119,14 +118,14 @@ def _judge(staged: Staged, victim: Victim, visible: Visible) -> Outcome:
     """Verify both sides by the fds held since before."""
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
-    tree_is_victim = is_identity_of(kernel, victim.fd, staged.held.fd, TREE)
+    tree_is_victim = kernel.is_named(victim.fd, staged.held.fd, TREE)
     found = visible.found()
     fresh = kernel.fstat(staged.fresh)
     name_is_fresh = found == (fresh.st_dev, fresh.st_ino)
     if tree_is_victim:
         # Whatever has the name now: somebody may already have moved the fresh directory, which is his right.
         return Outcome.DONE
-    if is_identity_of(kernel, staged.fresh, staged.held.fd, TREE) and not name_is_fresh:
+    if kernel.is_named(staged.fresh, staged.held.fd, TREE) and not name_is_fresh:
         return Outcome.NOTHING
     return Outcome.RACED
 
@@ -139,7 +138,7 @@ def _undo_exchange(staged: Staged, victim: Victim, visible: Visible) -> None:
     where = printable(victim.path())
     if visible.found() == (fresh.st_dev, fresh.st_ino):
         visible.make(Move.EXCHANGE, staged.held)
-        if is_identity_of(kernel, staged.fresh, staged.held.fd, TREE):
+        if kernel.is_named(staged.fresh, staged.held.fd, TREE):
             unstage(staged, victim.fd)
             raise Refused(where, "something else took its name at that moment; it was given back, try again")
     raise Unsettled(f"{where} was changed by somebody else during the exchange; see {staged.held.id} in stage/")
@@ -192,7 +191,7 @@ def _by_two_renames(
         except BaseException:
             unstage(staged, victim.fd)
             raise
-        if not is_identity_of(kernel, victim.fd, staged.held.fd, TREE):
+        if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)
         _place(staged, victim, visible)
         gap_ns = time.monotonic_ns() - began_ns

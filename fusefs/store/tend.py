@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from fusefs.store.adopt import Problem, adopt_dropped
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import FOLDER_MODE, UserFolder
 from fusefs.store.recover import recover
 from fusefs.store.reserve import ensure_reserve
 
 
 def tend(folder: UserFolder) -> list[str]:
     """Tend one user's folder, as that user; what could not be settled, in words."""
+    kernel = folder.store.kernel
+    if kernel.fstat(folder.fd).st_mode & 0o7777 != FOLDER_MODE:
+        kernel.chmod(folder.fd, FOLDER_MODE)
     settled = recover(folder)
     _adopted, problems = adopt_dropped(folder)
     ensure_reserve(folder)

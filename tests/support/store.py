@@ -11,17 +11,15 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import Reaped, reap
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
-from fusefs.store.find import act_on, all_entries, each_folder, find_container
+from fusefs.store.find import act_on, all_entries, each_folder, find_container, tend_all
 from fusefs.store.layout import Store, UserFolder, open_store
 from fusefs.store.listing import Entry
 from fusefs.store.restore import Restored
 from fusefs.store.restore_verb import restore_by_id
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
-from fusefs.store.tend import tend
 from fusefs.store.verbs import own_folder, remove_path, swap_path
 from fusefs.store.volume import initialise
-
 
 _DEFAULT = Options()
 
@@ -72,8 +70,7 @@ def reap_now(volume: Path, identifier: str, kernel: Kernel | None = None) -> Rea
 
 def recover_all(volume: Path, kernel: Kernel | None = None) -> list[str]:
     """Recover, adopt drops and stock reserves of all folders; the problems that were kept."""
-    told = each_folder(kernel or Kernel(), [raw(volume)], tend, list[str])
-    return [line for part in told for line in part]
+    return tend_all(kernel or Kernel(), [raw(volume)])
 
 
 def problems(volume: Path) -> list[Problem]:
