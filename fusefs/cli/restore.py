@@ -10,11 +10,11 @@ from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import find_container
+from fusefs.store.find import find_container, tend_all
 from fusefs.store.restore_verb import restore_by_id
 
 
-@click.command("restore", no_args_is_help=True)
+@click.command("restore", short_help="Take an orphan, or a part of it, back.", no_args_is_help=True)
 @click.argument("identifier", metavar="ID")
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
 @click.option("--to", type=PathBytes(), metavar="PATH", help="Restore to PATH, which must not exist, instead.")
@@ -34,6 +34,8 @@ def command(identifier: str, inside: bytes | None, to: bytes | None, volumes: tu
       trashd restore 2fe7e4cb8ba8 results/final.csv
     """
     kernel = Kernel()
+    for problem in tend_all(kernel, volumes):
+        output.warn(problem)
     entry = find_container(kernel, volumes, identifier)
     done = restore_by_id(kernel, volumes, entry, None if inside is None else os.path.normpath(inside), to)
     if as_json:

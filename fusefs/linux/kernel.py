@@ -20,6 +20,8 @@ from fusefs.linux.fd import Fd
 Gate = Callable[[str], None]
 
 FUSE_MAGIC = 0x65735546
+_LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010, 0x2FC12FC1, 0x794C7630})
+"""ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
 _PATH_MAX = 4000
 
@@ -90,6 +92,10 @@ class Kernel:
         """The filesystem's magic number."""
         self._gate("statfs")
         return libc.statfs_type(fd)
+
+    def is_local(self, fd: int) -> bool:
+        """Whether only one kernel can have this filesystem mounted, so that its locks tell of everybody."""
+        return self.filesystem(fd) in _LOCAL
 
     def identify(self, fd: int) -> Identity:
         """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given."""

@@ -15,7 +15,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
 from fusefs.store.container import Held, create_record, dissolve, make_directory, move, new_id
 from fusefs.store.layout import DROP, TREE, UserFolder
-from fusefs.store.stage import identify_at, lend, loan, take_back
+from fusefs.store.stage import discard_unmade, identify_at, lend, loan, take_back
 
 
 class Problem(NamedTuple):
@@ -60,12 +60,16 @@ def take_in(
             note=note,
             lent_mode=lent,
         )
-        owned.enter_context(create_record(kernel, container_fd, record))
+        try:
+            owned.enter_context(create_record(kernel, container_fd, record))
+        except BaseException:
+            discard_unmade(folder, container)
+            raise
         held = Held(folder, container, State.STAGE, container_fd, record, owned)
         try:
             lend(kernel, fd, lent)
             kernel.rename(dir_fd, name, container_fd, TREE)
-        except BaseException:
+        except (OSError, TrashdError):
             take_back(kernel, fd, lent)
             dissolve(held)
             raise

@@ -122,8 +122,15 @@ def rewrite(held: Held, record: Record) -> Held:
 
 
 def dissolve(held: Held) -> None:
-    """Remove a container that holds no tree: first the record, then the directory, which refuses if we err."""
+    """Remove a container that holds nothing but its record.
+
+    Raises  OSError with ENOTEMPTY, and leaves the record, if there is anything else in it: without its record
+            nobody would know what that is
+    """
     kernel = held.folder.store.kernel
+    others = set(kernel.list(held.fd)) - {RECORD, RECORD_NEW}
+    if others:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
     with suppress(FileNotFoundError):
         kernel.unlink(held.fd, RECORD_NEW)
     kernel.unlink(held.fd, RECORD)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 
@@ -22,6 +21,8 @@ def add_pointer(folder: UserFolder, lower: RelPath) -> None:
     lower  the directory that holds it, relative to the one that holds this store
     """
     kernel = folder.store.kernel
+    import hashlib  # 2 ms, which a swap into the highest store doesn't need to spend
+
     name = hashlib.sha256(lower).hexdigest()[:32].encode()
     with folder.open(POINTERS) as pointers:
         try:

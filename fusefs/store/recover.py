@@ -22,10 +22,8 @@ from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held, dissolve, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.stage import drop_prepared, identify_at, take_back, unmake
+from fusefs.store.stage import identify_at, take_back, unmake
 
-_LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010, 0x2FC12FC1, 0x794C7630})
-"""ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs: only one kernel has them mounted, so that its locks tell all."""
 _OUT_OF_REACH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 _HINT = "trashd doctor shows it; nothing of it was touched"
 
@@ -54,7 +52,7 @@ def recover(folder: UserFolder) -> Recovered:
                 told = _settle(folder, state, name)
                 if told:
                     settled.append(f"{where}: {told}")
-            except _Kept as kept:
+            except Kept as kept:
                 problems.append(Problem(where, str(kept), _HINT))
             except TrashdError as error:
                 problems.append(Problem(where, error.message(), error.hint))
@@ -63,7 +61,7 @@ def recover(folder: UserFolder) -> Recovered:
     return Recovered(tuple(settled), tuple(problems))
 
 
-class _Kept(Exception):
+class Kept(Exception):
     """Why a container was left as it is."""
 
 
@@ -71,7 +69,7 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
     """What was done with one container; empty if there was nothing to do or it is not ours to touch now."""
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        raise _Kept("not a container of trashd")
+        raise Kept("not a container of trashd")
     try:
         held = hold(folder, state, ContainerId(text))
     except FileNotFoundError:
@@ -82,12 +80,11 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
         if state is State.REAPING:
             return ""  # whole or half, the next reap goes on with it
         if _may_be_alive(held):
-            raise _Kept(f"made on host {held.record.host}, which may still be working on it")
-        origin = Origin(held)
-        with origin:
+            raise Kept(f"made on host {held.record.host}, which may still be working on it")
+        with Origin(held) as origin:
             if state is State.STAGE:
                 return _settle_staged(held, origin)
-            return _settle_restoring(held, origin)
+            return settle_restoring(held, origin)
 
 
 def _sweep(folder: UserFolder, state: State, name: bytes) -> str:
@@ -116,7 +113,7 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
 def _may_be_alive(held: Held) -> bool:
     if held.record.boot == boot_id() or held.record.host == host_id():
         return False
-    return held.folder.store.kernel.filesystem(held.fd) not in _LOCAL
+    return not held.folder.store.kernel.is_local(held.fd)
 
 
 class Origin:
@@ -161,13 +158,15 @@ class Origin:
                 take_back(self._kernel, fd, mode)
 
     def place(self, held: Held, name: Name) -> bool:
-        """Move something of the container to the name; whether it could, the name being free."""
+        """Move something of the container to the name and end its loan; whether it could, the name being free."""
         if self.parent_fd is None:
             return False
-        try:
-            self._kernel.rename_free(held.fd, name, self.parent_fd, self.name)
-        except FileExistsError:
-            return False
+        with self._kernel.open_beneath(held.fd, name) as fd:
+            try:
+                self._kernel.rename_free(held.fd, name, self.parent_fd, self.name)
+            except FileExistsError:
+                return False
+            take_back(self._kernel, fd, held.record.lent_mode)
         return True
 
 
@@ -180,10 +179,13 @@ def _settle_staged(held: Held, origin: Origin) -> str:
     action = decide_stage(record, _found(held, TREE), _found(held, FRESH), origin.identity())
     match action:
         case StageAction.KEEP:
-            raise _Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
+            raise Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
         case StageAction.UNMADE | StageAction.BACK:
             origin.take_back(record.lent_mode, record.victim)
-            drop_prepared(kernel, held)
+            # `tree`, if there is one, was just seen to be the fresh directory; rmdir refuses if it is not empty.
+            for name in (TREE, FRESH):
+                with suppress(FileNotFoundError):
+                    kernel.rmdir(held.fd, name)
             dissolve(held)
             return "its victim never came: undone"
         case StageAction.PLACE | StageAction.FORWARD:
@@ -206,16 +208,19 @@ def _take_back_tree(held: Held) -> None:
             take_back(kernel, fd, held.record.lent_mode)
 
 
-def _settle_restoring(held: Held, origin: Origin) -> str:
+def settle_restoring(held: Held, origin: Origin) -> str:
+    """Complete or undo a restore by what is found; what was done, in words.
+
+    Raises  OSError; Kept if what is found is not understood
+    """
     record = held.record
     action = decide_restoring(record, _found(held, TREE), _found(held, FRESH), origin.identity())
     match action:
         case RestoringAction.KEEP:
-            raise _Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
+            raise Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
         case RestoringAction.PLACE:
             if not origin.place(held, TREE):
-                raise _Kept("its tree can't be put back: the name is taken or its directory is gone")
-            origin.take_back(record.lent_mode, record.victim)
+                raise Kept("its tree can't be put back: the name is taken or its directory is gone")
             retire_restored(held)
             return "put back at its name"
         case RestoringAction.RETIRE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusefs.core.errors import TrashdError
 from fusefs.core.names import RelPath
 from fusefs.core.record import Method
 from fusefs.store.layout import TREE, UserFolder
@@ -18,8 +19,8 @@ def remove(folder: UserFolder, victim: Victim, relative: RelPath, options: Optio
         try:
             lend(kernel, victim.fd, staged.held.record.lent_mode)
             visible.make(Move.ASIDE, staged.held)
-        except BaseException:
-            unstage(staged, victim.fd)
+        except (OSError, TrashdError):
+            unstage(staged, victim)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)

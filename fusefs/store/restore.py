@@ -7,7 +7,7 @@ import stat
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-from fusefs.core.errors import Busy, NotFound, Occupied
+from fusefs.core.errors import Busy, NotFound, Occupied, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
@@ -15,9 +15,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import apply_likeness, read_likeness
 from fusefs.store.claim import Lost, claim
-from fusefs.store.container import Held, move, rewrite
+from fusefs.store.container import Held, rewrite
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.recover import retire_restored
+from fusefs.store.recover import Kept, Origin, retire_restored, settle_restoring
 from fusefs.store.stage import lend, loan, take_back
 from fusefs.store.visible import Move, Visible
 
@@ -61,6 +61,8 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
     Raises  NotFound; Busy if somebody works on it: from reaping/ it comes only when the reaper has let go
     """
     for source in _SOURCES:
+        if source is State.REAPING and not folder.store.kernel.is_local(folder.fd):
+            continue  # a reaper on another host may be at it, whose lock we can't see
         held = claim(folder, source, container, State.RESTORING)
         if held is Lost.BUSY:
             raise Busy(container)
@@ -86,8 +88,8 @@ def restore(held: Held, destination: Destination) -> Restored:
             tree = held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
             held = _with_loan(kernel, held, tree)
             _put(kernel, held, destination)
-        except BaseException:
-            give_back(held)
+        except (OSError, TrashdError):
+            settle(held)
             raise
         warnings = []
         try:
@@ -109,14 +111,14 @@ def _with_loan(kernel: Kernel, held: Held, tree: Fd) -> Held:
     return held
 
 
-def give_back(held: Held) -> None:
-    """Make a claimed container an orphan again; what fails now, recovery does."""
-    kernel = held.folder.store.kernel
-    with suppress(OSError):
-        if held.record.lent_mode is not None:
-            with kernel.open_beneath(held.fd, TREE) as tree:
-                take_back(kernel, tree, held.record.lent_mode)
-        move(held, State.ORPHANS)
+def settle(held: Held) -> None:
+    """Do what recovery would with a claimed container: an orphan again, or finished if its tree got through.
+
+    An error in the middle of a restore doesn't tell how far it came; what is found does. What fails now, the next
+    recovery does.
+    """
+    with suppress(OSError, Kept), Origin(held) as origin:
+        settle_restoring(held, origin)
 
 
 def _put(kernel: Kernel, held: Held, destination: Destination) -> None:
@@ -210,7 +212,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
         where = os.path.join(held.folder.path(), held.state.value.encode(), held.name(), TREE)
         raise NotFound(path, f"its tree is {printable(where)} until it is restored or reaped") from error
     finally:
-        give_back(held)
+        settle(held)
         held.owned.close()
     return Restored(held.id, path, None, held.record.partial, ())
 

@@ -14,7 +14,7 @@ from fusefs.store.find import act_on
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
 from fusefs.store.recover import Origin
-from fusefs.store.restore import Destination, Restored, claim_for_restore, give_back, restore, restore_inside
+from fusefs.store.restore import Destination, Restored, claim_for_restore, restore, restore_inside, settle
 from fusefs.store.visible import Direct, Visible
 
 
@@ -58,7 +58,7 @@ def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Vi
         return restore_inside(held, inside, None)
     with Origin(held) as origin:
         if origin.parent_fd is None:
-            give_back(held)
+            settle(held)
             held.owned.close()
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
         visible = Direct(kernel, origin.parent_fd, origin.name)

@@ -11,7 +11,7 @@ from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted
 from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, Name, RelPath, join
+from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
@@ -85,7 +85,7 @@ def _stage_new(folder: UserFolder, victim: Victim, relative: RelPath, method: Me
                 record = _record(folder, container, victim, relative, method, fresh, options)
                 owned.enter_context(create_record(kernel, fd, record))
             except BaseException as error:
-                _unmake(folder, container)
+                discard_unmade(folder, container)
                 # Recovery may sweep away a container that has no record yet: its maker starts again.
                 if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS - 1:
                     continue
@@ -100,7 +100,7 @@ def _make_fresh(kernel: Kernel, container_fd: Fd, method: Method) -> Fd:
     return kernel.open_dir(container_fd, name)
 
 
-def _unmake(folder: UserFolder, container: ContainerId) -> None:
+def discard_unmade(folder: UserFolder, container: ContainerId) -> None:
     """Remove what there is of a container that never got its record, as recovery would; it may have done so."""
     kernel = folder.store.kernel
     with suppress(OSError), folder.open(State.STAGE) as state:
@@ -203,20 +203,18 @@ def take_back(kernel: Kernel, fd: Fd, mode: int | None) -> None:
         kernel.chmod(fd, mode)
 
 
-def unstage(staged: Staged, victim_fd: Fd | None) -> None:
-    """Undo a staging whose victim never came: loan, prepared directory, record, container, in this order."""
+def unstage(staged: Staged, victim: Victim) -> None:
+    """Undo a staging whose victim never came: loan, prepared directory, record, container, in this order.
+
+    Raises  OSError if it came after all (a kernel may say that a rename failed which it did): the container
+            stays as it is then, and recovery decides
+    """
     kernel = staged.held.folder.store.kernel
-    if victim_fd is not None:
-        take_back(kernel, victim_fd, staged.held.record.lent_mode)
-    drop_prepared(kernel, staged.held)
+    take_back(kernel, victim.fd, staged.held.record.lent_mode)
+    for name in (TREE, FRESH):
+        if staged.fresh is not None and kernel.is_named(staged.fresh, staged.held.fd, name):
+            kernel.rmdir(staged.held.fd, name)
     dissolve(staged.held)
-
-
-def drop_prepared(kernel: Kernel, held: Held) -> None:
-    """Remove the prepared directory, under either name; rmdir refuses if it is anything but empty."""
-    for name in (Name(TREE), Name(FRESH)):
-        with suppress(FileNotFoundError):
-            kernel.rmdir(held.fd, name)
 
 
 def restock(folder: UserFolder) -> None:

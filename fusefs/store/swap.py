@@ -7,7 +7,7 @@ import time
 from enum import Enum
 from typing import NamedTuple
 
-from fusefs.core.errors import NotAlike, Refused, Unsettled
+from fusefs.core.errors import NotAlike, Refused, TrashdError, Unsettled
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, printable
 from fusefs.core.record import Method
@@ -79,14 +79,15 @@ def _by_exchange(
         try:
             unlike = make_alike(staged, victim, options)
             visible.make(Move.EXCHANGE, staged.held)
-        except BaseException as error:
-            unstage(staged, victim.fd)
+        except (OSError, TrashdError) as error:
+            # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
+            unstage(staged, victim)
             if isinstance(error, OSError) and error.errno in _NO_EXCHANGE:
                 return None
             raise
         match _judge(staged, victim, visible):
             case Outcome.NOTHING:
-                unstage(staged, victim.fd)
+                unstage(staged, victim)
                 return None
             case Outcome.RACED:
                 _undo_exchange(staged, victim, visible)
@@ -139,7 +140,7 @@ def _undo_exchange(staged: Staged, victim: Victim, visible: Visible) -> None:
     if visible.found() == (fresh.st_dev, fresh.st_ino):
         visible.make(Move.EXCHANGE, staged.held)
         if kernel.is_named(staged.fresh, staged.held.fd, TREE):
-            unstage(staged, victim.fd)
+            unstage(staged, victim)
             raise Refused(where, "something else took its name at that moment; it was given back, try again")
     raise Unsettled(f"{where} was changed by somebody else during the exchange; see {staged.held.id} in stage/")
 
@@ -188,8 +189,8 @@ def _by_two_renames(
             unlike = make_alike(staged, victim, options)
             began_ns = time.monotonic_ns()
             visible.make(Move.ASIDE, staged.held)
-        except BaseException:
-            unstage(staged, victim.fd)
+        except (OSError, TrashdError):
+            unstage(staged, victim)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)
@@ -206,9 +207,13 @@ def _place(staged: Staged, victim: Victim, visible: Visible) -> None:
     except FileExistsError:
         # Somebody took the name in the gap. It is his now; the old tree is an orphan like any other.
         kernel.rmdir(staged.held.fd, FRESH)
-    except OSError:
-        visible.make(Move.BACK, staged.held)
-        unstage(staged, victim.fd)
+    except OSError as error:
+        try:
+            visible.make(Move.BACK, staged.held)
+        except OSError:
+            where = printable(victim.path())
+            raise Unsettled(f"{where} is missing ({error.strerror}); its tree is {staged.held.id} in stage/") from error
+        unstage(staged, victim)
         raise
 
 
@@ -219,5 +224,5 @@ def give_back(staged: Staged, victim: Victim, visible: Visible) -> None:
         visible.make(Move.BACK, staged.held)
     except OSError as error:
         raise Unsettled(f"{where}: something else had the name; it is kept as {staged.held.id} in stage/") from error
-    unstage(staged, victim.fd)
+    unstage(staged, victim)
     raise Refused(where, "something else took its name at that moment; it was given back, try again")
