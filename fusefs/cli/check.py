@@ -8,7 +8,7 @@ from fusefs.cli import dry_run
 from fusefs.cli.options import every_path, json_option, paths_argument
 
 
-@click.command("check", no_args_is_help=True)
+@click.command("check", short_help="Say what a swap would do, touching nothing.", no_args_is_help=True)
 @paths_argument
 @json_option
 def command(paths: tuple[bytes, ...], as_json: bool) -> int:

@@ -19,7 +19,7 @@ from fusefs.store.layout import open_store
 EXIT_PROBLEMS = 1
 
 
-@click.command("doctor", no_args_is_help=True)
+@click.command("doctor", short_help="Check a store, and repair it.", no_args_is_help=True)
 @click.argument("volume", type=PathBytes())
 @click.option("--repair", is_flag=True, help="First complete or undo what killed commands left.")
 @json_option

@@ -19,14 +19,16 @@ Verb = Callable[[Kernel, bytes, Options], Swapped]
 class Batch(NamedTuple):
     """What to do with many paths.
 
-    after  called with each result, to go on with it (look for holders, reap at once)
+    kept   whether they can be restored afterwards; if not, no command for it is told
+    after  called with each result, to go on with it (look for holders, reap at once); its exit code
     """
 
     paths: Iterable[bytes]
     options: Options = Options()
     verb: Verb = swap_path
     json_lines: bool = False
-    after: Callable[[Swapped], None] = lambda _swapped: None
+    kept: bool = True
+    after: Callable[[Swapped], int] = lambda _swapped: 0
 
 
 def plain_swap(arguments: list[str]) -> Batch | None:
@@ -49,10 +51,10 @@ def swap_all(batch: Batch) -> int:
         n_paths += 1
         try:
             swapped = batch.verb(kernel, path, batch.options)
-            tell_swapped(swapped, json_lines=batch.json_lines)
-            batch.after(swapped)
-            if swapped.warnings:
-                codes.append(Unsettled.exit_code)
+            tell_swapped(swapped, json_lines=batch.json_lines, kept=batch.kept)
+            code = batch.after(swapped)
+            if swapped.warnings or code:
+                codes.append(code or Unsettled.exit_code)
         except TrashdError as error:
             codes.append(failed(error, as_json=batch.json_lines))
     if not codes:

@@ -15,7 +15,7 @@ from fusefs.store.find import find_container
 from fusefs.store.holders import HeldTree, holders_of, holders_of_path
 
 
-@click.command("holders", no_args_is_help=True)
+@click.command("holders", short_help="List the processes that work in a tree.", no_args_is_help=True)
 @click.argument("what", type=PathBytes(), metavar="ID|DIR")
 @volume_option
 @json_option

@@ -15,7 +15,7 @@ from fusefs.store.verbs import own_folder
 from fusefs.store.volume import initialise
 
 
-@click.command("init", no_args_is_help=True)
+@click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)
 @click.argument("volume", type=PathBytes())
 @json_option
 def command(volume: bytes, as_json: bool) -> int:

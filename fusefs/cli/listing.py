@@ -19,7 +19,7 @@ from fusefs.store.listing import Entry
 _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
 
 
-@click.command("list")
+@click.command("list", short_help="List what can be restored.")
 @volume_option
 @json_option
 def command(volumes: tuple[bytes, ...], as_json: bool) -> int:

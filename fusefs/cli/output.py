@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from enum import Enum
 from typing import Any
@@ -55,14 +54,17 @@ def as_json(value: Any) -> None:
 
 def restore_command(swapped: Swapped) -> str:
     """What to type to take it back."""
-    volume = "" if swapped.volume is None else f"--volume {shlex.quote(printable(swapped.volume))} "
-    return f"trashd restore {volume}{swapped.id}"
+    if swapped.volume is None:
+        return f"trashd restore {swapped.id}"
+    import shlex
+
+    return f"trashd restore --volume {shlex.quote(os.fsdecode(swapped.volume))} {swapped.id}"
 
 
-def tell_swapped(swapped: Swapped, *, json_lines: bool) -> None:
+def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
     """Print the result of one swap or removal."""
     if json_lines:
-        as_json({**plain(swapped), "restore": restore_command(swapped)})
+        as_json({**plain(swapped), "restore": restore_command(swapped) if kept else None})
         return
     path = printable(swapped.path)
     if swapped.method is Method.EXCHANGE:
@@ -72,7 +74,9 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool) -> None:
         print(f"{path}: fresh and empty (no exchange on this filesystem: the name was missing for {gap_ms:.2f} ms)")
     else:
         print(f"{path}: removed")
-    print(f"  id    {swapped.id}\n  undo  {restore_command(swapped)}")
+    print(f"  id    {swapped.id}")
+    if kept:
+        print(f"  undo  {restore_command(swapped)}")
     for difference in swapped.unlike:
         print(f"  not alike: {difference.what} is {difference.got}, was {difference.wanted}")
     for warning in swapped.warnings:

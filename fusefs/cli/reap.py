@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,9 +17,8 @@ from fusefs.cli.options import json_option, volume_option
 from fusefs.core.errors import Incomplete, TrashdError, UsageError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable
+from fusefs.core.report import Progress, Reaped
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import Reaped, reap
-from fusefs.reaper.remover import Progress
 from fusefs.store.find import act_on, all_entries, find_container, tend_all
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
@@ -28,7 +27,7 @@ from fusefs.store.visible import Visible
 _REAPABLE = (State.ORPHANS, State.REAPING)
 
 
-@click.command("reap")
+@click.command("reap", short_help="Delete orphans for good.")
 @click.argument("identifiers", nargs=-1, metavar="[ID…]")
 @click.option("--all", "everything", is_flag=True, help="All of your own orphans, not only those named.")
 @click.option("--now", is_flag=True, help="Don't wait for their retention to end.")
@@ -50,16 +49,20 @@ def command(
     """
     if identifiers and everything:
         raise UsageError("ID with --all", "name orphans, or take all of them")
+    if now and not identifiers and not everything:
+        raise UsageError("--now alone", "name orphans, or add --all for all of your own")
     kernel = Kernel()
     for problem in tend_all(kernel, volumes):
         output.warn(problem)
     if identifiers:
-        chosen: Iterable[Entry] = [find_container(kernel, volumes, one) for one in identifiers]
+        chosen = [find_container(kernel, volumes, one) for one in identifiers]
     else:
         own = [e for e in all_entries(kernel, volumes) if not everything or e.uid == os.geteuid()]
         chosen = [e for e in own if e.state in _REAPABLE and (not everything or now or not _waits(e))]
     due = [entry for entry in chosen if now or not _waits(entry)]
     early = [entry for entry in chosen if not now and _waits(entry)] if identifiers else []
+    if not chosen and not as_json:
+        click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
     return _reap_all(kernel, volumes, due, as_json=as_json) or (Incomplete.exit_code if early else 0)
@@ -93,6 +96,8 @@ def _reap_all(kernel: Kernel, volumes: Sequence[bytes], due: list[Entry], *, as_
 
 
 def _reap(entry: Entry, progress: Progress, folder: UserFolder, _visible: Visible | None) -> Reaped:
+    from fusefs.reaper.reap import reap
+
     return reap(folder, entry.id, progress)
 
 
@@ -103,12 +108,16 @@ def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:
     elif reaped.lost:
         print(f"{entry.id}: skipped, {'somebody else has it' if reaped.lost == 'busy' else 'it is gone already'}")
     elif failed:
-        print(f"{entry.id}: {reaped.report.removed} entries removed, {failed} could not be; it is in quarantine")
+        print(f"{entry.id}: {_entries(reaped.report.removed)} removed, {failed} could not be; it is in quarantine")
         for failure in reaped.report.failures[:10]:
             print(f"  {failure.call} {printable(failure.name)}: {os.strerror(failure.errno)}")
     else:
-        print(f"{entry.id}: {reaped.report.removed} entries removed")
+        print(f"{entry.id}: {_entries(reaped.report.removed)} removed")
     return Incomplete.exit_code if failed else 0
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count:,} entries"
 
 
 def _bar(entry: Entry, *, as_json: bool) -> AbstractContextManager[Progress]:
@@ -128,7 +137,7 @@ class _Bar(AbstractContextManager[Progress]):
 
         columns: list[Any] = [
             SpinnerColumn(),
-            TextColumn("{task.description} {task.completed} entries, {task.fields[rate]}/s"),
+            TextColumn("{task.description}: {task.completed:,} entries, {task.fields[rate]:,}/s"),
             TimeElapsedColumn(),
         ]
         self._bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)

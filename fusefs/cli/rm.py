@@ -14,7 +14,7 @@ from fusefs.store.swap import Swapped
 from fusefs.store.verbs import remove_path
 
 
-@click.command("rm", no_args_is_help=True)
+@click.command("rm", short_help="Make files and directories disappear, restorably.", no_args_is_help=True)
 @paths_argument
 @null_option
 @click.option("--keep-for", type=Duration(), default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
@@ -35,9 +35,8 @@ def command(
       find . -name '*.tmp' -print0 | trashd rm -0 --keep-for 1h
     """
 
-    def after(swapped: Swapped) -> None:
-        if now:
-            reap_ids(Kernel(), (swapped.path,), (swapped.id,), as_json=as_json)
+    def after(swapped: Swapped) -> int:
+        return reap_ids(Kernel(), (swapped.path,), (swapped.id,), as_json=as_json) if now else 0
 
     options = Options(keep_for, note, not no_fsync)
-    return swap_all(Batch(every_path(paths, null=null), options, remove_path, as_json, after))
+    return swap_all(Batch(every_path(paths, null=null), options, remove_path, as_json, not now, after))

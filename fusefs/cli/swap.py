@@ -18,7 +18,7 @@ from fusefs.store.swap import Swapped
 from fusefs.store.verbs import swap_path
 
 
-@click.command("swap", no_args_is_help=True)
+@click.command("swap", short_help="Put a fresh, empty directory in the place of each.", no_args_is_help=True)
 @click.argument("directories", type=PathBytes(), nargs=-1, metavar="DIR…")
 @null_option
 @click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done, and what stands against it.")
@@ -68,16 +68,17 @@ def command(
 
         verb = swap_for_owner
 
-    def after(swapped: Swapped) -> None:
+    def after(swapped: Swapped) -> int:
         if holders:
             _tell_holders(swapped, as_json=as_json)
-        if now:
-            from fusefs.cli.reap import reap_ids
+        if not now:
+            return 0
+        from fusefs.cli.reap import reap_ids
 
-            reap_ids(Kernel(), (swapped.path,), (swapped.id,), as_json=as_json)
+        return reap_ids(Kernel(), (swapped.path,), (swapped.id,), as_json=as_json)
 
     options = Options(keep_for, note, not no_fsync, unlike)
-    return swap_all(Batch(paths, options, verb, as_json, after))
+    return swap_all(Batch(paths, options, verb, as_json, not now, after))
 
 
 def _tell_holders(swapped: Swapped, *, as_json: bool) -> None:

@@ -7,6 +7,9 @@ import re
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 DEFAULT_RETENTION_S = 24 * 3600
 """How long an orphan can be restored unless somebody says otherwise: a night to notice a mistake."""
+DURATION_MAX_S = 1000 * 366 * 86_400
+"""A thousand years: what a record holds, and its end in nanoseconds too, whatever the clock says."""
+_DIGITS_MAX = 15
 
 
 def parse_duration(text: str) -> int:
@@ -14,11 +17,13 @@ def parse_duration(text: str) -> int:
 
     Raises  ValueError with a message for the person who typed it
     """
-    if text.isdecimal() and text.isascii():
-        return int(text)
-    if not re.fullmatch(r"([0-9]+[smhdw])+", text):
+    if not re.fullmatch(r"[0-9]+|([0-9]+[smhdw])+", text):
         raise ValueError(f"{text!r} is not a duration: write 90s, 15m, 24h, 3d, 2w or a sum such as 1d12h")
-    return sum(int(number) * SECONDS[unit] for number, unit in re.findall(r"([0-9]+)([smhdw])", text))
+    parts = [(number.lstrip("0") or "0", unit) for number, unit in re.findall(r"([0-9]+)([smhdw]?)", text)]
+    seconds = sum(int(number[:_DIGITS_MAX]) * SECONDS.get(unit, 1) for number, unit in parts)
+    if seconds > DURATION_MAX_S or any(len(number) > _DIGITS_MAX for number, _unit in parts):
+        raise ValueError(f"{text[:40]!r} is too long: a thousand years are the most")
+    return seconds
 
 
 def format_duration(seconds: int) -> str:

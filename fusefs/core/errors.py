@@ -184,8 +184,8 @@ BY_NAME: dict[str, type[TrashdError]] = {
 
 
 _HINTS = {
-    _errno.ENOSPC: "the volume is full: trashd reap --now frees space without needing any",
-    _errno.EDQUOT: "a quota is used up: trashd reap --now frees it",
+    _errno.ENOSPC: "the volume is full: trashd reap --all --now frees space without needing any",
+    _errno.EDQUOT: "a quota is used up: trashd reap --all --now frees it",
     _errno.EROFS: "the filesystem is mounted read-only",
     _errno.EIO: "the disk reported an error: look at the kernel's log (dmesg) before anything else",
     _errno.EMFILE: "too many open files: raise ulimit -n",
@@ -201,7 +201,7 @@ def from_os(error: OSError, what: str | bytes) -> TrashdError:
     if number in (_errno.EACCES, _errno.EPERM):
         return NotPermitted(what)
     if number == _errno.ENOENT:
-        return NotFound(what)
+        return NotFound(what, "nothing has that name; trashd list shows what can be restored")
     if number == _errno.ENOTDIR:
         return NotADirectory(what)
     text = printable(what) if isinstance(what, bytes) else what

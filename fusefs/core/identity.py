@@ -19,7 +19,7 @@ class Identity(NamedTuple):
 
     handle    `type:hex` from name_to_handle_at (inode and generation); empty where the filesystem has none
               that lasts (FUSE handles hold the nodeid, which changes with every forget)
-    ino       inode number
+    ino       inode number; 0 where it does not last (FUSE without birth times: libfuse numbers as it goes)
     btime_ns  birth time in nanoseconds; 0 where the filesystem keeps none
 
     There is no st_dev in it: that changes with loop and device numbers, and on btrfs with each mount.
@@ -41,6 +41,8 @@ def compare(a: Identity | None, b: Identity | None) -> Likelihood:
         return Likelihood.UNKNOWN
     if a.handle and b.handle:
         return Likelihood.SAME if a.handle == b.handle else Likelihood.OTHER
+    if not a.ino or not b.ino:
+        return Likelihood.UNKNOWN
     if a.ino != b.ino:
         return Likelihood.OTHER
     if a.btime_ns and b.btime_ns:

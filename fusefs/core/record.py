@@ -74,8 +74,9 @@ def encode(record: Record) -> bytes:
 
     Raises  ValueError if it would not fit into `RECORD_MAX_BYTES`
     """
-    fields: dict[str, Any] = {"format": FORMAT, **record._asdict(), **dict(record.unknown)}
+    fields: dict[str, Any] = {"format": FORMAT, **record._asdict()}
     del fields["unknown"]
+    fields |= dict(record.unknown)
     fields["method"] = record.method.value
     fields["origin"] = None if record.origin is None else quote(record.origin)
     for key in ("parent", "fresh", "victim"):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+from fusefs.core.names import ContainerId
+
+Progress = Callable[[int], None]
+"""Called with the number of entries removed since the last call."""
 
 
 class Failure(NamedTuple):
@@ -24,6 +30,18 @@ class Report(NamedTuple):
     removed: int
     failures: tuple[Failure, ...]
     n_failed: int
+
+
+class Reaped(NamedTuple):
+    """What became of one orphan.
+
+    lost    why it was not ours to reap; None if it was
+    report  what was removed and what failed; with failures it is in quarantine now
+    """
+
+    id: ContainerId
+    lost: str | None
+    report: Report
 
 
 MAX_FAILURES = 50

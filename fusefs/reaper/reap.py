@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from typing import NamedTuple
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.report import MAX_FAILURES, Failure, Report
-from fusefs.reaper.remover import Progress, remove_contents
+from fusefs.core.report import MAX_FAILURES, Failure, Progress, Reaped, Report
+from fusefs.reaper.remover import remove_contents
 from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
-
-
-class Reaped(NamedTuple):
-    """What became of one orphan.
-
-    lost    why it was not ours to reap; None if it was
-    report  what was removed and what failed; with failures it is in quarantine now
-    """
-
-    id: ContainerId
-    lost: str | None
-    report: Report
 
 
 def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda _n: None) -> Reaped:

@@ -13,13 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fusefs.core.names import Name, join
-from fusefs.core.report import MAX_FAILURES, Failure, Report
+from fusefs.core.report import MAX_FAILURES, Failure, Progress, Report
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import HOISTED, TREE
-
-Progress = Callable[[int], None]
-"""Called with the number of entries removed since the last call."""
 
 DEPTH_LIMIT = 64
 _PROGRESS_EVERY = 1000

@@ -15,13 +15,14 @@ from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
 from fusefs.core.names import ContainerId, Name, is_container_id, printable, split
+from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held, dissolve, move
-from fusefs.store.layout import FRESH, TREE, UserFolder
+from fusefs.store.layout import DROP, FRESH, TREE, UserFolder
 from fusefs.store.stage import identify_at, take_back, unmake
 
 _OUT_OF_REACH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
@@ -77,6 +78,9 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
     if isinstance(held, Lost):
         return ""
     with held:
+        with suppress(FileNotFoundError):
+            # We have the lock, so whoever was writing another record is dead.
+            folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
             return ""  # whole or half, the next reap goes on with it
         if _may_be_alive(held):
@@ -182,6 +186,8 @@ def _settle_staged(held: Held, origin: Origin) -> str:
             raise Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
         case StageAction.UNMADE | StageAction.BACK:
             origin.take_back(record.lent_mode, record.victim)
+            if record.method is Method.DROPPED:
+                _take_back_dropped(held)
             # `tree`, if there is one, was just seen to be the fresh directory; rmdir refuses if it is not empty.
             for name in (TREE, FRESH):
                 with suppress(FileNotFoundError):
@@ -199,6 +205,18 @@ def _settle_staged(held: Held, origin: Origin) -> str:
             return "its victim is here: adopted"
         case _:
             assert_never(action)
+
+
+def _take_back_dropped(held: Held) -> None:
+    """End the loan of what lies in `drop/` still: its record names no origin, so it is found by its identity."""
+    kernel, record = held.folder.store.kernel, held.record
+    if record.lent_mode is None:
+        return
+    with held.folder.open(DROP) as drop:
+        for name in kernel.list(drop):
+            with suppress(FileNotFoundError), kernel.open_beneath(drop, name) as fd:
+                if compare(kernel.identify(fd), record.victim) is Likelihood.SAME:
+                    take_back(kernel, fd, record.lent_mode)
 
 
 def _take_back_tree(held: Held) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fusefs.core.report import Reaped
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import Reaped, reap
+from fusefs.reaper.reap import reap
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.find import act_on, all_entries, each_folder, find_container, tend_all
@@ -142,6 +144,53 @@ class DyingAt:
         self.left -= 1
         if self.left == -1:
             os._exit(self.EXIT_CODE)
+
+
+class ActingAt:
+    """A gate that does something before the n-th call (from 0); a child forked from us goes on counting."""
+
+    def __init__(self, n: int, act: Callable[[], object]) -> None:
+        self.left = n
+        self.act = act
+
+    def __call__(self, _call: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.act()
+
+
+def folder_of(volume: Path, uid: int) -> Path:
+    """A user's folder with the plain name."""
+    return volume / ".trashd" / "u" / str(uid)
+
+
+def place(volume: Path, identifier: str) -> Path:
+    """A container's directory, in whatever state it is."""
+    return next(Path(os.fsdecode(entry.path)) for entry in entries(volume) if entry.id == identifier)
+
+
+def forge(record: Path, **fields: object) -> None:
+    """Change what a record.json says, as its owner could with an editor; its inode stays."""
+    record.write_text(json.dumps({**json.loads(record.read_text()), **fields}))
+
+
+class Before:
+    """A gate that does something once, before the first call of a name."""
+
+    def __init__(self, call: str, action: Callable[[], object]) -> None:
+        self.call = call
+        self.action: Callable[[], object] | None = action
+
+    def __call__(self, call: str) -> None:
+        action = self.action
+        if call == self.call and action is not None:
+            self.action = None
+            action()
+
+
+def die() -> None:
+    """End this process as SIGKILL would."""
+    os._exit(DyingAt.EXIT_CODE)
 
 
 def in_child(body: Callable[[], object]) -> int:

@@ -1,0 +1,286 @@
+"""Scenes: a volume made ready for one act, which a test then kills, fails, stops or races; and what must hold after."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import stat
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from fusefs.core.errors import TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE
+from fusefs.linux import libc
+from fusefs.linux.kernel import Gate, Kernel
+from fusefs.store.layout import VOLUME, decode_volume, encode_volume
+from tests.support.store import DyingAt, assert_silent, calls_of, in_child, init, recover_all
+from tests.support.tree import Seen, snapshot
+from tests.support.users import as_user, become
+
+USER = 1000
+HOME = "home"
+NAME = "job"
+_PR_SET_CHILD_SUBREAPER = 36
+_CHANGING = frozenset(
+    {
+        "mkdir", "rmdir", "unlink", "rename", "renameat2", "exchange", "link", "create", "tmpfile", "write",
+        "chmod", "chown", "setxattr", "removexattr", "ioctl", "fallocate",
+    }
+)  # fmt: skip
+
+Tree = tuple[Seen, ...]
+Prepare = Callable[[Path], None]
+Act = Callable[[Path, Kernel], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One act on a volume that was made ready for it.
+
+    prepare    run in an initialised store, as `uid`
+    act        what is killed, failed, stopped or raced, as `by` (None: as `uid`)
+    exchange   whether the store believes that the filesystem can exchange
+    is_gapless the name must resolve at every moment, and in the end
+    is_reap    the act lets go of an orphan: what is whole no more must not be an orphan
+    is_split   the act takes a tree apart: each file's content must be somewhere once
+    """
+
+    prepare: Prepare
+    act: Act
+    uid: int = 0
+    by: int | None = None
+    exchange: bool = True
+    is_gapless: bool = False
+    is_reap: bool = False
+    is_split: bool = False
+
+    def set_up(self, volume: Path) -> Before:
+        """The volume as the act finds it, from scratch, and what is in it."""
+        wipe(volume)
+        init(volume)
+        if not self.exchange:
+            forbid_exchange(volume)
+        (volume / HOME).mkdir()
+        if self.uid:
+            os.chown(volume / HOME, self.uid, self.uid)
+            as_user(self.uid, partial(self.prepare, volume))
+        else:
+            self.prepare(volume)
+        return look(volume)
+
+    def run(self, volume: Path, gate: Gate) -> object:
+        """The act's result, in this process, which becomes the actor."""
+        actor = self.uid if self.by is None else self.by
+        if actor:
+            become(actor)
+        return self.act(volume, Kernel(gate))
+
+    def calls(self, volume: Path) -> list[str]:
+        """The calls that the act makes; the volume is to be set up again after it."""
+        actor = self.uid if self.by is None else self.by
+        count = lambda: list(calls_of(lambda kernel: self.act(volume, kernel)))  # noqa: E731
+        return as_user(actor, count) if actor else count()
+
+
+class Before(NamedTuple):
+    """What a volume held before the act: every tree that is not an empty directory, and every file's content."""
+
+    trees: Counter[Tree]
+    contents: Counter[str]
+    head: Seen | None
+
+
+def home(volume: Path) -> Path:
+    """The victim's name."""
+    return volume / HOME / NAME
+
+
+def wipe(volume: Path) -> None:
+    """Empty a volume."""
+    for entry in volume.iterdir():
+        if entry.is_dir() and entry.name != "lost+found":
+            shutil.rmtree(entry)
+
+
+def forbid_exchange(volume: Path) -> None:
+    """Let a store believe that its filesystem can't exchange, as the probe would have found."""
+    path = volume / os.fsdecode(STORE) / os.fsdecode(VOLUME)
+    found = decode_volume(path.read_bytes())
+    assert found is not None
+    path.write_bytes(encode_volume(found._replace(exchange=False)))
+
+
+def places(volume: Path) -> Iterator[Path]:
+    """Everything that may be a tree: at home, dropped, or in a container of any state."""
+    yield from (volume / HOME).iterdir()
+    for folder in user_folders(volume):
+        yield from (folder / "drop").iterdir()
+        for state in State:
+            for container in (folder / state.value).iterdir():
+                yield from (path for path in container.iterdir() if not path.name.startswith("record.json"))
+
+
+def user_folders(volume: Path) -> list[Path]:
+    """The folders of all users."""
+    return list((volume / os.fsdecode(STORE) / "u").iterdir())
+
+
+def orphans(volume: Path) -> list[Path]:
+    """The trees in orphans/."""
+    return [path for folder in user_folders(volume) for path in (folder / "orphans").glob("*/tree")]
+
+
+def look(volume: Path) -> Before:
+    """All that must not be lost."""
+    trees: Counter[Tree] = Counter()
+    contents: Counter[str] = Counter()
+    for place in places(volume):
+        tree = snapshot(place)
+        contents.update(one.content for one in tree if one.content)
+        if len(tree) > 1 or not stat.S_ISDIR(tree[0].mode):
+            trees[tree] += 1
+    name = home(volume)
+    return Before(trees, contents, snapshot(name)[0] if os.path.lexists(name) else None)
+
+
+def settle(volume: Path) -> None:
+    """Recover in this, another process; then the checker has nothing to say, and nothing is left half done."""
+    assert recover_all(volume) == []
+    assert_settled(volume)
+
+
+def assert_settled(volume: Path) -> None:
+    """The checker is silent, and not because somebody still holds something."""
+    left = [path for folder in user_folders(volume) for state in ("stage", "restoring") for path in
+            (folder / state).iterdir()]  # fmt: skip
+    assert left == []
+    assert_silent(volume)
+
+
+def assert_nothing_lost(scene: Scene, volume: Path, before: Before) -> None:
+    """Each tree is whole, unchanged, in exactly one place; the name resolves, to a tree or to its likeness."""
+    after = look(volume)
+    if scene.is_split:
+        assert after.contents == before.contents
+    elif scene.is_reap:
+        whole = [snapshot(path) for path in orphans(volume)]
+        assert all(tree in before.trees for tree in whole)
+    else:
+        assert after.trees == before.trees
+    if scene.is_gapless:
+        assert after.head is not None
+        assert after.head == before.head
+
+
+def end_of(body: Callable[[], object]) -> int:
+    """The exit code of a child that runs `body`, after all its own children have ended; told if it raised."""
+
+    def guard() -> None:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        code = in_child(lambda: _told(body))
+        try:
+            while True:
+                os.wait()
+        except ChildProcessError:
+            os._exit(code)
+
+    return in_child(guard)
+
+
+def _told(body: Callable[[], object]) -> None:
+    try:
+        body()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        raise
+
+
+def deaths(scene: Scene, volume: Path) -> Iterator[tuple[int, Before]]:
+    """The volume after the act was killed before its n-th call, for every n; the last time it was not."""
+    for n in itertools.count():
+        before = scene.set_up(volume)
+        code = end_of(lambda n=n: scene.run(volume, DyingAt(n)))  # type: ignore[misc]
+        # Where root acts through a child of the owner, the child's death is root's error.
+        assert code in (0, DyingAt.EXIT_CODE) or scene.by is not None, f"call {n}: exit code {code}"
+        yield n, before
+        if code == 0:
+            return
+
+
+def changing(calls: list[str]) -> list[int]:
+    """The numbers of the calls before which to die: between two of them nothing changes on disk; and the end."""
+    return [*(n for n, call in enumerate(calls) if call in _CHANGING), len(calls)]
+
+
+class StoppingAt:
+    """A gate that stops the process before its n-th call (from 0), until somebody continues it."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self, _call: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+WON, LOST, BROKEN = 0, 10, 11
+
+
+def outcome(act: Callable[[], object]) -> int:
+    """How an act ended: it won, it lost with a clear error or a result that says so, or it broke."""
+    try:
+        result = act()
+    except TrashdError as error:
+        return LOST if error.message() else BROKEN
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return BROKEN
+    return LOST if getattr(result, "lost", None) else WON
+
+
+class Stopped(NamedTuple):
+    """A child that was stopped at a call, or that ended before it."""
+
+    pid: int
+    status: int
+
+    def is_stopped(self) -> bool:
+        """Whether it waits there."""
+        return os.WIFSTOPPED(self.status)
+
+    def go_on(self) -> int:
+        """Its outcome, once it has run to its end."""
+        status = self.status
+        if self.is_stopped():
+            os.kill(self.pid, signal.SIGCONT)
+            _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+def stop_at(scene: Scene, volume: Path, n: int) -> Stopped:
+    """The act in a child, stopped before its n-th call."""
+    pid = os.fork()
+    if pid == 0:
+        _play(scene, volume, StoppingAt(n))
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    return Stopped(pid, status)
+
+
+def _play(scene: Scene, volume: Path, gate: Gate) -> NoReturn:
+    code = BROKEN
+    try:
+        code = outcome(lambda: scene.run(volume, gate))
+    finally:
+        os._exit(code)
