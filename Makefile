@@ -1,6 +1,6 @@
 # Every target makes what it needs first; ARGS go through: make test ARGS='-k restore'
 PYTHON := .venv/bin/python
-SCRIPTS := $(filter-out bench.__init__,$(subst /,.,$(basename $(wildcard bench/*.py))))
+SCRIPTS := $(filter-out bench.__init__ bench.support,$(subst /,.,$(basename $(wildcard bench/*.py))))
 
 .PHONY: setup demo test lint fmt bench docs dist soak clean
 

@@ -8,7 +8,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.core.errors import NotFound, from_os
+from fusefs.core.errors import NotFound, TrashdError, from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem
@@ -47,8 +47,10 @@ def command(volume: bytes, repair: bool, as_json: bool) -> int:
             output.warn(told)
     with store:
         problems = [*check_store(store)]
-        for part in each_folder(kernel, [path], check_folder, list[Problem]):
+        lost: list[TrashdError] = []
+        for part in each_folder(kernel, [path], check_folder, list[Problem], lost):
             problems += part
+        problems += [Problem(printable(path), error.message(), error.hint) for error in lost]
     for problem in dict.fromkeys(problems):
         if as_json:
             output.as_json(problem)

@@ -6,6 +6,8 @@ from importlib import import_module, metadata
 
 import click
 
+from fusefs.cli.output import EXIT_PIPE
+
 _COMMANDS = {
     "init": "fusefs.cli.init",
     "swap": "fusefs.cli.swap",
@@ -73,4 +75,6 @@ def dispatch(arguments: list[str]) -> int:
         return error.exit_code
     except click.Abort:
         return 130
+    except SystemExit:
+        return EXIT_PIPE  # click's own end when nobody reads its output any more
     return code if isinstance(code, int) else 0

@@ -9,6 +9,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import json_option, volume_option
 from fusefs.core.durations import format_duration
+from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable
 from fusefs.linux.credentials import user_name
@@ -37,19 +38,21 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     for problem in tend_all(kernel, volumes):
         output.warn(problem)
     now_ns = time.time_ns()
-    found = all_entries(kernel, volumes)
+    lost: list[TrashdError] = []
+    found = all_entries(kernel, volumes, lost)
+    codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:
             output.as_json({**output.plain(entry), "restorable_for_s": _left_s(entry, now_ns)})
-        return 0
+        return max(codes, default=0)
     if not found:
         click.echo("no orphans", err=True)
-        return 0
+        return max(codes, default=0)
     rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
-    return 0
+    return max(codes, default=0)
 
 
 def _left_s(entry: Entry, now_ns: int) -> int | None:

@@ -54,18 +54,19 @@ def command(
     kernel = Kernel()
     for problem in tend_all(kernel, volumes):
         output.warn(problem)
+    lost: list[TrashdError] = []
     if identifiers:
         chosen = [find_container(kernel, volumes, one) for one in identifiers]
     else:
-        own = [e for e in all_entries(kernel, volumes) if not everything or e.uid == os.geteuid()]
+        own = [e for e in all_entries(kernel, volumes, lost) if not everything or e.uid == os.geteuid()]
         chosen = [e for e in own if e.state in _REAPABLE and (not everything or now or not _waits(e))]
     due = [entry for entry in chosen if now or not _waits(entry)]
     early = [entry for entry in chosen if not now and _waits(entry)] if identifiers else []
-    if not chosen and not as_json:
+    if not due and not early and not as_json:
         click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
-    return _reap_all(kernel, volumes, due, as_json=as_json) or (Incomplete.exit_code if early else 0)
+    return _reap_all(kernel, volumes, due, as_json=as_json) or (Incomplete.exit_code if early or lost else 0)
 
 
 def _waits(entry: Entry) -> bool:

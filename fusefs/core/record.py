@@ -42,6 +42,7 @@ class Record(NamedTuple):
     retention_s  seconds until it may be reaped; None means never unless asked
     lent_mode    permission bits that the victim had before its owner lent himself more for the rename; None
                  if nothing was lent. Set before the loan, so that recovery can take it back.
+    lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine
     unknown      keys of a later minor version: kept, never understood
@@ -60,6 +61,7 @@ class Record(NamedTuple):
     retention_s: int | None
     note: str = ""
     lent_mode: int | None = None
+    lent_fresh: int | None = None
     partial: bool = False
     failures: tuple[Failure, ...] = ()
     unknown: tuple[tuple[str, Any], ...] = ()

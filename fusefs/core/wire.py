@@ -14,6 +14,7 @@ from fusefs.core.report import MAX_FAILURES, Failure
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Ino = Annotated[int, msgspec.Meta(ge=0)]
+_Mode = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
 _Word = Annotated[str, msgspec.Meta(max_length=400)]
 
 
@@ -43,7 +44,8 @@ class _Record(msgspec.Struct):
     created_ns: _Count
     retention_s: _Count | None
     note: Annotated[str, msgspec.Meta(max_length=NOTE_MAX_CHARS)] = ""
-    lent_mode: Annotated[int, msgspec.Meta(ge=0, le=0o7777)] | None = None
+    lent_mode: _Mode | None = None
+    lent_fresh: _Mode | None = None
     partial: bool = False
     failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
 
@@ -90,6 +92,7 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         retention_s=wire.retention_s,
         note=wire.note,
         lent_mode=wire.lent_mode,
+        lent_fresh=wire.lent_fresh,
         partial=wire.partial,
         failures=tuple(Failure(unquote(f.name), f.errno, f.call) for f in wire.failures),
         unknown=tuple((key, value) for key, value in raw.items() if key not in known),

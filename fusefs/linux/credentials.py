@@ -84,6 +84,7 @@ def _child(
         os.setgroups(groups)
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
+        libc.prctl(libc.PR_SET_DUMPABLE, 0)  # fs.suid_dumpable may say otherwise
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

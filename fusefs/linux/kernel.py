@@ -50,7 +50,9 @@ class Kernel:
         Source  openat2(2); paths over PATH_MAX go in chunks
         """
         while len(path) > _PATH_MAX:
-            cut = path.rindex(b"/", 0, _PATH_MAX)
+            cut = path.rfind(b"/", 0, _PATH_MAX)
+            if cut < 0:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
             with self.open_beneath(dir_fd, path[:cut], os.O_PATH | os.O_DIRECTORY) as middle:
                 return self.open_beneath(middle, path[cut + 1 :], flags)
         self._gate("openat2")
@@ -101,15 +103,16 @@ class Kernel:
         """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given."""
         self._gate("identify")
         x = libc.statx(fd)
-        handle = ""
+        handle, lasts = "", libc.statfs_type(fd) != FUSE_MAGIC
         try:
-            if libc.statfs_type(fd) != FUSE_MAGIC:
+            if lasts:
                 handle = libc.name_to_handle_at(fd)
         except OSError as error:
             # EOPNOTSUPP: overlayfs, some network filesystems; EPERM, ENOSYS: a container's seccomp filter
             if error.errno not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
                 raise
-        return Identity(handle, x.ino, x.btime_ns)
+        # libfuse numbers inodes as it goes and forgets: without a birth time beside it such a number proves nothing.
+        return Identity(handle, x.ino if lasts or x.btime_ns else 0, x.btime_ns)
 
     def is_named(self, fd: int, dir_fd: int, name: bytes) -> bool:
         """Whether a name means what an fd holds: certain, since a number is not reused while an fd has it."""

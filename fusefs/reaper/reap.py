@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
+from fusefs.core.record import quote
 from fusefs.core.report import MAX_FAILURES, Failure, Progress, Reaped, Report
 from fusefs.reaper.remover import remove_contents
 from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
+
+_NAME_MAX_BYTES = 4000
+_NAMES_MAX_BYTES = 16_000
 
 
 def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda _n: None) -> Reaped:
@@ -24,6 +29,8 @@ def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda
         held = claim(folder, State.ORPHANS, container, State.REAPING)
         if held is Lost.GONE:
             held = hold(folder, State.REAPING, container)
+        if held is Lost.GONE:
+            held = claim(folder, State.QUARANTINE, container, State.REAPING)
     except FileNotFoundError as error:
         raise BadRecord(container) from error
     if isinstance(held, Lost):
@@ -49,8 +56,18 @@ def _retire(held: Held, report: Report) -> Report:
     return report
 
 
+def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
+    """The first failures whose names, as a record writes them, have room in that many bytes; at least one, cut."""
+    for failure in failures:
+        name = failure.name[-_NAME_MAX_BYTES:]
+        size_bytes -= len(quote(name))
+        if size_bytes < 0:
+            return
+        yield failure._replace(name=name)
+
+
 def _set_aside(held: Held, report: Report) -> None:
-    failures = report.failures[:MAX_FAILURES]
+    failures = tuple(_within(report.failures[:MAX_FAILURES], _NAMES_MAX_BYTES))
     with suppress(OSError):
         # On a full volume the reasons may find no room; the quarantine itself needs none.
         held = rewrite(held, held.record._replace(failures=failures, partial=True))

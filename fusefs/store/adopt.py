@@ -34,9 +34,11 @@ def take_in(
     origin: RelPath | None,
     retention_s: int | None,
     note: str,
+    lent: int | None = None,
 ) -> ContainerId:
     """Make an orphan of what has a name in a directory of the same user: record first, then one rename.
 
+    lent    its mode before a loan that somebody else made already; this ends it
     Raises  OSError; the thing is where it was then
     """
     kernel = folder.store.kernel
@@ -44,7 +46,7 @@ def take_in(
     with ExitStack() as owned:
         fd = owned.enter_context(kernel.open_beneath(dir_fd, name))
         container_fd = owned.enter_context(make_directory(folder, container))
-        lent = loan(kernel.fstat(fd))
+        lent = loan(kernel.fstat(fd)) if lent is None else lent
         record = Record(
             id=container,
             volume=folder.store.volume.id,

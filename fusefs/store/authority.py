@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,9 @@ from fusefs.store.verbs import own_folder
 from fusefs.store.visible import Direct, Move, Visible
 
 T = TypeVar("T")
+
+_UNDONE_BY = {Move.EXCHANGE: Move.EXCHANGE, Move.PLACE: Move.ASIDE_FRESH}
+_FRESH_TO_NAME = _UNDONE_BY.keys()
 
 
 class _Outcome(msgspec.Struct):
@@ -154,5 +158,15 @@ def _obey(folder: UserFolder, visible: Direct, question: _Question) -> _Answer:
     with kernel.open_dir(folder.fd, path) as container:
         if kernel.fstat(container).st_uid != folder.uid:
             raise PermissionError(errno.EPERM, "not that user's container")
-        visible.make_in(Move[question.what], container)
+        move = Move[question.what]
+        visible.make_in(move, container)
+        if move in _FRESH_TO_NAME and not _is_directory_of(folder.uid, visible):
+            # The user changed what was prepared, and root must leave no link where he could not have put one.
+            visible.make_in(_UNDONE_BY[move], container)
+            raise PermissionError(errno.EPERM, "not that user's directory")
     return _Answer()
+
+
+def _is_directory_of(uid: int, visible: Direct) -> bool:
+    st = visible.look()
+    return st is not None and stat.S_ISDIR(st.st_mode) and st.st_uid == uid

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from fusefs.core.errors import BadRecord, TrashdError
+from fusefs.core.errors import BadRecord, TrashdError, from_os
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id, printable
@@ -14,11 +14,21 @@ from fusefs.linux.fd import Fd
 from fusefs.store.adopt import Problem
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held
-from fusefs.store.layout import FOLDER_MODE, FOLDERS, HOISTED, RECORD, RESERVE, TREE, Store, UserFolder, open_store
+from fusefs.store.layout import (
+    FOLDER_MODE,
+    FOLDERS,
+    HOISTED,
+    NEW_PREFIX,
+    RECORD,
+    RESERVE,
+    TREE,
+    Store,
+    UserFolder,
+    open_store,
+)
 from fusefs.store.pointers import pointed
 from fusefs.store.reserve import is_stocked
 from fusefs.store.stage import identify_at
-from fusefs.store.volume import NEW_PREFIX
 
 _RECOVER = "trashd doctor VOLUME --repair completes or undoes it"
 _LOOK = "look at it with ls; trashd touches nothing that it does not understand"
@@ -99,6 +109,8 @@ def _check_container(folder: UserFolder, state: State, name: bytes, where: str) 
         yield Problem(where, error.message(), error.hint)
     except TrashdError as error:
         yield Problem(where, error.message(), _LOOK)
+    except OSError as error:
+        yield Problem(where, from_os(error, where).message(), _LOOK)
     else:
         if isinstance(held, Lost):
             return  # somebody works on it, or it moved on

@@ -14,10 +14,12 @@ from fusefs.core.lifecycle import LEGAL_MOVES, State
 from fusefs.core.names import ContainerId, Name, make_id
 from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.store.layout import RECORD, UserFolder
 
 RECORD_NEW = Name(b"record.json.new")
+_HIDDEN = b".fuse_hidden"  # what libfuse makes of a record that was replaced or unlinked while we hold it open
+_PATIENCE, _PAUSE_S = 100, 0.01
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 
 
@@ -74,16 +76,50 @@ def create_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
     except OSError as error:
         if error.errno not in _NO_TMPFILE:
             raise
-        return replace_record(kernel, container_fd, record)
+        return _create_named(kernel, container_fd, record)
     return _publish(kernel, fd, record, partial(kernel.link_unnamed, fd, container_fd, RECORD))
 
 
 def replace_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
-    """The locked fd of a record that takes the place of the old one, if any; errors as for `create_record`."""
+    """The locked fd of a record that takes the place of the old one; errors as for `create_record`.
+
+    It has no name while it is flushed: btrfs would write the name with it, and not the container's last move.
+    """
+    try:
+        fd = kernel.create_unnamed(container_fd)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+        return _create_named(kernel, container_fd, record)
+
+    def appear() -> None:
+        _drop_new(kernel, container_fd)
+        kernel.link_unnamed(fd, container_fd, RECORD_NEW)
+        try:
+            kernel.rename(container_fd, RECORD_NEW, container_fd, RECORD)
+        except OSError:
+            with suppress(OSError):
+                _drop_new(kernel, container_fd)
+            raise
+
+    return _publish(kernel, fd, record, appear)
+
+
+def _create_named(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
+    """The same where no file can be without a name."""
+    _drop_new(kernel, container_fd)
+    fd = kernel.create(container_fd, RECORD_NEW)
+    try:
+        return _publish(kernel, fd, record, partial(kernel.rename, container_fd, RECORD_NEW, container_fd, RECORD))
+    except OSError:
+        with suppress(OSError):
+            _drop_new(kernel, container_fd)
+        raise
+
+
+def _drop_new(kernel: Kernel, container_fd: Fd) -> None:
     with suppress(FileNotFoundError):
         kernel.unlink(container_fd, RECORD_NEW)
-    fd = kernel.create(container_fd, RECORD_NEW)
-    return _publish(kernel, fd, record, partial(kernel.rename, container_fd, RECORD_NEW, container_fd, RECORD))
 
 
 def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None]) -> Fd:
@@ -101,8 +137,16 @@ def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None])
 
 def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
     """Make a record the durable content of a file that we have locked."""
-    kernel.write(fd, encode(record))
+    kernel.write(fd, _encoded(record))
     kernel.fsync(fd)
+
+
+def _encoded(record: Record) -> bytes:
+    try:
+        return encode(record)
+    except ValueError as error:
+        # Only the origin can be that long: some 20,000 bytes of names that have to be quoted.
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from error
 
 
 def move(held: Held, to: State) -> Held:
@@ -128,11 +172,30 @@ def dissolve(held: Held) -> None:
             nobody would know what that is
     """
     kernel = held.folder.store.kernel
-    others = set(kernel.list(held.fd)) - {RECORD, RECORD_NEW}
+    others = {name for name in kernel.list(held.fd) if not name.startswith(_HIDDEN)} - {RECORD, RECORD_NEW}
     if others:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
     with suppress(FileNotFoundError):
         kernel.unlink(held.fd, RECORD_NEW)
     kernel.unlink(held.fd, RECORD)
-    with held.folder.open(held.state) as state:
-        kernel.rmdir(state, held.name())
+    # Without a record it is nobody's any more: recovery may have swept it away by now.
+    with held.folder.open(held.state) as state, suppress(FileNotFoundError):
+        if kernel.filesystem(state) == FUSE_MAGIC:
+            _rmdir_patiently(held, state)
+        else:
+            kernel.rmdir(state, held.name())
+
+
+def _rmdir_patiently(held: Held, state: Fd) -> None:
+    """Lock and fds go first: libfuse keeps an unlinked open file under a hidden name until some time after that."""
+    held.owned.close()
+    for _ in range(_PATIENCE):
+        try:
+            held.folder.store.kernel.rmdir(state, held.name())
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            time.sleep(_PAUSE_S)
+        else:
+            return
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), held.name())

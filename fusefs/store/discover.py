@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
@@ -32,12 +33,14 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = ()) -> Iterator[Store]:
             continue  # nothing there for us; `trashd doctor PATH` says why
         if store is None:
             continue
-        st = kernel.fstat(store.fd)
-        if (st.st_dev, st.st_ino) in seen:
-            store.__exit__()
-        else:
-            seen.add((st.st_dev, st.st_ino))
-            yield store
+        with ExitStack() as owned:
+            owned.enter_context(store)
+            st = kernel.fstat(store.fd)
+            if (st.st_dev, st.st_ino) in seen:
+                continue
+            owned.pop_all()
+        seen.add((st.st_dev, st.st_ino))
+        yield store
 
 
 def _bases(paths: list[bytes]) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from fusefs.core.errors import NotFound, UsageError
+from fusefs.core.errors import NotFound, TrashdError, UsageError, from_os
 from fusefs.linux.kernel import Kernel
 from fusefs.store.authority import as_owner
 from fusefs.store.discover import discover, folders, with_lower
@@ -18,27 +18,48 @@ from fusefs.store.visible import Direct, Visible
 T = TypeVar("T")
 
 
-def each_folder(kernel: Kernel, volumes: Sequence[bytes], body: Callable[[UserFolder], T], kind: Any) -> Iterator[T]:
+def each_folder(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    body: Callable[[UserFolder], T],
+    kind: Any,
+    lost: list[TrashdError] | None = None,
+) -> Iterator[T]:
     """`body` for each user's folder, lower stores included, each in a process of its owner.
 
-    kind  the result's type
+    kind    the result's type
+    lost    gets the errors of folders that could not be looked at: one user must not stop the command for all
+    Raises  the first such error, when all folders are done, if nobody gave `lost`
     """
+    errors: list[TrashdError] = [] if lost is None else lost
     for store in discover(kernel, volumes):
         with store:
             for folder in folders(store):
                 with folder:
-                    yield from as_owner(folder, partial(_all, folder, body), list[kind])
+                    try:
+                        results = as_owner(folder, partial(_all, folder, body), list[kind])
+                    except TrashdError as error:
+                        errors.append(error)
+                    except OSError as error:
+                        errors.append(from_os(error, folder.path()))
+                    else:
+                        yield from results
+    if lost is None and errors:
+        raise errors[0]
 
 
 def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: Visible | None) -> list[T]:
     return [body(one) for one in with_lower(folder)]
 
 
-def all_entries(kernel: Kernel, volumes: Sequence[bytes]) -> list[Entry]:
-    """The entries of all folders, oldest first; a store reached by two ways is listed once."""
+def all_entries(kernel: Kernel, volumes: Sequence[bytes], lost: list[TrashdError] | None = None) -> list[Entry]:
+    """The entries of all folders, oldest first; a store reached by two ways is listed once.
+
+    lost, Raises  as for `each_folder`
+    """
     found = {
         entry.path: entry
-        for part in each_folder(kernel, volumes, lambda folder: list(entries(folder)), list[Entry])
+        for part in each_folder(kernel, volumes, lambda folder: list(entries(folder)), list[Entry], lost)
         for entry in part
     }
     return sorted(found.values(), key=lambda entry: entry.id)
@@ -46,7 +67,9 @@ def all_entries(kernel: Kernel, volumes: Sequence[bytes]) -> list[Entry]:
 
 def tend_all(kernel: Kernel, volumes: Sequence[bytes]) -> list[str]:
     """Tend all folders that the caller may see; what could not be settled, in words."""
-    return [told for part in each_folder(kernel, volumes, tend, list[str]) for told in part]
+    lost: list[TrashdError] = []
+    told = [line for part in each_folder(kernel, volumes, tend, list[str], lost) for line in part]
+    return [*told, *(f"{error.message()} ({error.hint})" for error in lost)]
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> Entry:
@@ -54,11 +77,12 @@ def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) ->
 
     Raises  NotFound; UsageError if several have it
     """
-    listed = all_entries(kernel, volumes)
+    lost: list[TrashdError] = []
+    listed = all_entries(kernel, volumes, lost)
     exact = [entry for entry in listed if entry.id == identifier]
     found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not found:
-        raise NotFound(identifier)
+        raise lost[0] if lost else NotFound(identifier)
     if len(found) > 1:
         raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
     return found[0]

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import Untrusted
@@ -18,6 +18,8 @@ from fusefs.linux.kernel import Kernel
 
 FORMAT = 1
 MAGIC = "trashd"
+NEW_PREFIX = STORE + b".new-"
+"""How the name of a store begins while it is being made."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
 CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
@@ -216,12 +218,24 @@ def make_user(store: Store) -> UserFolder:
     for name in (plain, Name(plain + b"." + os.urandom(6).hex().encode())):
         with suppress(FileExistsError):
             kernel.mkdir(store.u_fd, name)
-            folder = _open_folder(store, name)
-            if folder is not None:
-                for part in FOLDERS:
-                    kernel.mkdir(folder.fd, part)
+        folder = _open_folder(store, name)
+        if folder is not None:
+            # Ours if we made it, and if another command of ours was faster; else somebody planted it.
+            if folder.uid == os.geteuid():
+                _make_parts(folder)
                 return folder
+            folder.fd.close()
     raise Untrusted(store.base_path)
+
+
+def _make_parts(folder: UserFolder) -> None:
+    with ExitStack() as owned:
+        owned.enter_context(folder)
+        for part in FOLDERS:
+            # Another command of this user may have found the folder and begun to use it.
+            with suppress(FileExistsError):
+                folder.store.kernel.mkdir(folder.fd, part)
+        owned.pop_all()
 
 
 def _plain(uid: int) -> Name:
@@ -242,9 +256,12 @@ def _open_folder(store: Store, name: Name) -> UserFolder | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
             return None
         raise
-    st = kernel.fstat(fd)
-    if st.st_mode & 0o7777 != FOLDER_MODE and st.st_uid == os.geteuid():
-        kernel.chmod(fd, FOLDER_MODE)
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        st = kernel.fstat(fd)
+        if st.st_mode & 0o7777 != FOLDER_MODE and st.st_uid == os.geteuid():
+            kernel.chmod(fd, FOLDER_MODE)
+        owned.pop_all()
     return UserFolder(store, st.st_uid, name, fd)
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import IsMountPoint, NoStore, NotFound, Refused, TrashdError, Untrusted, from_os
@@ -13,8 +14,7 @@ from fusefs.core.names import STORE, Name, RelPath
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, below, place_of, read_mounts
-from fusefs.store.layout import Store, open_store
-from fusefs.store.volume import NEW_PREFIX, make_store
+from fusefs.store.layout import NEW_PREFIX, Store, open_store
 
 _PATH_MAX = 4000
 _ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -152,9 +152,11 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
             if error.errno in (errno.EACCES, errno.ENOENT):
                 continue
             raise
-        if kernel.statx(fd).mnt_id == mount.mnt_id:
-            return fd, candidate
-        fd.close()
+        with ExitStack() as owned:
+            owned.enter_context(fd)
+            if kernel.statx(fd).mnt_id == mount.mnt_id:
+                owned.pop_all()
+                return fd, candidate
     raise NoStore(path)
 
 
@@ -203,24 +205,30 @@ def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]
     for relative, path in ancestors(victim):
         if relative in bases:
             continue
-        fd = kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR)
+        try:
+            made = _make_missing(kernel, victim, relative, path)
+        except Untrusted as error:
+            last = error
+        except PermissionError:
+            pass  # not ours to make one there
+        else:
+            if made is not None:
+                yield relative, made
+    raise last
+
+
+def _make_missing(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes) -> Store | None:
+    """A new store at an ancestor; None if there is somebody else's: not to be trusted, not to be made again."""
+    with ExitStack() as owned:
+        fd = owned.enter_context(kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR))
         try:
             kernel.stat(fd, STORE)
         except FileNotFoundError:
-            try:
-                store = make_store(kernel, fd, path)
-            except OSError as error:
-                fd.close()
-                if error.errno not in (errno.EACCES, errno.EPERM):
-                    raise
-                continue
-            except Untrusted as error:
-                last = error
-                continue
-            yield relative, store
-        else:
-            fd.close()  # somebody else's: not to be trusted, not to be made again
-    raise last
+            from fusefs.store.volume import make_store  # a swap into a store that is there is spared it
+
+            owned.pop_all()
+            return make_store(kernel, fd, path)
+    return None
 
 
 def is_stores_own(name: bytes) -> bool:

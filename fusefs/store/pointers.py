@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, RelPath, join, split
@@ -41,9 +43,18 @@ def _write(kernel: Kernel, pointers: Fd, name: bytes, lower: RelPath) -> None:
 
 
 def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
-    """Each pointer's name and what it says; None for what is no plain relative path (users write them)."""
+    """Each pointer's name and what it says; None for what is no plain relative path (users write them).
+
+    None at all where `pointers/` itself is something else: its user did that, and the checker tells.
+    """
     kernel = folder.store.kernel
-    with folder.open(POINTERS) as pointers:
+    with ExitStack() as owned:
+        try:
+            pointers = owned.enter_context(folder.open(POINTERS))
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES):
+                raise
+            return
         for name in kernel.list(pointers):
             if not name.endswith(_NEW):
                 yield Name(name), _read(kernel, pointers, name)

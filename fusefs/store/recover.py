@@ -14,7 +14,7 @@ from typing import NamedTuple, Self, assert_never
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
-from fusefs.core.names import ContainerId, Name, is_container_id, printable, split
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, printable, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
@@ -22,10 +22,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held, dissolve, move
-from fusefs.store.layout import DROP, FRESH, TREE, UserFolder
+from fusefs.store.layout import DROP, FRESH, HOISTED, TREE, UserFolder
 from fusefs.store.stage import identify_at, take_back, unmake
 
-_OUT_OF_REACH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
+_OUT_OF_REACH = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 _HINT = "trashd doctor shows it; nothing of it was touched"
 
 
@@ -85,6 +85,7 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
             return ""  # whole or half, the next reap goes on with it
         if _may_be_alive(held):
             raise Kept(f"made on host {held.record.host}, which may still be working on it")
+        _drop_unfinished_record(folder.store.kernel, held.fd)
         with Origin(held) as origin:
             if state is State.STAGE:
                 return _settle_staged(held, origin)
@@ -248,7 +249,7 @@ def settle_restoring(held: Held, origin: Origin) -> str:
         case RestoringAction.GIVE_BACK:
             rescue_fresh(held, FRESH)
             _take_back_tree(held)
-            origin.take_back(record.lent_mode, record.fresh)
+            origin.take_back(record.lent_fresh, record.fresh)
             move(held, State.ORPHANS)
             return "its restore had not happened: an orphan again"
         case _:
@@ -261,6 +262,7 @@ def retire_restored(held: Held) -> ContainerId | None:
     Returns  the id of the pinned orphan that holds it, if there is any
     """
     rescued = rescue_fresh(held, TREE) or rescue_fresh(held, FRESH)
+    rescue_hoisted(held)
     dissolve(held)
     return rescued
 
@@ -270,9 +272,18 @@ def rescue_fresh(held: Held, name: Name) -> ContainerId | None:
 
     That orphan has no retention: nobody asked for its end.
     """
-    kernel, record = held.folder.store.kernel, held.record
+    note = f"written into the fresh directory before {held.id} was restored"
+    return _rescue(held, name, held.record.origin, note, held.record.lent_fresh)
+
+
+def rescue_hoisted(held: Held) -> ContainerId | None:
+    """The same for the directories that a reaper had moved up from deep inside: nobody knows where they were."""
+    return _rescue(held, HOISTED, None, f"directories from deep inside {held.id}, moved up when it was half-reaped")
+
+
+def _rescue(held: Held, name: Name, origin: RelPath | None, note: str, lent: int | None = None) -> ContainerId | None:
     try:
-        kernel.rmdir(held.fd, name)
+        held.folder.store.kernel.rmdir(held.fd, name)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -280,5 +291,4 @@ def rescue_fresh(held: Held, name: Name) -> ContainerId | None:
             raise
     else:
         return None
-    note = f"written into the fresh directory before {held.id} was restored"
-    return take_in(held.folder, held.fd, name, origin=record.origin, retention_s=None, note=note)
+    return take_in(held.folder, held.fd, name, origin=origin, retention_s=None, note=note, lent=lent)

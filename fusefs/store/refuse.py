@@ -21,7 +21,7 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
     """
     if directory and not victim.is_directory():
         yield NotADirectory(victim.path())
-    if any(is_stores_own(name) for name in (*victim.parent.split(b"/"), victim.name)):
+    if any(is_stores_own(name) for name in victim.place().path.split(b"/")):
         yield IsStore(victim.path())
     if victim.is_directory():
         yield from _mounted(victim)

@@ -14,12 +14,13 @@ from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import apply_likeness, read_likeness
-from fusefs.store.claim import Lost, claim
-from fusefs.store.container import Held, rewrite
+from fusefs.store.claim import Lost, hold
+from fusefs.store.container import Held, move, rewrite
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.recover import Kept, Origin, retire_restored, settle_restoring
+from fusefs.store.recover import Kept, Origin, rescue_hoisted, retire_restored, settle_restoring
 from fusefs.store.stage import lend, loan, take_back
-from fusefs.store.visible import Move, Visible
+from fusefs.store.swap import NO_EXCHANGE
+from fusefs.store.visible import Direct, Move, Visible
 
 _ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
@@ -63,14 +64,15 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
     for source in _SOURCES:
         if source is State.REAPING and not folder.store.kernel.is_local(folder.fd):
             continue  # a reaper on another host may be at it, whose lock we can't see
-        held = claim(folder, source, container, State.RESTORING)
+        held = hold(folder, source, container)
         if held is Lost.BUSY:
             raise Busy(container)
         if isinstance(held, Held):
-            if source is State.ORPHANS or held.record.partial:
-                return held
             try:
-                return rewrite(held, held.record._replace(partial=True))
+                # First the mark, then the move: killed in between it must not look whole again.
+                if source is not State.ORPHANS and not held.record.partial:
+                    held = rewrite(held, held.record._replace(partial=True))
+                return move(held, State.RESTORING)
             except BaseException:
                 held.owned.close()
                 raise
@@ -87,7 +89,7 @@ def restore(held: Held, destination: Destination) -> Restored:
         try:
             tree = held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
             held = _with_loan(kernel, held, tree)
-            _put(kernel, held, destination)
+            held = _put(kernel, held, destination)
         except (OSError, TrashdError):
             settle(held)
             raise
@@ -95,6 +97,9 @@ def restore(held: Held, destination: Destination) -> Restored:
         try:
             take_back(kernel, tree, held.record.lent_mode)
             destination.visible.flush()
+            deep = rescue_hoisted(held)
+            if deep is not None:
+                warnings.append(f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}")
             rescued = retire_restored(held)
         except OSError as error:
             rescued = None
@@ -103,10 +108,10 @@ def restore(held: Held, destination: Destination) -> Restored:
 
 
 def _with_loan(kernel: Kernel, held: Held, tree: Fd) -> Held:
+    """The container with the loan that its tree needs, or with none, in its record; the loan made."""
     lent = loan(kernel.fstat(tree))
-    if lent is None:
-        return held
-    held = rewrite(held, held.record._replace(lent_mode=lent))
+    if lent != held.record.lent_mode:
+        held = rewrite(held, held.record._replace(lent_mode=lent))
     lend(kernel, tree, lent)
     return held
 
@@ -121,13 +126,14 @@ def settle(held: Held) -> None:
         settle_restoring(held, origin)
 
 
-def _put(kernel: Kernel, held: Held, destination: Destination) -> None:
+def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
+    """The container after its tree went; a fresh directory that came for it may still have a loan."""
     try:
         destination.visible.make(Move.BACK, held)
     except FileExistsError:
         pass
     else:
-        return
+        return held
     if not destination.makes_way:
         raise Occupied(destination.path)
     try:
@@ -138,6 +144,8 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> None:
         if not _is_our_fresh(kernel, held, fresh):
             raise Occupied(destination.path)
         lent = loan(kernel.fstat(fresh))
+        if lent != held.record.lent_fresh:
+            held = rewrite(held, held.record._replace(lent_fresh=lent))
         lend(kernel, fresh, lent)
         try:
             if held.folder.store.volume.exchange:
@@ -147,6 +155,7 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> None:
         except BaseException:
             take_back(kernel, fresh, lent)
             raise
+    return held
 
 
 def _is_our_fresh(kernel: Kernel, held: Held, fd: Fd) -> bool:
@@ -164,10 +173,25 @@ def _is_our_fresh(kernel: Kernel, held: Held, fd: Fd) -> bool:
 
 
 def _exchange_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
+    """Where the filesystem turns out not to exchange, though it was seen to, two renames do it."""
+    with kernel.open_beneath(held.fd, TREE) as tree:
+        try:
+            destination.visible.make(Move.EXCHANGE, held)
+        except OSError as error:
+            if error.errno not in NO_EXCHANGE:
+                raise
+            _rename_back(kernel, held, destination, fresh)
+            return
+        if kernel.is_named(fresh, held.fd, TREE):
+            return
+        st = kernel.fstat(tree)
+        if destination.visible.found() == (st.st_dev, st.st_ino) and TREE not in kernel.list(held.fd):
+            return  # the flag was ignored, and the tree replaced the empty directory
+        if kernel.is_named(tree, held.fd, TREE):
+            _rename_back(kernel, held, destination, fresh)
+            return
     destination.visible.make(Move.EXCHANGE, held)
-    if not kernel.is_named(fresh, held.fd, TREE):
-        destination.visible.make(Move.EXCHANGE, held)
-        raise Occupied(destination.path, "something else took its name at that moment; it was given back")
+    raise Occupied(destination.path, "something else took its name at that moment; it was given back")
 
 
 def _rename_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
@@ -190,6 +214,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
     """
     kernel = held.folder.store.kernel
     path = os.path.join(held.folder.store.base_path, held.record.origin or b"", inside)
+    warnings = []
     try:
         with ExitStack() as stack:
             *parents, name = split(inside)
@@ -199,7 +224,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
             if elsewhere is not None:
                 target, new, path = elsewhere.parent_fd, elsewhere.name, elsewhere.path
             else:
-                target, new = _way(kernel, stack, held, tree, parents), name
+                target, new = stack.enter_context(_way(kernel, held, tree, parents)), name
             lent = loan(kernel.fstat(thing))
             lend(kernel, thing, lent)
             try:
@@ -208,34 +233,52 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
                 raise Occupied(path) from error
             finally:
                 take_back(kernel, thing, lent)
+            try:
+                Direct(kernel, target, new).flush()
+            except OSError as error:
+                warnings.append(f"{error.strerror} after it was back: a power cut may undo it")
     except FileNotFoundError as error:
         where = os.path.join(held.folder.path(), held.state.value.encode(), held.name(), TREE)
         raise NotFound(path, f"its tree is {printable(where)} until it is restored or reaped") from error
     finally:
         settle(held)
         held.owned.close()
-    return Restored(held.id, path, None, held.record.partial, ())
+    return Restored(held.id, path, None, held.record.partial, tuple(warnings))
 
 
-def _way(kernel: Kernel, stack: ExitStack, held: Held, tree: Fd, parents: list[Name]) -> Fd:
-    """The directory at the origin that corresponds to one in the tree; missing ones are made like the tree's."""
+def _way(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Fd:
+    """The directory at the origin that corresponds to one in the tree; missing ones are made like the tree's.
+
+    At most four fds are open at a time, however deep it is.
+    """
     if held.record.origin is None:
         raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
     *upper, last = split(held.record.origin)
-    here = stack.enter_context(kernel.open_beneath(held.folder.store.base_fd, join(*upper) or b".", _ANCESTOR))
-    like = tree
-    here = _enter(kernel, stack, here, last, like)
+    base_fd = held.folder.store.base_fd
+    with kernel.open_beneath(base_fd, join(*upper) or b".", _ANCESTOR) as above, ExitStack() as owned:
+        like = owned.enter_context(kernel.open_beneath(tree, b".", _ANCESTOR))
+        here = _enter(kernel, above, last, like)
+        owned.pop_all()
     for parent in parents:
-        like = stack.enter_context(kernel.open_beneath(like, parent, _ANCESTOR))
-        here = _enter(kernel, stack, here, parent, like)
+        here, like = _descend(kernel, here, like, parent)
+    like.close()
     return here
 
 
-def _enter(kernel: Kernel, stack: ExitStack, directory: Fd, name: Name, like: Fd) -> Fd:
+def _descend(kernel: Kernel, here: Fd, like: Fd, name: Name) -> tuple[Fd, Fd]:
+    """One level down on both sides; closes the two that it starts from."""
+    with here, like, ExitStack() as owned:
+        model = owned.enter_context(kernel.open_beneath(like, name, _ANCESTOR))
+        made = _enter(kernel, here, name, model)
+        owned.pop_all()
+    return made, model
+
+
+def _enter(kernel: Kernel, directory: Fd, name: Name, like: Fd) -> Fd:
     try:
-        return stack.enter_context(kernel.open_beneath(directory, name, _ANCESTOR))
+        return kernel.open_beneath(directory, name, _ANCESTOR)
     except FileNotFoundError:
         kernel.mkdir(directory, name)
         with kernel.open_dir(directory, name) as made, kernel.open_dir(like) as model:
             apply_likeness(kernel, made, read_likeness(kernel, model))
-        return stack.enter_context(kernel.open_beneath(directory, name, _ANCESTOR))
+        return kernel.open_beneath(directory, name, _ANCESTOR)

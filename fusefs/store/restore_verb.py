@@ -10,6 +10,7 @@ from fusefs.core.errors import NotFound, UsageError, from_os
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.store.container import Held
 from fusefs.store.find import act_on
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
@@ -56,14 +57,21 @@ def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Vi
     held = claim_for_restore(folder, entry.id)
     if inside is not None:
         return restore_inside(held, inside, None)
-    with Origin(held) as origin:
+    with held, _origin_of(held) as origin:
         if origin.parent_fd is None:
             settle(held)
-            held.owned.close()
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
         visible = Direct(kernel, origin.parent_fd, origin.name)
         path = os.path.join(folder.store.base_path, held.record.origin or b"")
         return restore(held, Destination(visible, path, origin.parent_fd, origin.name, makes_way=True))
+
+
+def _origin_of(held: Held) -> Origin:
+    try:
+        return Origin(held)
+    except OSError:
+        settle(held)
+        raise
 
 
 def _elsewhere(

@@ -25,7 +25,8 @@ from fusefs.store.stage import (
 )
 from fusefs.store.visible import Move, Visible
 
-_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
+"""What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
 
 
 class Swapped(NamedTuple):
@@ -82,7 +83,7 @@ def _by_exchange(
         except (OSError, TrashdError) as error:
             # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
             unstage(staged, victim)
-            if isinstance(error, OSError) and error.errno in _NO_EXCHANGE:
+            if isinstance(error, OSError) and error.errno in NO_EXCHANGE:
                 return None
             raise
         match _judge(staged, victim, visible):
@@ -164,11 +165,10 @@ def finish(
 def _flush(held: Held) -> None:
     """Make exchange and adoption durable.
 
-    One flush of the last directory changed carries all that came before it on ext4, xfs and btrfs: no subset of
-    further flushes made a difference in any crash state, and leaving this one out did (docs/crash.md).
+    One flush of the container carries all that came before it on ext4, xfs and btrfs. Not one of stage/ or
+    orphans/: btrfs then writes the container's move without the plain rename that brought the tree (docs/crash.md).
     """
-    with held.folder.open(State.ORPHANS) as orphans:
-        held.folder.store.kernel.fsync(orphans)
+    held.folder.store.kernel.fsync(held.fd)
 
 
 def _take_back_both(staged: Staged, victim: Victim) -> None:

@@ -14,9 +14,7 @@ from fusefs.linux.likeness import is_frozen
 from fusefs.linux.mountinfo import below
 from fusefs.store.layout import Store, UserFolder, make_user, open_user
 from fusefs.store.locate import Victim, existing_stores, find_victim, stores_for
-from fusefs.store.pointers import add_pointer
 from fusefs.store.refuse import refusals
-from fusefs.store.remove import remove
 from fusefs.store.stage import Options, restock
 from fusefs.store.swap import Swapped, swap
 from fusefs.store.visible import Direct, Visible
@@ -35,6 +33,8 @@ def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
 def remove_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
     """Remove whatever is at a path, restorably; errors as for `swap_path`."""
+    from fusefs.store.remove import remove
+
     return into_a_store(kernel, path, _own(kernel, options, remove), directory=False)
 
 
@@ -109,6 +109,8 @@ def point_to(kernel: Kernel, victim: Victim, relative: RelPath) -> None:
     for upper, store in existing_stores(kernel, victim, []):
         with store:
             if upper != relative and len(upper) < len(relative):
+                from fusefs.store.pointers import add_pointer
+
                 with own_folder(store) as folder:
                     add_pointer(folder, RelPath(below(relative, upper)))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from enum import Enum
 from typing import Protocol
 
@@ -66,11 +67,15 @@ class Direct:
 
     def found(self) -> tuple[int, int] | None:
         """See Visible."""
+        st = self.look()
+        return None if st is None else (st.st_dev, st.st_ino)
+
+    def look(self) -> os.stat_result | None:
+        """What has the name now."""
         try:
-            st = self._kernel.stat(self._parent_fd, self._name)
+            return self._kernel.stat(self._parent_fd, self._name)
         except FileNotFoundError:
             return None
-        return st.st_dev, st.st_ino
 
     def flush(self) -> None:
         """See Visible."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import NoStore, Untrusted
-from fusefs.core.names import STORE, Name, VolumeId
+from fusefs.core.names import STORE, Name, VolumeId, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     CACHEDIR_TEXT,
+    NEW_PREFIX,
     USERS,
     VOLUME,
     VOLUME_MAX_BYTES,
@@ -27,8 +28,10 @@ from fusefs.store.layout import (
     read_volume,
 )
 
-NEW_PREFIX = STORE + b".new-"
 _PROBE = (Name(b"probe-a"), Name(b"probe-b"))
+_ATTEMPTS = 8
+_PLANTED = b".planted-"
+_KEPT_OF_NAME = 200
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -47,20 +50,53 @@ def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store:
     It is built under another name and appears complete by one rename: there is no store without a volume.json.
     Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
     """
-    new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
-    kernel.mkdir(base_fd, new)
-    try:
-        with kernel.open_dir(base_fd, new) as fd:
-            _fill(kernel, fd)
-        with suppress(FileExistsError):
-            kernel.rename_free(base_fd, new, base_fd, STORE)
-            _sync_dir(kernel, base_fd)
-    finally:
-        discard_unfinished(kernel, base_fd, new)
+    with ExitStack() as owned:
+        owned.enter_context(base_fd)
+        for attempt in range(_ATTEMPTS):
+            try:
+                _build(kernel, base_fd, Name(NEW_PREFIX + os.urandom(6).hex().encode()))
+                break
+            except FileNotFoundError:
+                # An init may take it for an abandoned one in the moment before it is locked: start again.
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        owned.pop_all()
     store = open_store(kernel, base_fd, base_path)
     if store is None:
         raise Untrusted(base_path)
     return store
+
+
+def _build(kernel: Kernel, base_fd: Fd, new: Name) -> None:
+    """A store under another name, locked while it is in the making, then renamed.
+
+    Raises  OSError; FileNotFoundError if an init was faster than the lock
+    """
+    kernel.mkdir(base_fd, new)
+    try:
+        with kernel.open_dir(base_fd, new) as fd:
+            if kernel.is_local(fd) and not kernel.lock(fd):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
+            _fill(kernel, fd)
+            with suppress(FileExistsError):
+                kernel.rename_free(base_fd, new, base_fd, STORE)
+                _sync_dir(kernel, base_fd)
+    finally:
+        discard_unfinished(kernel, base_fd, new)
+
+
+def _discard_abandoned(kernel: Kernel, base_fd: Fd) -> list[str]:
+    """Remove what killed makers of ours left; whose maker lives is locked, or may be on another host."""
+    told = []
+    with suppress(PermissionError), kernel.open_dir(base_fd) as readable:
+        for name in kernel.list(readable):
+            if not name.startswith(NEW_PREFIX) or kernel.stat(base_fd, name).st_uid != os.geteuid():
+                continue
+            with suppress(FileNotFoundError), kernel.open_dir(base_fd, name) as fd:
+                if kernel.is_local(fd) and kernel.lock(fd):
+                    discard_unfinished(kernel, base_fd, Name(name))
+                    told.append(f"removed {name.decode()}, which was never finished")
+    return told
 
 
 def _fill(kernel: Kernel, fd: Fd) -> None:
@@ -174,20 +210,24 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes) -> tuple[Store, In
     their ACLs, and keep what is in them, since a user's orphans lie in his own folder whoever owns the rest.
     Raises  NoStore if `.trashd` is something else than a directory
     """
-    repaired: list[str] = []
-    try:
-        fd = kernel.open_beneath(base_fd, STORE, _DIR)
-    except FileNotFoundError:
-        store = make_store(kernel, base_fd, base_path)
-        return store, Initialised(os.path.join(base_path, STORE), store.volume, True, ())
-    except OSError as error:
-        where = os.path.join(base_path, STORE)
-        raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
-    with fd:
-        old = _read_anyones(kernel, fd)
-        if os.geteuid() == 0:
-            repaired += _take_over(kernel, fd)
-        repaired += _renew_volume(kernel, fd, base_path, old)
+    with ExitStack() as owned:
+        owned.enter_context(base_fd)
+        repaired = _discard_abandoned(kernel, base_fd)
+        try:
+            fd = kernel.open_beneath(base_fd, STORE, _DIR)
+        except FileNotFoundError:
+            owned.pop_all()
+            store = make_store(kernel, base_fd, base_path)
+            return store, Initialised(os.path.join(base_path, STORE), store.volume, True, tuple(repaired))
+        except OSError as error:
+            where = os.path.join(base_path, STORE)
+            raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
+        with fd:
+            old = _read_anyones(kernel, fd)
+            if os.geteuid() == 0:
+                repaired += _take_over(kernel, fd)
+            repaired += _renew_volume(kernel, fd, base_path, old)
+        owned.pop_all()
     store_or_none = open_store(kernel, base_fd, base_path)
     if store_or_none is None:
         raise Untrusted(os.path.join(base_path, STORE))
@@ -218,21 +258,22 @@ def _take_over(kernel: Kernel, fd: Fd) -> list[str]:
 
 
 def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
-    """See to it that `u` is a directory and volume.json, if there is one, a file of root's."""
-    for name, is_right in ((USERS, stat.S_ISDIR), (VOLUME, stat.S_ISREG)):
-        try:
-            st = kernel.stat(fd, name)
-        except FileNotFoundError:
-            st = None
-        if st is not None and (not is_right(st.st_mode) or (name == VOLUME and (st.st_uid or st.st_nlink > 1))):
-            aside = name + b".planted-" + os.urandom(6).hex().encode()
+    """See to it that `u` is a directory and that all else is files of root's, so that nothing is in our way."""
+    for name in kernel.list(fd):
+        st = kernel.stat(fd, name)
+        is_right = stat.S_ISDIR(st.st_mode) if name == USERS else _is_roots_file(st)
+        if not is_right and _PLANTED not in name:
+            aside = name[:_KEPT_OF_NAME] + _PLANTED + os.urandom(6).hex().encode()
             kernel.rename_free(fd, name, fd, aside)
-            repaired.append(f"moved {name.decode()} to {aside.decode()}")
-            st = None
-        if st is None and name == USERS:
-            kernel.mkdir(fd, USERS)
-            with kernel.open_dir(fd, USERS) as users:
-                _own(kernel, users, 0o1777)
+            repaired.append(f"moved {printable(name)} to {printable(aside)}")
+    with suppress(FileExistsError):
+        kernel.mkdir(fd, USERS)
+        with kernel.open_dir(fd, USERS) as users:
+            _own(kernel, users, 0o1777)
+
+
+def _is_roots_file(st: os.stat_result) -> bool:
+    return stat.S_ISREG(st.st_mode) and st.st_uid == 0 and st.st_nlink == 1
 
 
 def _is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fusefs.linux.kernel import Kernel
 from fusefs.store.verbs import own_folder
-from tests.support.scenes import HOME, USER, Scene, home
-from tests.support.store import opened, reap_now, recover_all, remove, restore, swap
+from tests.support.scenes import HOME, USER, Act, DyingAfter, Prepare, Scene, home
+from tests.support.store import DyingAt, in_child, opened, reap_now, recover_all, remove, restore, swap
 from tests.support.tree import Dir, Spec, make_tree
 
 TREE: Spec = {"a": b"first", "empty": {}, "sub": {"leaf": b"second", "b": b"third"}}
@@ -48,6 +48,19 @@ def make_read_only_orphan(volume: Path) -> None:
 def write_late(volume: Path) -> None:
     """The tree an orphan, something written into its fresh directory since."""
     make_orphan(volume)
+    (home(volume) / "late").write_bytes(LATE)
+
+
+def write_late_in_read_only(volume: Path) -> None:
+    """A read-only tree an orphan, something written into its fresh directory since, which is read-only again."""
+    open_up_and_write_late(volume)
+    home(volume).chmod(0o555)
+
+
+def open_up_and_write_late(volume: Path) -> None:
+    """A read-only tree an orphan, something written into its fresh directory since, which stays open."""
+    make_read_only_orphan(volume)
+    home(volume).chmod(0o755)
     (home(volume) / "late").write_bytes(LATE)
 
 
@@ -112,6 +125,16 @@ def only_id(volume: Path) -> str:
     return names[0] if names else "none"
 
 
+def killed_after(prepare: Prepare, act: Act, call: str, n: int = 1) -> Prepare:
+    """What an act leaves that was killed after its n-th call of that name."""
+
+    def leave(volume: Path) -> None:
+        prepare(volume)
+        assert in_child(lambda: act(volume, Kernel(DyingAfter(call, n)))) == DyingAt.EXIT_CODE
+
+    return leave
+
+
 SWAP = Scene(make_victim, _swap, is_gapless=True)
 SWAP_LENT = Scene(make_read_only, _swap, uid=USER, is_gapless=True)
 SWAP_TWICE = Scene(make_victim, _swap, exchange=False)
@@ -128,15 +151,21 @@ RESTORE_TO = Scene(make_orphan, partial(_restore, to="elsewhere"), is_gapless=Tr
 RESTORE_INSIDE = Scene(make_orphan, partial(_restore, inside=b"sub/leaf"), is_gapless=True, is_split=True)
 RESTORE_INSIDE_FREE = Scene(lose_inside, partial(_restore, inside=b"sub/leaf"), is_split=True)
 RESTORE_LENT = Scene(make_read_only_orphan, _restore, uid=USER, is_gapless=True)
+RESTORE_LATE_LENT = Scene(write_late_in_read_only, _restore, uid=USER)
+RESTORE_LATE_OPENED = Scene(open_up_and_write_late, _restore, uid=USER)
+RESTORE_TWICE_LATE_LENT = Scene(write_late_in_read_only, _restore, uid=USER, exchange=False)
 RESTORE_FREE_LENT = Scene(leave_read_only_name_free, _restore, uid=USER)
 RESTORE_TWICE = Scene(make_orphan, _restore, exchange=False)
 RESTORE_TWICE_LATE = Scene(write_late, _restore, exchange=False)
-RESTORE_TWICE_LENT = Scene(make_read_only_orphan, _restore, uid=USER, exchange=False)
 RESTORE_BY_ROOT = Scene(make_read_only_orphan, _restore, uid=USER, by=0, is_gapless=True)
 RESTORE_TO_BY_ROOT = Scene(make_read_only_orphan, partial(_restore, to="elsewhere"), uid=USER, by=0, is_gapless=True)
 REAP = Scene(make_orphan, _reap, is_gapless=True, is_reap=True)
-REAP_LENT = Scene(make_read_only_orphan, _reap, uid=USER, is_gapless=True, is_reap=True)
 REAP_BY_ROOT = Scene(make_orphan, _reap, uid=USER, by=0, is_gapless=True, is_reap=True)
+RECOVER_SWAP = Scene(killed_after(make_victim, _swap, "exchange"), _recover, is_gapless=True)
+RECOVER_GAP = Scene(killed_after(make_victim, _swap, "rename"), _recover, exchange=False)
+RECOVER_RESTORE = Scene(killed_after(write_late, _restore, "exchange"), _recover, is_gapless=True)
+RECOVER_RESTORE_GAP = Scene(killed_after(write_late, _restore, "rename", 2), _recover, exchange=False)
+RECOVER_REAP = Scene(killed_after(make_orphan, _reap, "unlink"), _recover, is_gapless=True, is_reap=True)
 
 SCENES = {
     "swap": SWAP,
@@ -155,13 +184,19 @@ SCENES = {
     "restore-inside": RESTORE_INSIDE,
     "restore-inside-free": RESTORE_INSIDE_FREE,
     "restore-lent": RESTORE_LENT,
+    "restore-late-lent": RESTORE_LATE_LENT,
+    "restore-late-opened": RESTORE_LATE_OPENED,
+    "restore-two-rename-late-lent": RESTORE_TWICE_LATE_LENT,
     "restore-free-lent": RESTORE_FREE_LENT,
     "restore-two-rename": RESTORE_TWICE,
     "restore-two-rename-late": RESTORE_TWICE_LATE,
-    "restore-two-rename-lent": RESTORE_TWICE_LENT,
     "restore-by-root": RESTORE_BY_ROOT,
     "restore-to-by-root": RESTORE_TO_BY_ROOT,
     "reap": REAP,
-    "reap-lent": REAP_LENT,
     "reap-by-root": REAP_BY_ROOT,
+    "recover-swap": RECOVER_SWAP,
+    "recover-swap-in-the-gap": RECOVER_GAP,
+    "recover-restore": RECOVER_RESTORE,
+    "recover-restore-in-the-gap": RECOVER_RESTORE_GAP,
+    "recover-reap": RECOVER_REAP,
 }

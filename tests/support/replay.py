@@ -42,7 +42,8 @@ _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _FSCK = {
     "ext4": ("e2fsck", "-fn"),
     "xfs": ("xfs_repair", "-n"),
-    "btrfs": ("btrfs", "check", "--readonly"),
+    # --force: a mount elsewhere has the same fsid, that of another process's state
+    "btrfs": ("btrfs", "check", "--readonly", "--force"),
 }
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -22,13 +22,14 @@ from fusefs.core.names import STORE
 from fusefs.linux import libc
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.store.layout import VOLUME, decode_volume, encode_volume
-from tests.support.store import DyingAt, assert_silent, calls_of, in_child, init, recover_all
+from tests.support.store import DyingAt, assert_silent, calls_of, in_child, init, problems, recover_all
 from tests.support.tree import Seen, snapshot
 from tests.support.users import as_user, become
 
 USER = 1000
 HOME = "home"
 NAME = "job"
+_STORE = os.fsdecode(STORE)
 _PR_SET_CHILD_SUBREAPER = 36
 _CHANGING = frozenset(
     {
@@ -80,14 +81,17 @@ class Scene:
     def run(self, volume: Path, gate: Gate) -> object:
         """The act's result, in this process, which becomes the actor."""
         actor = self.uid if self.by is None else self.by
-        if actor:
+        if actor != os.geteuid():
             become(actor)
         return self.act(volume, Kernel(gate))
 
     def calls(self, volume: Path) -> list[str]:
         """The calls that the act makes; the volume is to be set up again after it."""
         actor = self.uid if self.by is None else self.by
-        count = lambda: list(calls_of(lambda kernel: self.act(volume, kernel)))  # noqa: E731
+
+        def count() -> list[str]:
+            return list(calls_of(partial(self.act, volume)))
+
         return as_user(actor, count) if actor else count()
 
 
@@ -113,7 +117,7 @@ def wipe(volume: Path) -> None:
 
 def forbid_exchange(volume: Path) -> None:
     """Let a store believe that its filesystem can't exchange, as the probe would have found."""
-    path = volume / os.fsdecode(STORE) / os.fsdecode(VOLUME)
+    path = volume / _STORE / os.fsdecode(VOLUME)
     found = decode_volume(path.read_bytes())
     assert found is not None
     path.write_bytes(encode_volume(found._replace(exchange=False)))
@@ -121,7 +125,7 @@ def forbid_exchange(volume: Path) -> None:
 
 def places(volume: Path) -> Iterator[Path]:
     """Everything that may be a tree: at home, dropped, or in a container of any state."""
-    yield from (volume / HOME).iterdir()
+    yield from (path for path in (volume / HOME).iterdir() if path.name != _STORE)
     for folder in user_folders(volume):
         yield from (folder / "drop").iterdir()
         for state in State:
@@ -130,8 +134,8 @@ def places(volume: Path) -> Iterator[Path]:
 
 
 def user_folders(volume: Path) -> list[Path]:
-    """The folders of all users."""
-    return list((volume / os.fsdecode(STORE) / "u").iterdir())
+    """The folders of all users, those of a lower store too."""
+    return [*(volume / _STORE / "u").iterdir(), *(volume / HOME / _STORE).glob("u/*")]
 
 
 def orphans(volume: Path) -> list[Path]:
@@ -154,16 +158,29 @@ def look(volume: Path) -> Before:
 
 def settle(volume: Path) -> None:
     """Recover in this, another process; then the checker has nothing to say, and nothing is left half done."""
-    assert recover_all(volume) == []
-    assert_settled(volume)
+    lower = volume / HOME
+    uid = lower.stat().st_uid
+
+    def told() -> list[object]:
+        # A lower store was made where the upper one could not be used; only its owner trusts it.
+        checked = [volume, lower] if (lower / _STORE).exists() else [volume]
+        return [*recover_all(lower), *(problem for path in checked for problem in problems(path))]
+
+    assert (as_user(uid, told) if uid else told()) == []
+    assert_nothing_half_done(volume)
 
 
 def assert_settled(volume: Path) -> None:
     """The checker is silent, and not because somebody still holds something."""
+    assert_nothing_half_done(volume)
+    assert_silent(volume)
+
+
+def assert_nothing_half_done(volume: Path) -> None:
+    """Nothing is left in stage/ and restoring/."""
     left = [path for folder in user_folders(volume) for state in ("stage", "restoring") for path in
             (folder / state).iterdir()]  # fmt: skip
     assert left == []
-    assert_silent(volume)
 
 
 def assert_nothing_lost(scene: Scene, volume: Path, before: Before) -> None:
@@ -182,11 +199,11 @@ def assert_nothing_lost(scene: Scene, volume: Path, before: Before) -> None:
 
 
 def end_of(body: Callable[[], object]) -> int:
-    """The exit code of a child that runs `body`, after all its own children have ended; told if it raised."""
+    """The exit code of a child that runs `body`, after all its own children have ended too."""
 
     def guard() -> None:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        code = in_child(lambda: _told(body))
+        code = in_child(body)
         try:
             while True:
                 os.wait()
@@ -196,20 +213,12 @@ def end_of(body: Callable[[], object]) -> int:
     return in_child(guard)
 
 
-def _told(body: Callable[[], object]) -> None:
-    try:
-        body()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        raise
-
-
 def deaths(scene: Scene, volume: Path) -> Iterator[tuple[int, Before]]:
     """The volume after the act was killed before its n-th call, for every n; the last time it was not."""
     for n in itertools.count():
         before = scene.set_up(volume)
-        code = end_of(lambda n=n: scene.run(volume, DyingAt(n)))  # type: ignore[misc]
+        end = in_child if scene.by is None else end_of
+        code = end(partial(scene.run, volume, DyingAt(n)))
         # Where root acts through a child of the owner, the child's death is root's error.
         assert code in (0, DyingAt.EXIT_CODE) or scene.by is not None, f"call {n}: exit code {code}"
         yield n, before
@@ -220,6 +229,19 @@ def deaths(scene: Scene, volume: Path) -> Iterator[tuple[int, Before]]:
 def changing(calls: list[str]) -> list[int]:
     """The numbers of the calls before which to die: between two of them nothing changes on disk; and the end."""
     return [*(n for n, call in enumerate(calls) if call in _CHANGING), len(calls)]
+
+
+class DyingAfter:
+    """A gate that ends the process after the n-th (from 1) call of that name."""
+
+    def __init__(self, call: str, n: int = 1) -> None:
+        self.call = call
+        self.left = n
+
+    def __call__(self, call: str) -> None:
+        if self.left == 0:
+            os._exit(DyingAt.EXIT_CODE)
+        self.left -= call == self.call
 
 
 class StoppingAt:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fusefs.core.record import Record
 from fusefs.core.report import Reaped
+from fusefs.core.wire import decode
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.adopt import Problem
@@ -22,6 +24,7 @@ from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
 from fusefs.store.verbs import own_folder, remove_path, swap_path
 from fusefs.store.volume import initialise
+from tests.support.volumes import tmpfs_volume
 
 _DEFAULT = Options()
 
@@ -82,12 +85,13 @@ def problems(volume: Path) -> list[Problem]:
         found = list(check_store(store))
     for part in each_folder(kernel, [raw(volume)], check_folder, list[Problem]):
         found += part
-    return found
+    return list(dict.fromkeys(found))
 
 
 def assert_silent(volume: Path) -> None:
     """The checker has nothing to say: how every test that touches a store ends."""
-    assert problems(volume) == []
+    found = problems(volume)
+    assert found == [], found
 
 
 @contextmanager
@@ -105,6 +109,25 @@ def own(volume: Path) -> Iterator[UserFolder]:
     """The caller's folder in the store of a volume."""
     with opened(volume) as store, own_folder(store) as folder:
         yield folder
+
+
+@contextmanager
+def tmpfs_store() -> Iterator[Path]:
+    """A tmpfs with a store; in the end the checker has nothing to say."""
+    with tmpfs_volume() as path:
+        init(path)
+        yield path
+        assert_silent(path)
+
+
+def tree_of(swapped: Swapped) -> Path:
+    """Where a swapped or removed tree lies as an orphan."""
+    return Path(os.fsdecode(swapped.store)) / "orphans" / swapped.id / "tree"
+
+
+def record_of(swapped: Swapped) -> Record:
+    """An orphan's record, from the disk."""
+    return decode((tree_of(swapped).parent / "record.json").read_bytes())
 
 
 class Counting:

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 HEAVY = {
-    "asyncio", "click", "dataclasses", "datetime", "inspect", "logging", "msgspec", "pathlib", "pyfuse3",
-    "random", "rich", "shutil", "subprocess", "tempfile", "threading", "trio", "urllib",
+    "asyncio", "click", "dataclasses", "datetime", "hashlib", "inspect", "logging", "msgspec", "pathlib", "pyfuse3",
+    "random", "rich", "shlex", "shutil", "subprocess", "tempfile", "threading", "trio", "urllib",
 }  # fmt: skip
 
 

@@ -1,0 +1,19 @@
+"""A volume for the command line's tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import done_well
+from tests.support.store import assert_silent
+from tests.support.volumes import tmpfs_volume
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A tmpfs with a store; the checker must have nothing to say at the end."""
+    with tmpfs_volume("256m") as path:
+        done_well("init", path)
+        yield path
+        assert_silent(path)

@@ -1,0 +1,326 @@
+"""Every command through the real console script: exit codes, output for people and programs, errors with a hint."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.store import assert_silent
+from tests.support.tree import IMMUTABLE, make_tree, set_flags, snapshot
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+NOBODY = 65_534
+N_NAMES = 3000  # 57,000 are in bench/swap.py: 0.4 ms each
+"""More names than a command line of 128 KiB holds, the least that exec must take."""
+
+
+def listed(volume: Path) -> list[dict[str, Any]]:
+    return done_well("list", "--json", "--volume", volume).objects()
+
+
+def make_victim(volume: Path, name: str = "victim") -> Path:
+    return make_tree(volume / name, {"file": "content", "below": {"deep": "more"}})
+
+
+def test_swap_leaves_an_empty_directory(volume: Path) -> None:
+    victim = make_victim(volume)
+    done_well("swap", victim)
+    assert list(victim.iterdir()) == []
+
+
+def test_swap_prints_the_command_that_takes_it_back(volume: Path) -> None:
+    victim = make_victim(volume)
+    before = snapshot(victim)
+    (undo,) = [line for line in done_well("swap", victim).out.splitlines() if line.startswith("  undo  trashd ")]
+    done_well(*undo.split()[2:], "--volume", str(volume))
+    assert snapshot(victim) == before
+
+
+def test_swap_json_tells_the_command_that_takes_it_back(volume: Path) -> None:
+    victim = make_victim(volume)
+    assert swapped(victim)["restore"].split()[:2] == ["trashd", "restore"]
+    assert {entry["origin"] for entry in listed(volume)} == {str(victim)}
+
+
+def test_the_restore_command_names_a_store_that_is_not_at_the_mounts_root(volume: Path) -> None:
+    lower = volume / "lower store"
+    lower.mkdir()
+    with tmpfs_volume() as other:
+        (other / "given dir").mkdir()
+        done_well("init", other / "given dir")
+        victim = make_victim(other / "given dir")
+        command = swapped(victim)["restore"]
+        subprocess.run(["sh", "-c", command.replace("trashd", TRASHD, 1)], check=True, stdout=subprocess.DEVNULL)
+        assert (victim / "file").read_text() == "content"
+        assert_silent(other / "given dir")
+
+
+def test_swap_takes_the_working_directory_as_a_dot(volume: Path) -> None:
+    victim = make_victim(volume)
+    assert done_well("swap", ".", cwd=victim).out.startswith(f"{victim}: fresh and empty")
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize("slashes", ["/", "///"])
+def test_swap_takes_trailing_slashes(volume: Path, slashes: str) -> None:
+    victim = make_victim(volume)
+    done_well("swap", f"{victim}{slashes}")
+    assert list(victim.iterdir()) == []
+
+
+def test_swap_takes_a_name_with_a_leading_dash_after_two_dashes(volume: Path) -> None:
+    victim = make_victim(volume, "-rf")
+    done_well("swap", "--", "-rf", cwd=volume)
+    assert list(victim.iterdir()) == []
+
+
+def test_swap_goes_on_after_a_failure(volume: Path) -> None:
+    victims = [make_victim(volume, "a"), make_victim(volume, "b")]
+    done = trashd("swap", victims[0], volume / "missing", victims[1])
+    assert done.code == 13
+    assert [list(victim.iterdir()) for victim in victims] == [[], []]
+
+
+def test_a_failure_among_several_is_named_with_a_hint(volume: Path) -> None:
+    done = trashd("swap", make_victim(volume), volume / "missing")
+    assert f"trashd: Not found: {volume}/missing\n  hint: " in done.err
+
+
+def test_swap_keeps_the_note_and_the_retention(volume: Path) -> None:
+    swapped(make_victim(volume), "--note", "before the upgrade", "--keep-for", "3d")
+    (entry,) = listed(volume)
+    assert entry["note"] == "before the upgrade"
+    assert entry["expires_ns"] - entry["created_ns"] == 3 * 86_400 * 10**9
+
+
+def test_list_shows_origin_note_and_time_left(volume: Path) -> None:
+    victim = make_victim(volume)
+    swapped(victim, "--note", "a note", "--keep-for", "3d")
+    (_head, row) = done_well("list", "--volume", volume).out.splitlines()
+    assert "  2d23h  root   restorable  " in row
+    assert row.endswith(f"{victim}  # a note")
+
+
+def test_a_note_cannot_move_the_cursor_of_who_lists_it(volume: Path) -> None:
+    swapped(make_victim(volume), "--note", "\x1b[2Jgone")
+    assert "\x1b" not in done_well("list", "--volume", volume).out
+
+
+@pytest.mark.parametrize("command", [("swap", "--dry-run"), ("check",)])
+def test_a_look_ahead_touches_nothing(command: tuple[str, ...]) -> None:
+    with tmpfs_volume() as bare:
+        make_victim(bare)
+        before = snapshot(bare, with_times=True)
+        done_well(*command, bare / "victim")
+        assert snapshot(bare, with_times=True) == before
+
+
+@pytest.mark.parametrize("command", [("swap", "--dry-run"), ("check",)])
+def test_a_look_ahead_tells_what_a_swap_refuses(volume: Path, command: tuple[str, ...]) -> None:
+    (volume / "file").touch()
+    done = trashd(*command, volume / "file")
+    assert done.code == 3
+    assert "can NOT be swapped" in done.out
+
+
+def test_now_leaves_no_orphan(volume: Path) -> None:
+    done = done_well("swap", "--now", make_victim(volume))
+    assert "undo" not in done.out
+    assert listed(volume) == []
+
+
+def test_rm_now_leaves_no_orphan(volume: Path) -> None:
+    victim = make_victim(volume)
+    done_well("rm", "--now", victim)
+    assert not victim.exists()
+    assert listed(volume) == []
+
+
+@pytest.mark.needs("loop")
+def test_what_cannot_be_reaped_now_is_13_and_stays_listed_until_it_can() -> None:
+    with loop_volume("ext4") as disk:
+        done_well("init", disk)
+        victim = make_victim(disk)
+        set_flags(victim / "file", IMMUTABLE)
+        done = trashd("swap", "--now", victim)
+        assert done.code == 13
+        assert "unlink tree/file: Operation not permitted" in done.out
+        (entry,) = listed(disk)
+        assert entry["state"] == "quarantine"
+        subprocess.run(["chattr", "-i", f"{entry['path']}/tree/file"], check=True)
+        done_well("reap", "--now", "--volume", disk, entry["id"])
+        assert listed(disk) == []
+        assert_silent(disk)
+
+
+def test_rm_takes_files_and_links_themselves(volume: Path) -> None:
+    (volume / "file").write_text("content")
+    (volume / "link").symlink_to("file")
+    done_well("rm", volume / "link")
+    assert (volume / "file").read_text() == "content"
+    done_well("rm", volume / "file")
+    assert sorted(entry["origin"] for entry in listed(volume)) == [f"{volume}/file", f"{volume}/link"]
+
+
+def test_thousands_of_names_come_by_standard_input(volume: Path) -> None:
+    parent = volume / "many"
+    parent.mkdir()
+    names = [parent / f"a name that is long enough {number}" for number in range(N_NAMES)]
+    for name in names:
+        name.touch()
+    given = b"".join(os.fsencode(name) + b"\0" for name in names)
+    assert len(given) > 131_072
+    done_well("rm", "-0", "--no-fsync", stdin=given)
+    assert list(parent.iterdir()) == []
+    assert len(listed(volume)) == N_NAMES
+    done_well("reap", "--all", "--now", "--volume", volume)
+
+
+def test_names_from_standard_input_may_hold_anything_but_nul(volume: Path) -> None:
+    victim = os.fsencode(volume) + b"/new\nline \xff -0"
+    os.mkdir(victim)
+    done_well("swap", "-0", stdin=victim)
+    assert [os.fsencode(entry["origin"]) for entry in listed(volume)] == [victim]
+
+
+def test_holders_names_who_works_in_the_tree(volume: Path) -> None:
+    victim = make_victim(volume)
+    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
+        done = done_well("holders", victim)
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert f"{holder.pid}" in done.out
+    assert "cwd" in done.out
+
+
+def test_swap_tells_the_holders_on_request(volume: Path) -> None:
+    victim = make_victim(volume)
+    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
+        done = done_well("swap", "--holders", victim)
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert f"held  pid {holder.pid} (cat): cwd" in done.out
+
+
+def test_holders_finds_an_orphan_by_its_id(volume: Path) -> None:
+    victim = make_victim(volume)
+    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
+        told = swapped(victim)
+        (held,) = done_well("holders", "--json", "--volume", volume, told["id"]).objects()
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert [one["pid"] for one in held["holders"]] == [holder.pid]
+
+
+def test_restore_takes_an_id_cut_short(volume: Path) -> None:
+    victim = make_victim(volume)
+    done_well("restore", "--volume", volume, swapped(victim)["id"][-12:])
+    assert (victim / "file").read_text() == "content"
+
+
+def test_restore_to_another_place(volume: Path) -> None:
+    victim = make_victim(volume)
+    done_well("restore", "--volume", volume, swapped(victim)["id"], "--to", volume / "elsewhere")
+    assert (volume / "elsewhere/file").read_text() == "content"
+
+
+def test_restore_of_a_part(volume: Path) -> None:
+    victim = make_victim(volume)
+    done_well("restore", "--volume", volume, swapped(victim)["id"], "below/deep")
+    assert (victim / "below/deep").read_text() == "more"
+
+
+def test_reap_waits_for_the_retention(volume: Path) -> None:
+    swapped(make_victim(volume))
+    assert "no orphan has expired" in done_well("reap", "--volume", volume).err
+    assert len(listed(volume)) == 1
+
+
+def test_reap_takes_what_has_expired(volume: Path) -> None:
+    swapped(make_victim(volume), "--keep-for", "0s")
+    assert "4 entries removed" in done_well("reap", "--volume", volume).out
+    assert listed(volume) == []
+
+
+def test_reap_by_id_before_its_time_needs_now(volume: Path) -> None:
+    told = swapped(make_victim(volume))
+    assert trashd("reap", "--volume", volume, told["id"]).code == 13
+    done_well("reap", "--now", "--volume", volume, told["id"])
+    assert listed(volume) == []
+
+
+def test_reap_all_before_their_time_needs_now(volume: Path) -> None:
+    swapped(make_victim(volume))
+    done_well("reap", "--all", "--volume", volume)
+    assert len(listed(volume)) == 1
+    done_well("reap", "--all", "--now", "--volume", volume)
+    assert listed(volume) == []
+
+
+def test_reap_all_of_root_leaves_the_orphans_of_users(volume: Path) -> None:
+    home = volume / "home"
+    home.mkdir()
+    for directory in (home, make_victim(home)):
+        os.chown(directory, NOBODY, NOBODY)
+    swapped(home / "victim", "--for-owner")
+    done_well("reap", "--all", "--now", "--volume", volume)
+    assert [entry["uid"] for entry in listed(volume)] == [NOBODY]
+
+
+def test_doctor_is_silent_when_all_is_well(volume: Path) -> None:
+    swapped(make_victim(volume))
+    done = done_well("doctor", volume)
+    assert done.out + done.err == ""
+
+
+def test_doctor_tells_what_is_wrong(volume: Path) -> None:
+    stray = volume / ".trashd/u/0/orphans/stray"
+    stray.mkdir()
+    done = trashd("doctor", volume)
+    stray.rmdir()
+    assert done.code == 1
+    assert str(stray) in done.out
+    assert "  hint: " in done.out
+
+
+def test_init_again_changes_nothing(volume: Path) -> None:
+    before = snapshot(volume, with_times=True)
+    assert "is there" in done_well("init", volume).out
+    assert snapshot(volume, with_times=True) == before
+
+
+def test_the_fast_lane_says_what_the_slow_one_says(volume: Path) -> None:
+    def told(*options: str) -> str:
+        done = done_well("swap", *options, make_victim(volume, f"victim{len(options)}"))
+        return done.out.replace(f"victim{len(options)}", "victim")
+
+    fast, slow = (line.splitlines() for line in (told(), told("--no-fsync")))
+    assert [line[:10] for line in fast] == [line[:10] for line in slow]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_names_every_command(flag: str) -> None:
+    done = done_well(flag)
+    for command in ("init", "swap", "rm", "check", "holders", "list", "restore", "reap", "doctor"):
+        assert f"\n  {command} " in done.out
+
+
+def test_the_bar_is_for_terminals_only(volume: Path) -> None:
+    told = swapped(make_victim(volume))
+    done = done_well("reap", "--now", "--volume", volume, told["id"])
+    assert done.err == ""
+    assert "\x1b" not in done.out
+
+
+def test_a_terminal_sees_the_progress(volume: Path) -> None:
+    told = swapped(make_victim(volume))
+    words = f"{TRASHD} reap --now --volume {volume} {told['id']}"
+    command = ["script", "--quiet", "--return", "--command", words, "/dev/null"]
+    done = subprocess.run(command, capture_output=True, env=environment({"TERM": "xterm"}), check=False)
+    assert done.returncode == 0, done
+    assert b"4 entries removed" in done.stdout

@@ -1,0 +1,109 @@
+"""README and man page tell the truth: their commands and options exist, and none is left out."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from fusefs.cli.group import trashd
+from fusefs.core.errors import BY_NAME
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAN = ROOT / "docs" / "man" / "trashd.1"
+COMMANDS = trashd.list_commands(click.Context(trashd))
+
+
+def find_command(name: str) -> click.Command:
+    command = trashd.get_command(click.Context(trashd), name)
+    assert command is not None, f"there is no trashd {name}"
+    return command
+
+
+def options_of(command: click.Command) -> set[str]:
+    found = {"--help", "-h"}
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            found.update(parameter.opts)
+    return found
+
+
+def code_of(text: str) -> list[str]:
+    """The lines of the text's code blocks."""
+    return [line.strip() for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+
+
+def uses_of_trashd(text: str) -> list[list[str]]:
+    """The words after `trashd` in code blocks and inline code."""
+    lines = [*code_of(text), *re.findall(r"`(trashd [^`]+)`", text)]
+    found = []
+    for line in lines:
+        for part in re.split(r"[|;]|&&", line.partition("#")[0]):
+            words = shlex.split(part)
+            if "trashd" in words:
+                found.append(words[words.index("trashd") + 1 :])
+    return [words for words in found if words and words[0] not in ("install", "--version")]
+
+
+def plain_man() -> str:
+    """The man page's source without its escapes."""
+    return MAN.read_text(encoding="utf-8").replace("\\-", "-").replace("\\(aq", "'")
+
+
+def test_the_readme_uses_trashd() -> None:
+    assert len(uses_of_trashd(README)) >= 8
+
+
+@pytest.mark.parametrize("words", uses_of_trashd(README), ids=" ".join)
+def test_a_command_of_the_readme_exists(words: list[str]) -> None:
+    given = {word.partition("=")[0] for word in words if re.match("--?[a-z0]", word)}
+    assert given <= options_of(find_command(words[0]))
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    used = {line.split()[1] for line in code_of(README) if line.startswith("make ")}
+    assert used >= {"demo", "test"}
+    assert used <= set(targets)
+
+
+def test_documents_of_the_readme_exist() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/man/trashd.1"])
+def test_every_exit_code_is_documented(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    codes = {kind.exit_code for kind in BY_NAME.values()}
+    said = {int(number) for number in re.findall(r"^(?:\| |\.B )(\d+)\b", text, re.MULTILINE)}
+    assert codes <= said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_in_the_man_page(name: str) -> None:
+    assert re.search(rf"^\.SS trashd {name}\b", plain_man(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_in_the_man_pages_section_of_its_command(name: str) -> None:
+    (section,) = re.findall(rf"^\.SS trashd {name}\b(.*?)(?=^\.S[SH])", plain_man(), re.MULTILINE | re.DOTALL)
+    common = {"--json", "--help", "-h"}
+    assert [option for option in options_of(find_command(name)) - common if option not in section] == []
+
+
+def test_the_man_page_knows_no_option_that_is_not() -> None:
+    known = {"--version"}.union(*(options_of(find_command(name)) for name in COMMANDS))
+    commands = re.sub(r"^\.(?:B|EX)? ?(?:find|mv) .*$", "", plain_man(), flags=re.MULTILINE)
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", commands)) <= known
+
+
+def test_the_man_page_renders_without_warnings() -> None:
+    command = ["groff", "-man", "-Tutf8", "-ww", "-K", "utf8", "-z", str(MAN)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.decode() == ""

@@ -1,0 +1,105 @@
+"""Killed while a store, a user's folder or a reserve is made or used: the next command finishes or begins again."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.kernel import Kernel
+from tests.support.acts import TREE, make_victim
+from tests.support.scenes import HOME, USER, Scene, assert_nothing_lost, home, look, settle, wipe
+from tests.support.store import DyingAt, assert_silent, in_child, init, own, recover_all, swap
+from tests.support.tree import make_tree, snapshot
+from tests.support.users import as_user, become
+from tests.support.volumes import full, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+
+@pytest.fixture(scope="module")
+def volume() -> Iterator[Path]:
+    with tmpfs_volume("2m", ["nr_inodes=300"]) as path:
+        yield path
+
+
+def use(volume: Path) -> None:
+    """Any command of the caller: his folder is found, or made."""
+    with own(volume):
+        pass
+
+
+def entries_of(volume: Path) -> list[str]:
+    return sorted(path.name for path in volume.iterdir())
+
+
+def test_init_killed_before_any_call_is_finished_by_the_next_init(volume: Path) -> None:
+    for n in itertools.count():
+        wipe(volume)
+        code = in_child(partial(init, volume, Kernel(DyingAt(n))))
+        init(volume)
+        assert recover_all(volume) == []
+        assert entries_of(volume) == [".trashd"], f"killed before call {n}"
+        assert_silent(volume)
+        if code == 0:
+            return
+
+
+def test_first_swap_without_a_store_killed_before_any_call_loses_nothing(volume: Path) -> None:
+    for n in itertools.count():
+        wipe(volume)
+        (volume / HOME).mkdir()
+        make_victim(volume)
+        tree = snapshot(home(volume))
+        code = in_child(partial(swap, home(volume), Kernel(DyingAt(n))))
+        assert home(volume).is_dir()
+        init(volume)
+        settle(volume)
+        after = look(volume)
+        assert after.trees == {tree: 1}, f"killed before call {n}"
+        assert after.head == tree[0]
+        assert entries_of(volume) == [".trashd", HOME]
+        if code == 0:
+            return
+
+
+def test_first_swap_of_a_user_killed_before_any_call_leaves_one_folder_of_his(volume: Path) -> None:
+    for n in itertools.count():
+        wipe(volume)
+        init(volume)
+        make_tree(volume / HOME, {"job": TREE})
+        for path in (volume / HOME, *(volume / HOME).rglob("*")):
+            os.chown(path, USER, USER)
+        tree = snapshot(home(volume))
+
+        def die(n: int = n) -> None:
+            become(USER)
+            swap(home(volume), Kernel(DyingAt(n)))
+
+        code = in_child(die)
+        as_user(USER, partial(use, volume))
+        settle(volume)
+        assert look(volume).trees == {tree: 1}, f"killed before call {n}"
+        assert sorted(os.listdir(volume / ".trashd" / "u")) == ["0", str(USER)]
+        if code == 0:
+            return
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two-rename"])
+def test_swap_by_the_reserve_killed_before_any_call_loses_nothing(volume: Path, exchange: bool) -> None:
+    scene = Scene(make_victim, lambda where, kernel: swap(home(where), kernel), exchange=exchange, is_gapless=True)
+    for n in itertools.count():
+        before = scene.set_up(volume)
+        with full(volume):
+            code = in_child(partial(scene.run, volume, DyingAt(n)))
+            assert code in (0, DyingAt.EXIT_CODE)
+            assert exchange is False or home(volume).is_dir()
+            # Recovery needs no space either.
+            recover_all(volume)
+            assert_nothing_lost(scene, volume, before)
+        settle(volume)
+        assert_nothing_lost(scene, volume, before)
+        if code == 0:
+            return

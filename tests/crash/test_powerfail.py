@@ -1,0 +1,148 @@
+"""Power cut at every moment of every verb: no crash state loses a tree, shows a half, or breaks a promise."""
+
+from __future__ import annotations
+
+import os
+import stat
+from itertools import count
+from collections.abc import Callable
+
+import pytest
+
+from fusefs.linux.kernel import Kernel
+from tests.crash.powerfail_work import SCENARIOS, Cut, Scenario, check_state
+from tests.support.logdisk import logged_volume
+from tests.support.replay import Result, check_states
+
+SIZE_MB = {"ext4": 64, "xfs": 300, "btrfs": 128}
+N_TORN = int(os.environ.get("TRASHD_TEST_TORN_STATES", "2"))
+"""Torn states of each epoch; `make soak` asks for thousands in all."""
+IS_SOAK = N_TORN > 10
+N_PROCESSES = 2
+MEDDLED_IN = (
+    [verb for verb, scenario in SCENARIOS.items() if scenario.repeats]
+    if IS_SOAK
+    else ["swap", "swap by a user", "two renames", "rm", "restore inside"]
+)
+
+on_each_fs = pytest.mark.parametrize(
+    "fstype",
+    [
+        pytest.param("ext4", marks=pytest.mark.needs("root", "loop", "fuse")),
+        pytest.param("xfs", marks=pytest.mark.needs("root", "loop", "fuse", "xfs")),
+        pytest.param("btrfs", marks=pytest.mark.needs("root", "loop", "fuse", "btrfs")),
+    ],
+)
+pytestmark = pytest.mark.timeout(0 if IS_SOAK else 120)
+
+
+class NoRecordFsync(Kernel):
+    """Does not flush files, records above all; nor sets their length, which on xfs writes them."""
+
+    def write(self, fd: int, content: bytes) -> None:
+        os.pwrite(fd, content, 0)
+
+    def fsync(self, fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            super().fsync(fd)
+
+
+class NoDirectoryFsync(Kernel):
+    """Does not flush directories: what says at the end that it is durable is not."""
+
+    def fsync(self, fd: int) -> None:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            super().fsync(fd)
+
+
+class ThreeRenames(Kernel):
+    """Exchanges by three renames, while others flush."""
+
+    def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        spare = old + b".spare"
+        for source in ((old_dir, old, old_dir, spare), (new_dir, new, old_dir, old), (old_dir, spare, new_dir, new)):
+            self.rename(*source)
+            with self.open_dir(old_dir) as fd:
+                self.syncfs(fd)
+
+
+def replay(
+    fstype: str,
+    scenario: Scenario,
+    kind: type[Kernel] = Kernel,
+    *,
+    meddle: Callable[[Cut, int], bool] | None = None,
+    stop_after: int | None = None,
+) -> Result:
+    """Run the rounds on a logged volume and check each crash state.
+
+    meddle  comes before round k, which takes place if it says so
+    """
+    with logged_volume(fstype, SIZE_MB[fstype]) as volume:
+        cut = Cut(volume, scenario, kind)
+        for k in count():
+            if not (k < scenario.n_rounds if meddle is None else meddle(cut, k)):
+                break
+            scenario.round(cut, k)
+        log = volume.stop()
+    n_processes = 1 if stop_after else N_PROCESSES
+    return check_states(
+        log, fstype, check_state, n_torn=N_TORN, fsck_stride=20, n_processes=n_processes, stop_after=stop_after
+    )
+
+
+@on_each_fs
+@pytest.mark.parametrize("verb", SCENARIOS)
+def test_power_cut_loses_nothing(verb: str, fstype: str) -> None:
+    result = replay(fstype, SCENARIOS[verb])
+    print(fstype, verb, result)
+    assert not result.failures, str(result)
+    assert result.n_by_kind["flush"] > 1, str(result)
+
+
+def flush_in_the_background(cut: Cut, k: int) -> bool:
+    """Round 0 counts the calls; each later one has a flush by somebody else before another one of them."""
+    meddler = cut.meddler
+    if k == 0:
+        meddler.n_left = -1
+        return True
+    if k == 1:
+        meddler.n_in_a_round = meddler.n_calls
+    flushes = (cut.sync, cut.flush_unrelated, cut.flush_tree)
+    if IS_SOAK:
+        number, which = divmod(k - 1, len(flushes))
+    else:
+        number, which = (k - 1) * meddler.n_in_a_round // len(flushes) + 3, k - 1
+    meddler.n_left, meddler.flush = number, flushes[which % len(flushes)]
+    return number < meddler.n_in_a_round
+
+
+@on_each_fs
+@pytest.mark.parametrize("verb", MEDDLED_IN)
+def test_background_flush_between_calls_changes_nothing(verb: str, fstype: str) -> None:
+    result = replay(fstype, SCENARIOS[verb], meddle=flush_in_the_background)
+    print(fstype, verb, result)
+    assert not result.failures, str(result)
+
+
+def first_failure(fstype: str, verb: str, kind: type[Kernel]) -> str:
+    """The first thing that is wrong with wrong code; empty if no crash state shows it."""
+    result = replay(fstype, SCENARIOS[verb], kind, stop_after=1)
+    return result.failures[0].text if result.failures else ""
+
+
+@on_each_fs
+def test_record_without_fsync_is_short(fstype: str) -> None:
+    assert "record" in first_failure(fstype, "swap", NoRecordFsync)
+
+
+@on_each_fs
+@pytest.mark.parametrize("verb", ["swap", "rm", "restore of removed", "restore over written", "restore inside"])
+def test_verb_without_its_last_fsync_is_not_durable(verb: str, fstype: str) -> None:
+    assert first_failure(fstype, verb, NoDirectoryFsync).startswith("at once: round 0 is")
+
+
+@on_each_fs
+def test_three_renames_leave_the_name_missing(fstype: str) -> None:
+    result = replay(fstype, SCENARIOS["swap"], ThreeRenames)
+    assert any("is nothing at its name" in failure.text for failure in result.failures), str(result)

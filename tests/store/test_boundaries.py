@@ -1,0 +1,347 @@
+"""Where a swap must stop: mounts here and in other namespaces, roots, files, links, stores; immutable things."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import (
+    IsMountPoint,
+    IsStore,
+    MountInside,
+    NotADirectory,
+    NotPermitted,
+    Refused,
+    TrashdError,
+)
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from fusefs.store.stage import Options
+from fusefs.store.verbs import swap_path
+from tests.support.store import (
+    assert_silent,
+    calls_of,
+    entries,
+    init,
+    place,
+    raw,
+    reap_now,
+    recover_all,
+    remove,
+    restore,
+    swap,
+)
+from tests.support.tree import APPEND_ONLY, IMMUTABLE, Dir, make_tree, remove_tree_hard, set_flags, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import bind_mount, loop_volume, mounts, tmpfs_volume, unmount
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE = 1001
+_CLONE_NEWNS = 0x20000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A volume with a store, a victim, and a canary."""
+    with tmpfs_volume() as path:
+        init(path)
+        make_tree(path / "job", {"results": "x", "sub": {"deeper": {}}})
+        make_tree(path / "canary", {"secret": "s"})
+        yield path
+
+
+@pytest.fixture(scope="module")
+def ext4() -> Iterator[Path]:
+    """An ext4, which has inode flags."""
+    with loop_volume("ext4", 64) as path:
+        init(path)
+        yield path
+
+
+# Mounts
+
+
+@pytest.mark.parametrize("where", ["sub", "sub/deeper"])
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_a_mount_inside_is_refused_and_told(volume: Path, verb: Callable[[Path], object], where: str) -> None:
+    with bind_mount(volume / "canary", volume / "job" / where):
+        with pytest.raises(MountInside) as caught:
+            verb(volume / "job")
+        assert where in caught.value.message()
+        assert (volume / "job" / where / "secret").exists()
+    assert_silent(volume)
+
+
+def test_a_file_mounted_inside_is_refused(volume: Path) -> None:
+    with bind_mount(volume / "canary" / "secret", volume / "job" / "results"), pytest.raises(MountInside):
+        swap(volume / "job")
+    assert_silent(volume)
+
+
+def test_a_mount_inside_is_seen_through_another_bind_mount(volume: Path) -> None:
+    (volume / "window").mkdir()
+    with bind_mount(volume / "job", volume / "window"):
+        with bind_mount(volume / "canary", volume / "window" / "sub"), pytest.raises(MountInside):
+            swap(volume / "job")
+    assert_silent(volume)
+
+
+def test_what_is_mounted_elsewhere_too_is_swapped(volume: Path) -> None:
+    (volume / "window").mkdir()
+    with bind_mount(volume / "job", volume / "window"):
+        identifier = swap(volume / "job").id
+        assert (volume / "window" / "results").exists()
+        restore(volume, identifier)
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_a_mount_point_itself_is_refused(volume: Path, verb: Callable[[Path], object]) -> None:
+    with bind_mount(volume / "canary", volume / "job"), pytest.raises(IsMountPoint):
+        verb(volume / "job")
+    with pytest.raises(IsMountPoint):
+        verb(volume)
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("path", [b"/", b"//", b"/.", b"/..", b"/../.."])
+def test_the_root_is_refused(path: bytes) -> None:
+    with pytest.raises(Refused):
+        swap_path(Kernel(), path, Options())
+
+
+@contextmanager
+def mounted_elsewhere(target: Path) -> Iterator[None]:
+    """A tmpfs on `target` that only a child in a mount namespace of its own sees."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    ready_read, ready_write = os.pipe()
+    end_read, end_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(end_write)
+            failed = libc.unshare(_CLONE_NEWNS)
+            failed = failed or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None)
+            failed = failed or libc.mount(b"tmpfs", os.fsencode(target), b"tmpfs", ctypes.c_ulong(0), None)
+            os.write(ready_write, b"x" if failed else b"y")
+            os.read(end_read, 1)
+        finally:
+            os._exit(0)
+    try:
+        assert os.read(ready_read, 1) == b"y"
+        yield
+    finally:
+        for fd in (ready_read, ready_write, end_read, end_write):
+            os.close(fd)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("where", [".", "sub"])
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_root_refuses_what_holds_a_mount_of_another_namespace(
+    volume: Path, verb: Callable[[Path], object], where: str
+) -> None:
+    with mounted_elsewhere(volume / "job" / where), pytest.raises(Refused, match="mount namespace of process"):
+        verb(volume / "job")
+    assert (volume / "job" / "results").exists()
+    assert_silent(volume)
+
+
+def test_a_mount_of_another_namespace_beside_the_victim_is_no_matter(volume: Path) -> None:
+    with mounted_elsewhere(volume / "canary"):
+        restore(volume, swap(volume / "job").id)
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("where", ["sub", "sub/deeper", "results"])
+def test_the_reaper_crosses_no_mount_that_was_made_after_the_swap(volume: Path, where: str) -> None:
+    identifier = swap(volume / "job").id
+    before = snapshot(volume / "canary")
+    source = volume / "canary" / ("secret" if where == "results" else "")
+    with bind_mount(source, place(volume, identifier) / "tree" / where), ExitStack() as clean_up:
+        clean_up.callback(unmount_inside, volume / ".trashd")
+        assert reap_now(volume, identifier).report.n_failed > 0
+        [entry] = entries(volume)
+        assert entry.state is State.QUARANTINE
+        assert snapshot(volume / "canary") == before
+    assert snapshot(volume / "canary") == before
+    assert_silent(volume)
+
+
+def unmount_inside(directory: Path) -> None:
+    """Unmount what is mounted below: a mount goes along when its container is renamed."""
+    for mount in reversed(mounts()):
+        if mount.mount_point.startswith(raw(directory) + b"/"):
+            unmount(mount.mount_point)
+
+
+# What is no directory
+
+
+def test_a_link_to_a_directory_is_not_followed(volume: Path) -> None:
+    (volume / "link").symlink_to("job")
+    for path in (raw(volume / "link"), raw(volume / "link") + b"/"):
+        with pytest.raises(NotADirectory):
+            swap_path(Kernel(), path, Options())
+    remove(volume / "link")
+    assert not (volume / "link").is_symlink()
+    assert (volume / "job" / "results").exists()
+    assert_silent(volume)
+
+
+def test_a_file_is_refused_by_swap_and_taken_by_rm(volume: Path) -> None:
+    with pytest.raises(NotADirectory):
+        swap(volume / "job" / "results")
+    identifier = remove(volume / "job" / "results").id
+    restore(volume, identifier)
+    assert (volume / "job" / "results").read_text() == "x"
+    assert_silent(volume)
+
+
+# Stores
+
+
+@pytest.mark.parametrize("inside", ["", "u", "u/0", "u/0/orphans", "u/0/stage", "u/0/orphans/ID", "u/0/orphans/ID/tree"])
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_the_store_and_what_is_in_it_are_refused(volume: Path, verb: Callable[[Path], object], inside: str) -> None:
+    identifier = swap(volume / "job").id
+    with pytest.raises(IsStore):
+        verb(volume / ".trashd" / inside.replace("ID", identifier))
+    assert_silent(volume)
+
+
+def test_what_is_in_a_store_is_refused_through_a_bind_mount_too(volume: Path) -> None:
+    identifier = swap(volume / "job").id
+    (volume / "window").mkdir()
+    with bind_mount(place(volume, identifier), volume / "window"), pytest.raises(IsStore):
+        swap(volume / "window" / "tree")
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_a_directory_that_holds_a_store_is_refused(volume: Path, verb: Callable[[Path], object]) -> None:
+    init(volume / "job")
+    with pytest.raises(IsStore):
+        verb(volume / "job")
+    assert_silent(volume)
+    assert_silent(volume / "job")
+
+
+def test_a_refusal_makes_nothing() -> None:
+    with tmpfs_volume() as bare:
+        (bare / "file").write_text("x")
+        make_tree(bare / "job", {"sub": {}})
+        with bind_mount(bare / "job", bare / "job" / "sub"):
+            for path in (bare / "file", bare / "job", bare):
+                with pytest.raises(Refused):
+                    swap(path)
+        assert sorted(os.listdir(bare)) == ["file", "job"]
+
+
+# Modes and flags
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o000, 0o111, 0o333, 0o444, 0o1555])
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_a_users_own_directory_of_any_mode_goes_and_comes_back(
+    volume: Path, verb: Callable[[Path], object], mode: int
+) -> None:
+    make_tree(volume / "home", Dir(owner=(ALICE, ALICE)))
+    job = volume / "home" / "job"
+
+    def act() -> None:
+        make_tree(job, Dir({"results": "hers"}, mode=mode))
+        verb(job)
+
+    as_user(ALICE, act)
+    [entry] = entries(volume)
+    assert (place(volume, entry.id) / "tree").stat().st_mode & 0o7777 == mode
+    assert verb is remove or job.stat().st_mode & 0o7777 == mode
+    as_user(ALICE, lambda: restore(volume, entry.id))
+    assert job.stat().st_mode & 0o7777 == mode
+    assert (job / "results").read_text() == "hers"
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_set_group_id_that_a_loan_would_lose_is_refused_unchanged(volume: Path, verb: Callable[[Path], object]) -> None:
+    make_tree(volume / "home", Dir(owner=(ALICE, ALICE)))
+    make_tree(volume / "home" / "job", Dir({"results": "hers"}, mode=0o2555, owner=(ALICE, 4242)))
+    before = snapshot(volume / "home" / "job")
+    with pytest.raises(NotPermitted, match="set-group-id"):
+        as_user(ALICE, lambda: verb(volume / "home" / "job"))
+    recover_all(volume)
+    assert snapshot(volume / "home" / "job") == before
+    assert_silent(volume)
+
+
+def test_set_group_id_of_ones_own_group_is_kept(volume: Path) -> None:
+    make_tree(volume / "home", Dir(owner=(ALICE, ALICE)))
+    make_tree(volume / "home" / "job", Dir({"results": "hers"}, mode=0o2555, owner=(ALICE, 4242)))
+    before = snapshot(volume / "home" / "job")
+    swapped = as_user(ALICE, lambda: swap(volume / "home" / "job"), groups=[4242])
+    assert (volume / "home" / "job").stat().st_mode & 0o7777 == 0o2555
+    as_user(ALICE, lambda: restore(volume, swapped.id), groups=[4242])
+    assert snapshot(volume / "home" / "job") == before
+    assert_silent(volume)
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("flag", [IMMUTABLE, APPEND_ONLY])
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_an_immutable_or_append_only_victim_is_a_clear_error(
+    ext4: Path, verb: Callable[[Path], object], flag: int
+) -> None:
+    make_tree(ext4 / "job", {"results": "x"})
+    set_flags(ext4 / "job", flag)
+    before = snapshot(ext4 / "job")
+    with pytest.raises(NotPermitted) as caught:
+        verb(ext4 / "job")
+    assert "lsattr" in caught.value.hint
+    assert snapshot(ext4 / "job") == before
+    remove_tree_hard(ext4 / "job")
+    assert_silent(ext4)
+
+
+@pytest.mark.needs("loop")
+def test_an_immutable_victim_of_a_users_is_a_clear_error_too(ext4: Path) -> None:
+    make_tree(ext4 / "home", Dir(owner=(ALICE, ALICE)))
+    make_tree(ext4 / "home" / "job", Dir({}, mode=0o555, owner=(ALICE, ALICE)))
+    set_flags(ext4 / "home" / "job", IMMUTABLE)
+    with pytest.raises(NotPermitted) as caught:
+        as_user(ALICE, lambda: swap(ext4 / "home" / "job"))
+    assert "lsattr" in caught.value.hint
+    remove_tree_hard(ext4 / "home")
+    recover_all(ext4)
+    assert_silent(ext4)
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("flag", [IMMUTABLE, APPEND_ONLY])
+def test_immutable_files_inside_go_to_quarantine_with_their_names(ext4: Path, flag: int) -> None:
+    make_tree(ext4 / "job", {"sub": {"frozen": "x"}, "other": "y"})
+    set_flags(ext4 / "job" / "sub" / "frozen", flag)
+    identifier = swap(ext4 / "job").id
+    reaped = reap_now(ext4, identifier)
+    assert [failure.name for failure in reaped.report.failures] == [b"tree/sub/frozen"]
+    [entry] = entries(ext4)
+    assert entry.state is State.QUARANTINE
+    restored = restore(ext4, identifier)
+    assert restored.partial
+    assert (ext4 / "job" / "sub" / "frozen").read_text() == "x"
+    remove_tree_hard(ext4 / "job")
+    assert_silent(ext4)
+
+
+def test_a_refused_swap_asks_few_questions(volume: Path) -> None:
+    calls = calls_of(lambda kernel: pytest.raises(TrashdError, swap, volume / "canary" / "secret", kernel))
+    assert "mkdir" not in calls
+    assert "tmpfile" not in calls
+    assert_silent(volume)

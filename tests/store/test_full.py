@@ -1,0 +1,179 @@
+"""Full volumes and used-up quotas: the reserve pays for one swap, reaping needs nothing, errors leave no trace."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.core.errors import KernelRefused
+from fusefs.store.reserve import is_stocked
+from tests.support.store import (
+    assert_silent,
+    entries,
+    init,
+    own,
+    recover_all,
+    remove,
+    restore,
+    swap,
+    tree_of,
+)
+from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import btrfs_subvolume, full, loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "loop")
+
+R = TypeVar("R")
+
+USER = 12001
+BOTH: dict[str, bool] = {}
+BLOCKS, INODES = {"inodes": False}, {"blocks": False}
+FULLNESS = [
+    pytest.param("tmpfs", BOTH, id="tmpfs"),
+    pytest.param("tmpfs", BLOCKS, id="tmpfs-blocks"),
+    pytest.param("tmpfs", INODES, id="tmpfs-inodes"),
+    pytest.param("ext4", BOTH, id="ext4"),
+    pytest.param("ext4", BLOCKS, id="ext4-blocks"),
+    pytest.param("ext4", INODES, id="ext4-inodes"),
+    pytest.param("xfs", BOTH, id="xfs", marks=pytest.mark.needs("xfs")),
+    pytest.param("btrfs", BLOCKS, id="btrfs-data", marks=pytest.mark.needs("btrfs")),
+]
+on_full_volumes = pytest.mark.parametrize(("fs_type", "fullness"), FULLNESS)
+by_both = pytest.mark.parametrize("uid", [0, USER])
+
+
+@contextmanager
+def volume_of(fs_type: str) -> Iterator[Path]:
+    """A small volume with a store and two victims in a user's home."""
+    volume = tmpfs_volume("4m", ("nr_inodes=200",)) if fs_type == "tmpfs" else loop_volume(fs_type, 16)
+    with volume as path:
+        init(path)
+        home = Dir({"job": owned_by(USER), "next": owned_by(USER)}, owner=(USER, USER))
+        make_tree(path / "home", home)
+        as_user(USER, partial(stock, path))
+        yield path
+
+
+def owned_by(uid: int) -> Dir:
+    return Dir({"a": b"x" * 20_000, "b": b"y" * 20_000}, owner=(uid, uid))
+
+
+def frees_data(fs_type: str, fullness: dict[str, bool]) -> bool:
+    """Whether the record leaves room for another: of the reserve's blocks it needs few, and there nothing else does."""
+    return not fullness.get("inodes", True) and fs_type in ("tmpfs", "btrfs")
+
+
+def stock(volume: Path) -> None:
+    """Give the caller a folder with its reserve."""
+    with own(volume) as folder:
+        assert is_stocked(folder)
+
+
+def is_ready(volume: Path) -> bool:
+    with own(volume) as folder:
+        return is_stocked(folder)
+
+
+def by(uid: int, body: Callable[[], R]) -> R:
+    """What the body returns, run by that user, or by us with all that root may."""
+    return as_user(uid, body) if uid else body()
+
+
+def refuse(path: Path) -> int:
+    """The errno of a swap that is refused, with a hint."""
+    with pytest.raises(KernelRefused) as caught:
+        swap(path)
+    assert "trashd reap" in caught.value.hint
+    return caught.value.errno
+
+
+@on_full_volumes
+@by_both
+def test_full_volume_is_helped_by_one_swap_and_a_reap(fs_type: str, fullness: dict[str, bool], uid: int) -> None:
+    """Which is all of it: the swap by the reserve, the refusal of a second, the reap, and the new reserve."""
+    with volume_of(fs_type) as path:
+        with full(path, **fullness):
+            job, other = path / "home/job", path / "home/next"
+            before, seen = snapshot(job)[1:], snapshot(other)
+            swapped = by(uid, partial(swap, job))
+            assert swapped.warnings == ()
+            assert os.listdir(job) == []
+            assert snapshot(tree_of(swapped))[1:] == before
+
+            if not frees_data(fs_type, fullness):
+                assert by(uid, partial(refuse, other)) == errno.ENOSPC
+                assert snapshot(other) == seen
+            assert [entry.id for entry in entries(path)] == [swapped.id]
+
+            command = ["reap", "--now", "--volume", str(path), swapped.id]
+            assert by(uid, partial(run, command)) == 0
+            assert entries(path) == []
+            assert by(uid, partial(is_ready, path))
+            by(uid, partial(swap, other))
+        recover_all(path)
+        assert_silent(path)
+
+
+@pytest.mark.parametrize("fs_type", ["tmpfs", "ext4"])
+def test_rm_and_restore_work_on_a_full_volume(fs_type: str) -> None:
+    with volume_of(fs_type) as path:
+        job = path / "home/job"
+        before = snapshot(job)
+        with full(path):
+            removed = remove(job)
+            assert not job.exists()
+            restore(path, removed.id)
+            assert snapshot(job) == before
+        recover_all(path)
+        assert_silent(path)
+
+
+@pytest.mark.needs("xfs")
+@pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
+def test_full_volume_takes_a_swap_beside_many_orphans_with_long_names(fs_type: str) -> None:
+    with volume_of(fs_type) as path:
+        for i in range(40):
+            swap(make_tree(path / f"{i}-{'n' * 200}", {}))
+        with full(path):
+            assert swap(path / "home/job").warnings == ()
+        recover_all(path)
+        assert_silent(path)
+
+
+@pytest.mark.needs("btrfs")
+def test_used_up_quota_is_helped_by_one_swap_and_a_reap() -> None:
+    with loop_volume("btrfs") as volume:
+        path = btrfs_subvolume(volume, "limited", 8 << 20)
+        init(path)
+        job, other = (make_tree(path / name, {"f": os.urandom(2 << 20)}) for name in ("job", "next"))
+        os.sync()
+        use_up(path)
+        swapped = swap(job)
+        assert os.listdir(job) == []
+        assert refuse(other) == errno.EDQUOT
+        assert (other / "f").stat().st_size == 2 << 20
+        assert run(["reap", "--now", "--volume", str(path), swapped.id]) == 0
+        assert entries(path) == []
+        (path / "filling").unlink()
+        os.sync()
+        recover_all(path)
+        assert_silent(path)
+
+
+def use_up(subvolume: Path) -> None:
+    """Write until the quota says no."""
+    with (subvolume / "filling").open("wb") as file, pytest.raises(OSError, match="quota") as caught:
+        while True:
+            file.write(os.urandom(1 << 16))
+            file.flush()
+            os.fsync(file.fileno())
+    assert caught.value.errno == errno.EDQUOT

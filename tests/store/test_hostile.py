@@ -1,0 +1,400 @@
+"""Users who are up to something: whatever they plant, forge, mount or move, root does only what they could do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import AuthorityLost, BadRecord, NotPermitted, TrashdError, Untrusted
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find import all_entries
+from fusefs.store.for_owner import swap_for_owner
+from fusefs.store.listing import Entry
+from fusefs.store.stage import Options
+from tests.support.store import (
+    ActingAt,
+    assert_silent,
+    calls_of,
+    entries,
+    folder_of,
+    forge,
+    init,
+    place,
+    problems,
+    raw,
+    reap_now,
+    recover_all,
+    restore,
+    swap,
+)
+from tests.support.tree import Dir, File, Seen, make_tree, remove_tree_hard, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import bind_mount, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE, BOB = 1001, 1002
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A store of root's, a directory of Alice's and one of Bob's, and the canary, which is root's."""
+    with tmpfs_volume() as path:
+        init(path)
+        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
+        make_tree(path / "bob", Dir(owner=(BOB, BOB)))
+        make_tree(path / "canary", {"job": {"results": "root's"}, "tree": {"results": "root's"}, "secret": File(b"s")})
+        yield path
+
+
+def orphan_of(volume: Path, uid: int) -> str:
+    """The id of an orphan that a user made of `job` in his directory."""
+    job = volume / {ALICE: "alice", BOB: "bob"}[uid] / "job"
+
+    def act() -> str:
+        make_tree(job, {"results": "his own", "sub": {"more": "too"}})
+        return str(swap(job).id)
+
+    return as_user(uid, act)
+
+
+def canary(volume: Path) -> tuple[Seen, ...]:
+    """What must not change."""
+    return snapshot(volume / "canary", with_times=True)
+
+
+def attempt(act: Callable[[], object]) -> None:
+    """Do it; whether it works is another test's law."""
+    try:
+        act()
+    except (TrashdError, OSError):
+        return
+
+
+def everything_root_does(volume: Path, identifier: str) -> None:
+    """All commands of root's that meet a user's container."""
+    entries(volume)
+    recover_all(volume)
+    attempt(lambda: restore(volume, identifier))
+    attempt(lambda: reap_now(volume, identifier))
+    problems(volume)
+
+
+# Forged records
+
+
+@pytest.mark.parametrize("origin", ["../canary/job", "/etc", "a/../../etc", "a//b", ".", "a%00b", "%2e%2e/x", ""])
+def test_a_forged_origin_that_climbs_is_no_record(volume: Path, origin: str) -> None:
+    identifier = orphan_of(volume, ALICE)
+    record = place(volume, identifier) / "record.json"
+    honest = record.read_text()
+    forge(record, origin=origin)
+    [entry] = entries(volume)
+    assert entry.problem
+    with pytest.raises(BadRecord):
+        restore(volume, identifier)
+    record.write_text(honest)
+    restore(volume, identifier)
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("origin", ["canary/job", "canary/new", "newname", "bob/job", "bob/new"])
+def test_a_forged_origin_leads_nowhere_where_its_user_may_not_write(volume: Path, origin: str) -> None:
+    identifier = orphan_of(volume, ALICE)
+    forge(place(volume, identifier) / "record.json", origin=origin, fresh=None)
+    before = canary(volume), snapshot(volume / "bob")
+    with pytest.raises(TrashdError):
+        restore(volume, identifier)
+    assert (canary(volume), snapshot(volume / "bob")) == before
+    assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
+    assert not (volume / "newname").exists()
+    assert_silent(volume)
+
+
+def test_a_forged_fresh_identity_makes_no_directory_of_others_make_way(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    with Kernel().open_path(raw(volume / "canary" / "job")) as fd:
+        identity = Kernel().identify(fd)._asdict()
+    forge(place(volume, identifier) / "record.json", origin="canary/job", fresh=identity)
+    before = canary(volume)
+    with pytest.raises(TrashdError):
+        restore(volume, identifier)
+    assert canary(volume) == before
+    assert_silent(volume)
+
+
+def test_a_component_longer_than_any_name_is_an_error_like_others(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    forge(place(volume, identifier) / "record.json", origin="x" * 5000 + "/y")
+    with pytest.raises(TrashdError) as caught:
+        restore(volume, identifier)
+    assert not isinstance(caught.value, AuthorityLost)
+    assert_silent(volume)
+
+
+def test_a_forged_uid_makes_nobody_else_the_asker(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    forge(place(volume, identifier) / "record.json", uid=0, owner=0)
+    [entry] = entries(volume)
+    assert entry.uid == ALICE
+    assert as_user(BOB, lambda: entries(volume)) == []
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("method", ["exchange", "two-rename", "removed", "dropped", "sweep"])
+@pytest.mark.parametrize("state", ["stage", "restoring"])
+def test_recovery_by_a_forged_method_stays_within_its_users_authority(volume: Path, method: str, state: str) -> None:
+    identifier = orphan_of(volume, ALICE)
+    container = place(volume, identifier)
+    origin = None if method == "dropped" else "canary/job"
+    forge(container / "record.json", method=method, origin=origin, lent_mode=0o4555)
+    container.rename(folder_of(volume, ALICE) / state / identifier)
+    before = canary(volume)
+    recover_all(volume)
+    assert canary(volume) == before
+    assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("state", ["stage", "restoring"])
+def test_a_forged_loan_changes_no_mode_of_roots(volume: Path, state: str) -> None:
+    identifier = orphan_of(volume, ALICE)
+    container = place(volume, identifier)
+    forge(container / "record.json", method="removed", lent_mode=0o4777, victim=None)
+    remove_tree_hard(container / "tree")
+    make_tree(container / "tree", Dir({}, mode=0o755))
+    container.rename(folder_of(volume, ALICE) / state / identifier)
+    assert recover_all(volume) != []
+    assert snapshot(folder_of(volume, ALICE) / state / identifier / "tree")[0].mode & 0o7777 == 0o755
+
+
+@pytest.mark.parametrize("field", ["lent_mode", "retention_s", "created_ns", "format", "method", "victim", "failures"])
+@pytest.mark.parametrize("value", [-1, 1 << 80, "\x1b[31m", [[]], {"a": None}])
+def test_a_field_of_nonsense_is_told_and_stops_nobody_else(volume: Path, field: str, value: object) -> None:
+    identifier, other = orphan_of(volume, ALICE), orphan_of(volume, BOB)
+    forge(place(volume, identifier) / "record.json", **{field: value})
+    listed = {entry.id: entry for entry in entries(volume)}
+    assert listed[identifier].problem
+    assert listed[identifier].problem.isprintable()
+    assert not listed[other].problem
+    with pytest.raises(BadRecord):
+        reap_now(volume, identifier)
+    assert reap_now(volume, other).lost is None
+    [problem] = problems(volume)
+    assert identifier in problem.where
+
+
+def test_the_longest_retention_that_can_be_written_can_be_read(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    forge(place(volume, identifier) / "record.json", retention_s=(1 << 63) - 1, created_ns=(1 << 63) - 1)
+    [entry] = entries(volume)
+    assert not entry.problem
+    assert_silent(volume)
+
+
+def _fifo(record: Path) -> None:
+    os.mkfifo(record, 0o600)
+
+
+def _socket(record: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(record.parent, os.O_PATH)
+        listener.bind(f"/proc/self/fd/{here}/{record.name}")
+        os.close(here)
+
+
+def _link_to_roots(record: Path) -> None:
+    record.symlink_to(record.parents[5] / "canary" / "secret")
+
+
+def _hard_link_to_roots(record: Path) -> None:
+    record.hardlink_to(record.parents[5] / "canary" / "secret")
+
+
+def _hard_link_to_own(record: Path) -> None:
+    (record.parents[5] / "alice" / "saved").rename(record)
+    (record.parents[5] / "alice" / "other-name").hardlink_to(record)
+
+
+def _gigabyte(record: Path) -> None:
+    (record.parents[5] / "alice" / "saved").rename(record)
+    os.truncate(record, 1 << 30)
+
+
+def _directory(record: Path) -> None:
+    record.mkdir()
+
+
+def _text(content: bytes, record: Path) -> None:
+    record.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _fifo,
+        _socket,
+        _link_to_roots,
+        _hard_link_to_roots,
+        _hard_link_to_own,
+        _gigabyte,
+        _directory,
+        partial(_text, b""),
+        partial(_text, b"[]"),
+        partial(_text, b"[" * 60_000),
+        partial(_text, b"\xff\xfe"),
+        partial(_text, b'{"format": 1}'),
+        partial(_text, b'{"format": 2}'),
+    ],
+)
+def test_what_is_no_record_is_told_and_kept(volume: Path, plant: Callable[[Path], None]) -> None:
+    identifier = orphan_of(volume, ALICE)
+    record = place(volume, identifier) / "record.json"
+    record.rename(volume / "alice" / "saved")
+    plant(record)
+    if not record.is_symlink() and plant is not _hard_link_to_roots:
+        os.chown(record, ALICE, ALICE)
+    before = canary(volume)
+    [entry] = entries(volume)
+    assert entry.problem
+    for act in (lambda: restore(volume, identifier), lambda: reap_now(volume, identifier)):
+        with pytest.raises(BadRecord):
+            act()
+    recover_all(volume)
+    [problem] = problems(volume)
+    assert identifier in problem.where
+    assert canary(volume) == before
+    assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
+
+
+def test_a_record_of_another_container_is_no_record_of_this_one(volume: Path) -> None:
+    first, second = orphan_of(volume, ALICE), ""
+    (volume / "alice" / "job").rmdir()
+    second = orphan_of(volume, ALICE)
+    record = place(volume, second) / "record.json"
+    record.write_text((place(volume, first) / "record.json").read_text())
+    with pytest.raises(BadRecord, match="it is the record of"):
+        restore(volume, second)
+    assert len(problems(volume)) == 1
+
+
+def test_a_record_of_another_volume_is_no_record_of_this_one(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    forge(place(volume, identifier) / "record.json", volume="0" * 32)
+    with pytest.raises(BadRecord, match="another volume"):
+        restore(volume, identifier)
+    assert len(problems(volume)) == 1
+
+
+def test_unknown_keys_are_kept_when_a_record_is_rewritten(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    container = place(volume, identifier)
+    forge(container / "record.json", colour={"of": ["later", 1.5]})
+    make_tree(container / "tree" / "roots", {"stays": "x"})
+    reap_now(volume, identifier)
+    record = place(volume, identifier) / "record.json"
+    assert '"partial": true' in record.read_text()
+    assert '"colour"' in record.read_text()
+    assert '"later"' in record.read_text()
+    assert_silent(volume)
+
+
+# Things planted where a folder or a store belongs
+
+
+def _plant_folder(path: Path) -> None:
+    make_tree(path, {"orphans": {}})
+
+
+def _plant_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def _plant_link(path: Path) -> None:
+    path.symlink_to(path.parents[2] / "canary")
+
+
+@pytest.mark.parametrize("plant", [_plant_folder, _plant_file, _plant_link])
+def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, plant: Callable[[Path], None]) -> None:
+    as_user(BOB, lambda: plant(folder_of(volume, ALICE)))
+    before = canary(volume)
+    identifier = orphan_of(volume, ALICE)
+    [entry] = entries(volume)
+    assert (entry.uid, entry.id) == (ALICE, identifier)
+    assert [entry.id for entry in as_user(ALICE, lambda: entries(volume))] == [identifier]
+    assert any("planted by uid 1002" in problem.what for problem in problems(volume))
+    as_user(ALICE, lambda: restore(volume, identifier))
+    assert (volume / "alice" / "job" / "results").read_text() == "his own"
+    init(volume)
+    recover_all(volume)
+    assert canary(volume) == before
+    assert_silent(volume)
+
+
+def test_root_does_not_use_a_users_store_and_says_so() -> None:
+    with tmpfs_volume(options=("mode=1777",)) as volume:
+        as_user(ALICE, lambda: init(volume))
+        make_tree(volume / "job", {"a": "b"})
+        with pytest.raises(Untrusted, match="owner 1001") as caught:
+            swap(volume / "job")
+        assert "trashd init" in caught.value.hint
+        assert (volume / "job" / "a").read_text() == "b"
+
+
+@pytest.mark.parametrize(
+    "litter",
+    [
+        lambda _store: None,
+        lambda store: make_tree(store / "volume.json.new", {"in": "the way"}),
+        lambda store: make_tree(store / "probe-a", {"in": "the way"}),
+        lambda store: (store / "probe-b").write_text("in the way"),
+        lambda store: (store / "CACHEDIR.TAG.new").symlink_to(store.parent / "canary"),
+        lambda store: (store / "u" / "1002").symlink_to(store.parent / "canary"),
+        lambda store: make_tree(store / "u" / "0", {"orphans": {}}),
+    ],
+)
+def test_init_takes_over_a_users_store_and_keeps_his_orphans(litter: Callable[[Path], object]) -> None:
+    with tmpfs_volume(options=("mode=1777",)) as volume:
+        make_tree(volume / "canary", {"secret": "root's"})
+        before = canary(volume)
+
+        def make() -> str:
+            make_tree(volume / "job", {"results": "his own"})
+            return str(swap(volume / "job").id)
+
+        identifier = as_user(ALICE, make)
+        record = folder_of(volume, ALICE) / "orphans" / identifier / "record.json"
+        as_user(ALICE, lambda: litter(volume / ".trashd"))
+        init(volume)
+        init(volume)
+        recover_all(volume)
+        assert (volume / ".trashd").stat().st_uid == 0
+        assert record.stat().st_uid == ALICE
+        assert canary(volume) == before
+        assert [entry.id for entry in entries(volume)] == [identifier]
+        assert_silent(volume)
+
+
+@pytest.mark.parametrize(
+    "plant", [lambda path: path.symlink_to("../canary/secret"), os.mkfifo, os.mkdir, lambda path: path.write_text("{}")]
+)
+def test_init_puts_a_file_of_roots_where_a_user_planted_volume_json(plant: Callable[[Path], object]) -> None:
+    with tmpfs_volume(options=("mode=1777",)) as volume:
+        make_tree(volume / "canary", {"secret": "root's"})
+        before = canary(volume)
+        as_user(ALICE, lambda: init(volume))
+        (volume / ".trashd" / "volume.json").unlink()
+        as_user(ALICE, lambda: plant(volume / ".trashd" / "volume.json"))
+        with pytest.raises(TrashdError):
+            swap(volume / "canary")
+        init(volume)
+        assert (volume / ".trashd" / "volume.json").lstat().st_uid == 0
+        assert canary(volume) == before
+        assert_silent(volume)

@@ -1,0 +1,340 @@
+"""Hands that move things under a command: mounts, links and renames at any of its calls, and signals to its child."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import AuthorityLost, NotPermitted, TrashdError
+from fusefs.linux.credentials import ChildLost, call_as
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find import all_entries
+from fusefs.store.for_owner import swap_for_owner
+from fusefs.store.listing import Entry
+from fusefs.store.stage import Options
+from tests.support.store import (
+    ActingAt,
+    assert_silent,
+    calls_of,
+    entries,
+    folder_of,
+    init,
+    place,
+    problems,
+    raw,
+    reap_now,
+    recover_all,
+    restore,
+    swap,
+)
+from tests.support.tree import Dir, Seen, make_tree, remove_tree_hard, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import bind_mount, mounts, tmpfs_volume, unmount
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE, BOB = 1001, 1002
+NOGROUP = 65534
+CANARY = {"job": {"results": "root's"}, "tree": {"results": "root's"}, "orphans": {}, "secret": "s"}
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A store of root's, a directory of Alice's and one of Bob's, and the canary, which is root's."""
+    with tmpfs_volume() as path:
+        init(path)
+        make_tree(path / "canary", CANARY)
+        for name, uid in (("alice", ALICE), ("bob", BOB)):
+            make_tree(path / name, Dir(owner=(uid, uid)))
+        yield path
+
+
+def job_of(volume: Path, uid: int) -> Path:
+    """The directory that a user swaps."""
+    return volume / {ALICE: "alice", BOB: "bob"}[uid] / "job"
+
+
+def orphan_of(volume: Path, uid: int) -> str:
+    """The id of an orphan that a user made."""
+
+    def act() -> str:
+        make_tree(job_of(volume, uid), {"results": "his own", "sub": {"more": "too"}})
+        return str(swap(job_of(volume, uid)).id)
+
+    return as_user(uid, act)
+
+
+def canary(volume: Path) -> tuple[Seen, ...]:
+    """What must not change."""
+    return snapshot(volume / "canary", with_times=True)
+
+
+def attempt(act: Callable[[], object]) -> None:
+    """Do it; whether it works is another test's law."""
+    try:
+        act()
+    except (TrashdError, OSError):
+        return
+
+
+# Mounts
+
+
+@pytest.mark.parametrize("over", ["", "orphans", "stage", "drop", "orphans/ID", "orphans/ID/tree", "orphans/ID/tree/sub"])
+def test_root_enters_no_mount_in_a_users_folder_and_serves_the_others(volume: Path, over: str) -> None:
+    mine, other = orphan_of(volume, ALICE), orphan_of(volume, BOB)
+    before = canary(volume)
+    with bind_mount(volume / "canary", folder_of(volume, ALICE) / over.replace("ID", mine)):
+        assert other in [entry.id for entry in entries_of_others(volume)]
+        attempt(lambda: recover_all(volume))
+        attempt(lambda: problems(volume))
+        attempt(lambda: restore(volume, mine))
+        attempt(lambda: reap_now(volume, mine))
+        assert reap_now(volume, other).report.n_failed == 0
+        for mount in mounts():
+            if b"/.trashd/" in mount.mount_point:
+                unmount(mount.mount_point)  # it went along with its container
+    assert canary(volume) == before
+    recover_all(volume)
+    assert_silent(volume)
+
+
+def test_a_mount_over_the_store_is_refused_as_untrusted(volume: Path) -> None:
+    make_tree(volume / "job", {"a": "b"})
+    with bind_mount(volume / "canary", volume / ".trashd"), pytest.raises(TrashdError):
+        swap(volume / "job")
+    assert (volume / "job" / "a").read_text() == "b"
+    assert_silent(volume)
+
+
+# Links and renames at every call
+
+
+def links_at_every_call(act: Callable[[Kernel], object], path: Path, target: Path) -> Iterator[int]:
+    """Do `act` with the directory at `path` replaced by a link to `target` before its n-th call, for n from 1."""
+    aside = path.with_name(path.name + ".aside")
+
+    def replace() -> None:
+        if not path.is_symlink():
+            path.rename(aside)
+            path.symlink_to(target)
+
+    n = 1
+    while True:
+        gate = ActingAt(n, replace)
+        attempt(lambda gate=gate: act(Kernel(gate)))  # type: ignore[misc]
+        if path.is_symlink():
+            path.unlink()
+            aside.rename(path)
+        yield n
+        if gate.left >= 0:
+            return
+        n += 1
+
+
+def test_a_link_that_replaces_a_parent_at_any_call_leads_root_nowhere(volume: Path) -> None:
+    job = job_of(volume, ALICE)
+    as_user(ALICE, lambda: make_tree(job, {"results": "his own"}))
+    before = canary(volume)
+    steps = links_at_every_call(lambda kernel: swap(job, kernel), job.parent, volume / "canary")
+    for n in steps:
+        assert canary(volume) == before, f"call {n}"
+        if not job.exists():
+            as_user(ALICE, job.mkdir)
+    assert n > 30
+    recover_all(volume)
+    assert_silent(volume)
+
+
+def test_a_link_that_replaces_the_origins_parent_at_any_call_leads_a_restore_nowhere(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    before = canary(volume)
+    job = job_of(volume, ALICE)
+    n = 0
+    for n in links_at_every_call(lambda kernel: restore(volume, identifier, kernel), job.parent, volume / "canary"):
+        assert canary(volume) == before, f"call {n}"
+        if (job / "results").exists():
+            identifier = as_user(ALICE, lambda: str(swap(job).id))
+    assert n > 30
+    assert_silent(volume)
+
+
+def test_a_link_inside_the_tree_at_any_call_leads_the_reaper_nowhere(volume: Path) -> None:
+    before = canary(volume)
+    n, gate = 0, ActingAt(0, bool)
+    while gate.left < 0 or n == 0:
+        identifier = orphan_of(volume, ALICE)
+        sub = place(volume, identifier) / "tree" / "sub"
+
+        def replace(sub: Path = sub) -> None:
+            if sub.is_dir() and not sub.is_symlink():
+                sub.rename(sub.with_name("aside"))
+                sub.symlink_to(volume / "canary")
+
+        gate = ActingAt(n, replace)
+        reap_now(volume, identifier, Kernel(gate))
+        assert canary(volume) == before, f"call {n}"
+        as_user(ALICE, job_of(volume, ALICE).rmdir)
+        n += 1
+    assert n > 30
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("verb", [restore, reap_now])
+def test_a_container_renamed_at_any_call_leads_root_nowhere(
+    volume: Path, verb: Callable[[Path, str, Kernel], object]
+) -> None:
+    before = canary(volume)
+    n, gate = 0, ActingAt(0, bool)
+    while gate.left < 0 or n == 0:
+        remove_tree_hard(job_of(volume, ALICE))
+        identifier = orphan_of(volume, ALICE)
+        users = folder_of(volume, ALICE)
+        hidden = volume / "alice" / "hidden"
+
+        def hide(identifier: str = identifier, users: Path = users, hidden: Path = hidden) -> None:
+            for state in ("orphans", "restoring", "reaping"):
+                container = users / state / identifier
+                if container.exists() and not hidden.exists():
+                    container.rename(hidden)
+                    container.symlink_to(volume / "canary")
+
+        gate = ActingAt(n, hide)
+        attempt(lambda gate=gate, identifier=identifier: verb(volume, identifier, Kernel(gate)))  # type: ignore[misc]
+        assert canary(volume) == before, f"call {n}"
+        for state in ("orphans", "restoring", "reaping"):
+            if (users / state / identifier).is_symlink():
+                (users / state / identifier).unlink()
+        remove_tree_hard(hidden)
+        n += 1
+    assert n > 30
+    recover_all(volume)
+    assert_silent(volume)
+
+
+def test_an_owner_who_puts_a_link_into_his_stage_gets_no_link_at_roots_name(volume: Path) -> None:
+    make_tree(volume / "home", Dir({"results": "his own"}, owner=(ALICE, NOGROUP)))
+    as_user(ALICE, lambda: init(volume))
+    planted = []
+
+    def plant(call: str) -> None:
+        if call != "exchange" or os.geteuid() != 0 or planted:
+            return
+        [container] = (folder_of(volume, ALICE) / "stage").iterdir()
+        (container / "tree").rename(container / "aside")
+        (container / "tree").symlink_to(volume / "canary")
+        planted.append(container)
+
+    before = canary(volume)
+    with pytest.raises(TrashdError) as caught:
+        swap_for_owner(Kernel(plant), raw(volume / "home"), Options())
+    assert planted, caught.value.message()
+    assert (volume / "home" / "results").read_text() == "his own"
+    assert not (volume / "home").is_symlink()
+    assert canary(volume) == before
+
+
+# Signals to the child
+
+
+def dooms(number: int) -> Callable[[str], None]:
+    """A gate that sends a signal to its own process if that acts for Alice."""
+
+    def gate(_call: str) -> None:
+        if os.geteuid() == ALICE:
+            os.kill(os.getpid(), number)
+
+    return gate
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
+def test_a_child_that_its_user_stops_or_kills_is_lost_and_hangs_nobody(volume: Path, number: int) -> None:
+    identifier = orphan_of(volume, ALICE)
+    with pytest.raises(AuthorityLost):
+        restore_as_found(volume, identifier, Kernel(dooms(number)))
+    assert (place(volume, identifier) / "tree" / "results").exists()
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_lost_child_hides_no_other_users_orphans(volume: Path, number: int) -> None:
+    orphan_of(volume, ALICE)
+    other = orphan_of(volume, BOB)
+    lost: list[TrashdError] = []
+    assert [entry.id for entry in all_entries(Kernel(dooms(number)), [raw(volume)], lost)] == [other]
+    assert [type(error) for error in lost] == [AuthorityLost]
+    assert_silent(volume)
+
+
+def test_a_child_stopped_in_the_middle_of_a_message_hangs_nobody() -> None:
+    def body(_ask: object) -> bytes:
+        for fd in sorted(map(int, os.listdir("/proc/self/fd")), reverse=True):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                os.write(fd, b"r")
+                break
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return b""
+
+    with pytest.raises(ChildLost):
+        call_as(ALICE, body, lambda question: question)
+
+
+def test_the_child_has_no_capability_and_can_not_be_traced() -> None:
+    def body(_ask: object) -> bytes:
+        with open("/proc/self/status", "rb") as status:
+            return status.read() + b"Fd-owner: %d\n" % os.stat("/proc/self/fd").st_uid
+
+    told = dict(line.split(b":", 1) for line in call_as(ALICE, body, lambda q: q).splitlines())
+    assert told[b"Uid"].split() == [b"1001"] * 4
+    for name in (b"CapEff", b"CapPrm", b"CapInh", b"CapAmb"):
+        assert int(told[name], 16) == 0
+    assert told[b"NoNewPrivs"].strip() == b"1"
+    assert told[b"Fd-owner"].strip() == b"0"
+
+
+# What a user puts in the place of his folder's parts
+
+
+@pytest.mark.parametrize("part", ["orphans", "stage", "restoring", "drop", "pointers", "quarantine"])
+@pytest.mark.parametrize("kind", ["file", "link", "fifo", "closed"])
+def test_a_broken_folder_hides_no_other_users_orphans(volume: Path, part: str, kind: str) -> None:
+    orphan_of(volume, ALICE)
+    other = orphan_of(volume, BOB)
+    path = folder_of(volume, ALICE) / part
+    remove_tree_hard(path)
+    match kind:
+        case "file":
+            path.write_text("mine")
+        case "link":
+            path.symlink_to(volume / "canary")
+        case "fifo":
+            os.mkfifo(path)
+        case _:
+            make_tree(path, Dir(mode=0))
+    before = canary(volume)
+    lost: list[TrashdError] = []
+    found: list[Entry] = all_entries(Kernel(), [raw(volume)], lost)
+    assert other in [entry.id for entry in found]
+    recovered = recover_all(volume)
+    assert problems(volume) != [] or kind == "closed"
+    assert recovered is not None
+    reap_now(volume, other)
+    assert canary(volume) == before
+
+
+def entries_of_others(volume: Path) -> list[Entry]:
+    """The list, whatever one user's folder is like."""
+    return all_entries(Kernel(), [raw(volume)], [])
+
+
+def restore_as_found(volume: Path, identifier: str, kernel: Kernel) -> object:
+    """Restore what an undisturbed list told of, so that the first child that is disturbed is the restore's."""
+    from fusefs.store.find import find_container
+    from fusefs.store.restore_verb import restore_by_id
+
+    entry = find_container(Kernel(), [raw(volume)], identifier)
+    return restore_by_id(kernel, [raw(volume)], entry, None, None)

@@ -1,0 +1,289 @@
+"""Names that break parsers, and trees and paths deeper than any buffer: swapped, removed, restored, reaped alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import TrashdError
+from fusefs.linux.kernel import Kernel
+from fusefs.store.verbs import remove_path, swap_path
+from fusefs.store.stage import Options
+from tests.support.store import assert_silent, entries, init, place, problems, raw, reap_now, remove, restore, swap
+from tests.support.tree import HardLink, Node, Symlink, deep_chain, make_tree, remove_tree_hard, snapshot, weird_names
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+N_DEEP = 10_000
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A volume with a store; what is left in it may be too deep for rmtree, and goes with the mount."""
+    with tmpfs_volume() as path:
+        init(path)
+        yield path
+
+
+def at(directory: Path, name: bytes) -> Path:
+    """A path below a directory."""
+    return Path(os.fsdecode(raw(directory) + b"/" + name))
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", weird_names())
+def test_any_name_is_swapped_and_restored(volume: Path, name: bytes) -> None:
+    victim = at(volume, name)
+    before = snapshot(make_tree(victim, {name: "content", "sub": {name: {name: "deep"}}}))
+    swapped = swap(victim)
+    assert os.listdir(victim) == []
+    [entry] = entries(volume)
+    assert entry.origin == raw(victim)
+    restore(volume, swapped.id)
+    assert snapshot(victim) == before
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("name", weird_names())
+def test_any_name_is_removed_restored_in_part_and_reaped(volume: Path, name: bytes) -> None:
+    victim = at(volume, name)
+    make_tree(victim, {name: "content", "sub": {name: {name: "deep"}}})
+    removed = remove(victim)
+    assert not victim.exists()
+    restore(volume, removed.id, inside=b"sub/" + name + b"/" + name)
+    assert at(at(at(victim, b"sub"), name), name).read_text() == "deep"
+    assert reap_now(volume, removed.id).report.n_failed == 0
+    assert entries(volume) == []
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("path", [b"job/.", b"job/..", b"job/../job", b"./job", b"job/", b"job///", b"other/../job"])
+def test_dots_and_slashes_name_what_they_mean(
+    volume: Path, path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(volume / "work", {"job": {"a": "b"}, "other": {}})
+    monkeypatch.chdir(volume / "work")
+    swapped = swap_path(Kernel(), path, Options())
+    assert swapped.path == (raw(volume / "work") if path == b"job/.." else raw(volume / "work" / "job"))
+    restore(volume, swapped.id)
+    assert (volume / "work" / "job" / "a").read_text() == "b"
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("path", [b"", b"missing", b"missing/x", b"x" * 256, b"a\n\x1b[31m", b"/" + b"d/" * 3000 + b"x"])
+def test_a_path_that_is_not_there_is_told_with_its_name_harmless(volume: Path, path: bytes) -> None:
+    for verb in (swap_path, remove_path):
+        with pytest.raises(TrashdError) as caught:
+            verb(Kernel(), path, Options())
+        assert caught.value.message().isprintable()
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("arguments", [("swap",), ("rm",), ("check",), ("swap", "--dry-run"), ("swap", "--for-owner")])
+def test_no_control_character_of_a_name_reaches_the_terminal(volume: Path, arguments: tuple[str, ...]) -> None:
+    name = b"-\x1b[31m\x9b\x07\r\n\xff\xe2\x80\xae"
+    victim = at(volume, name)
+    make_tree(victim, {name: "x"})
+    for more in ((), ("--json",)):
+        done = run(*arguments, *more, "--", os.fsdecode(raw(victim)))
+        assert_printable(done.stdout + done.stderr)
+        make_tree(victim, {}) if not victim.exists() else None
+    done = run("list", "--volume", os.fspath(volume))
+    assert_printable(done.stdout + done.stderr)
+
+
+def test_no_control_character_of_a_record_reaches_the_terminal(volume: Path) -> None:
+    make_tree(volume / "job", {})
+    record = place(volume, swap(volume / "job").id) / "record.json"
+    fields = json.loads(record.read_text())
+    evil = "\x1b[31m\x9b\r\n\u202e"
+    for change in ({"note": evil}, {"method": evil}, {"origin": evil}, {"host": evil * 200}, {evil: 1, "format": evil}):
+        record.write_text(json.dumps({**fields, **change}))
+        for command in ("list", "doctor"):
+            where = ("--volume", os.fspath(volume)) if command == "list" else (os.fspath(volume),)
+            done = run(command, *where)
+            assert_printable(done.stdout + done.stderr)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """The command, run as a person does."""
+    code = "import sys; from fusefs.cli.main import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False, timeout=60)
+
+
+def assert_printable(output: bytes) -> None:
+    """Nothing but printable characters and line ends."""
+    text = output.decode()
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []
+
+
+def test_the_printed_restore_command_works_for_any_volume_name(tmp_path: Path) -> None:
+    with tmpfs_volume() as volume:
+        base = at(volume, b"with space 'and' $HOME")
+        make_tree(base, {"job": {"a": "b"}})
+        init(base)
+        done = run("swap", os.fspath(base / "job"))
+        [command] = [line.split(maxsplit=1)[1] for line in done.stdout.decode().splitlines() if " undo " in line]
+        assert run(*shlex.split(command)[1:]).returncode == 0
+        assert (base / "job" / "a").read_text() == "b"
+        assert_silent(base)
+
+
+# Depth
+
+
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_ten_thousand_levels_go_and_come_back(volume: Path, verb: Callable[[Path], object]) -> None:
+    before = snapshot(deep_chain(volume / "deep", N_DEEP))
+    verb(volume / "deep")
+    [entry] = entries(volume)
+    restore(volume, entry.id)
+    assert snapshot(volume / "deep") == before
+    assert_silent(volume)
+
+
+def test_ten_thousand_levels_are_reaped(volume: Path) -> None:
+    deep_chain(volume / "deep", N_DEEP, name=b"some-longer-name")
+    identifier = swap(volume / "deep").id
+    reaped = reap_now(volume, identifier)
+    assert (reaped.report.n_failed, reaped.report.removed) == (0, N_DEEP + 2)
+    assert_silent(volume)
+
+
+def test_a_part_ten_thousand_levels_down_is_restored(volume: Path) -> None:
+    before = snapshot(deep_chain(volume / "deep", N_DEEP))
+    identifier = swap(volume / "deep").id
+    restore(volume, identifier, inside=b"d/" * N_DEEP + b"leaf")
+    assert snapshot(volume / "deep") == before
+    assert_silent(volume)
+
+
+def deepest(top: Path, n_levels: int, name: bytes) -> bytes:
+    """The path of the deepest directory of a chain."""
+    return raw(top) + (b"/" + name) * n_levels
+
+
+@pytest.mark.parametrize("verb", [swap_path, remove_path])
+@pytest.mark.parametrize(("n_levels", "name"), [(N_DEEP, b"d"), (40, b"n" * 255)])
+def test_a_victim_below_path_max_goes_and_comes_back(
+    volume: Path, verb: Callable[[Kernel, bytes, Options], object], n_levels: int, name: bytes
+) -> None:
+    before = snapshot(deep_chain(volume / "deep", n_levels, name=name))
+    verb(Kernel(), deepest(volume / "deep", n_levels, name), Options())
+    assert snapshot(volume / "deep") != before
+    [entry] = entries(volume)
+    assert entry.origin == deepest(volume / "deep", n_levels, name)
+    restore(volume, entry.id)
+    assert snapshot(volume / "deep") == before
+    assert_silent(volume)
+
+
+def test_a_victim_below_path_max_is_named_from_the_working_directory(volume: Path) -> None:
+    before = snapshot(deep_chain(volume / "deep", 40, name=b"n" * 255))
+    here = os.open(".", os.O_RDONLY)
+    try:
+        for name in ("deep", *["n" * 255] * 39):
+            os.chdir(volume if name == "deep" else ".")
+            os.chdir(name)
+        swapped = swap_path(Kernel(), b"n" * 255, Options())
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    assert swapped.path == deepest(volume / "deep", 40, b"n" * 255)
+    restore(volume, swapped.id)
+    assert snapshot(volume / "deep") == before
+    assert_silent(volume)
+
+
+def test_an_origin_too_long_for_a_record_is_a_clear_error(volume: Path) -> None:
+    name = b"\xff" * 255
+    before = snapshot(deep_chain(volume / "deep", 100, name=name))
+    for verb in (swap_path, remove_path):
+        with pytest.raises(TrashdError, match="too long"):
+            verb(Kernel(), deepest(volume / "deep", 100, name), Options())
+    assert snapshot(volume / "deep") == before
+    assert_silent(volume)
+
+
+# What is in the tree
+
+
+def test_special_files_and_links_keep_what_they_are(volume: Path) -> None:
+    make_tree(volume / "outside", {"shared": "one inode", "target": {"in": "side"}})
+    make_tree(
+        volume / "job",
+        {
+            "fifo": Node(stat.S_IFIFO | 0o640),
+            "null": Node(stat.S_IFCHR | 0o666, os.makedev(1, 3)),
+            "block": Node(stat.S_IFBLK | 0o600, os.makedev(7, 255)),
+            "broken": Symlink("nowhere"),
+            "link": Symlink("../outside/target"),
+            "a": "twice",
+            "b": HardLink("a"),
+        },
+    )
+    os.link(volume / "outside" / "shared", volume / "job" / "across")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(volume / "job" / "socket"))
+    before, outside = snapshot(volume / "job"), snapshot(volume / "outside")
+    identifier = swap(volume / "job").id
+    restore(volume, identifier)
+    assert snapshot(volume / "job") == before
+    identifier = remove(volume / "job").id
+    assert reap_now(volume, identifier).report.n_failed == 0
+    after = snapshot(volume / "outside")
+    assert [seen.content for seen in after] == [seen.content for seen in outside]
+    assert (volume / "outside" / "shared").stat().st_nlink == 1
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "broken", "fifo", "device", "socket"])
+def test_what_is_no_directory_is_removed_and_restored(volume: Path, kind: str) -> None:
+    path = volume / "thing"
+    match kind:
+        case "file":
+            path.write_text("content")
+        case "link" | "broken":
+            path.symlink_to(".trashd" if kind == "link" else "nowhere")
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        case _:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(os.fspath(path))
+    before = snapshot(path)
+    identifier = remove(path).id
+    assert not os.path.lexists(path)
+    restore(volume, identifier)
+    assert snapshot(path) == before
+    identifier = remove(path).id
+    assert reap_now(volume, identifier).report.n_failed == 0
+    assert_silent(volume)
+
+
+def test_hostile_depth_of_a_user_is_reaped_by_root(volume: Path) -> None:
+    make_tree(volume / "alice", {})
+    os.chown(volume / "alice", 1001, 1001)
+
+    def act() -> str:
+        deep_chain(volume / "alice" / "deep", 2000)
+        return str(swap(volume / "alice" / "deep").id)
+
+    identifier = as_user(1001, act)
+    assert reap_now(volume, identifier).report.n_failed == 0
+    assert problems(volume) == []
+    remove_tree_hard(volume / "alice")

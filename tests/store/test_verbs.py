@@ -1,0 +1,261 @@
+"""The verbs as the issue promises them, each on a plain store that nobody disturbs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.errors import IsMountPoint, IsStore, NoStore, NotADirectory, NotFound, Refused
+from fusefs.core.identity import Likelihood, compare
+from fusefs.core.lifecycle import State
+from fusefs.core.record import Method
+from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.kernel import Kernel
+from fusefs.store.stage import Options
+from tests.support.store import (
+    Before,
+    assert_silent,
+    calls_of,
+    entries,
+    init,
+    opened,
+    own,
+    record_of,
+    recover_all,
+    remove,
+    restore,
+    swap,
+    tmpfs_store,
+    tree_of,
+)
+from tests.support.tree import Dir, File, Spec, Symlink, make_tree, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+OTHER = 12001
+TREE: Spec = {"a": "1", "sub": {"b": "2", "link": Symlink("../a")}}
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A tmpfs with a store; in the end the checker has nothing to say."""
+    with tmpfs_store() as path:
+        yield path
+
+
+def victim_in(volume: Path, name: str = "job") -> Path:
+    return make_tree(volume / name, TREE)
+
+
+# init
+
+
+def test_init_leaves_a_magic_file_with_a_random_id(volume: Path) -> None:
+    fields = json.loads((volume / ".trashd/volume.json").read_bytes())
+    assert (fields["magic"], fields["format"], fields["exchange"]) == ("trashd", 1, True)
+    with tmpfs_volume() as other:
+        init(other)
+        assert json.loads((other / ".trashd/volume.json").read_bytes())["id"] != fields["id"]
+        assert_silent(other)
+
+
+def test_init_again_changes_nothing(volume: Path) -> None:
+    before = snapshot(volume, with_times=True)
+    init(volume)
+    assert snapshot(volume, with_times=True) == before
+
+
+def test_init_tells_backup_programs_to_stay_out(volume: Path) -> None:
+    tag = (volume / ".trashd/CACHEDIR.TAG").read_bytes()
+    assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
+
+
+def test_store_is_open_to_all_and_each_folder_to_its_user_alone(volume: Path) -> None:
+    modes = {name: (volume / name).stat().st_mode & 0o7777 for name in (".trashd", ".trashd/u", ".trashd/u/0")}
+    assert modes == {".trashd": 0o755, ".trashd/u": 0o1777, ".trashd/u/0": 0o700}
+
+
+def test_store_is_made_on_first_use() -> None:
+    with tmpfs_volume() as path:
+        swapped = swap(victim_in(path))
+        assert tree_of(swapped).is_relative_to(path / ".trashd/u/0/orphans")
+        assert_silent(path)
+
+
+def test_store_without_its_magic_file_is_none_and_is_not_made_again() -> None:
+    with tmpfs_volume() as path:
+        init(path)
+        swapped = swap(victim_in(path))
+        magic = (path / ".trashd/volume.json").rename(path / "aside")
+        assert entries(path) == []
+        with pytest.raises(NotFound):
+            restore(path, swapped.id)
+        with pytest.raises(NoStore):
+            swap(path / "job")
+        magic.rename(path / ".trashd/volume.json")
+        restore(path, swapped.id)
+        assert_silent(path)
+
+
+# swap
+
+
+def test_swap_leaves_an_empty_directory_like_the_old_one(volume: Path) -> None:
+    job = make_tree(volume / "job", Dir(TREE, mode=0o2750, owner=(OTHER, OTHER), xattrs={"user.k": b"v"}))
+    before = snapshot(job)
+    swapped = swap(job)
+    assert snapshot(job) == before[:1]
+    assert swapped.unlike == ()
+
+
+def test_swap_keeps_the_whole_tree_under_its_own_inode(volume: Path) -> None:
+    job = victim_in(volume)
+    before, ino = snapshot(job, with_times=True)[1:], job.stat().st_ino
+    swapped = swap(job)
+    assert (snapshot(tree_of(swapped), with_times=True)[1:], tree_of(swapped).stat().st_ino) == (before, ino)
+
+
+def test_record_says_what_was_swapped_where_when_and_how(volume: Path) -> None:
+    (volume / "up").mkdir()
+    job = victim_in(volume, "up/job\n")
+    kernel = Kernel()
+    with kernel.open_path(bytes(job)) as fd, kernel.open_path(bytes(volume / "up")) as parent_fd:
+        victim, parent = kernel.identify(fd), kernel.identify(parent_fd)
+    record = record_of(swapped := swap(job, options=Options(90, "a note")))
+    with kernel.open_path(bytes(job)) as fd:
+        assert compare(record.fresh, kernel.identify(fd)) is Likelihood.SAME
+    with opened(volume) as store:
+        assert record.volume == store.volume.id
+    assert (record.id, record.origin, record.method) == (swapped.id, b"up/job\n", Method.EXCHANGE)
+    assert (record.victim, record.parent) == (victim, parent)
+    assert (record.host, record.boot, record.retention_s, record.note) == (host_id(), boot_id(), 90, "a note")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_record_is_durable_before_the_exchange_with_no_fsync_too(volume: Path, durable: bool) -> None:
+    job = victim_in(volume)
+    calls = list(calls_of(lambda kernel: swap(job, kernel, Options(durable=durable))))
+    exchange = calls.index("exchange")
+    assert calls.index("write") < calls.index("fsync") < calls.index("link") < exchange
+    assert calls[exchange:].count("fsync") == (1 if durable else 0)
+
+
+def test_nothing_touches_the_name_but_one_exchange(volume: Path) -> None:
+    job = victim_in(volume)
+    calls = calls_of(lambda kernel: swap(job, kernel))
+    assert [call for call in calls if call in ("exchange", "rename", "renameat2")] == ["exchange", "rename"]
+
+
+@pytest.mark.parametrize(("name", "error"), [("file", NotADirectory), ("link", NotADirectory), (".trashd", IsStore)])
+def test_swap_refuses_what_is_no_directory_or_is_the_store(volume: Path, name: str, error: type[Refused]) -> None:
+    (volume / "file").touch()
+    (volume / "dir").mkdir()
+    (volume / "link").symlink_to("dir")
+    with pytest.raises(error):
+        swap(volume / name)
+    assert entries(volume) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("/", Refused), ("", IsMountPoint), (".trashd/u/0/orphans", IsStore), ("absent", NotFound)]
+)
+def test_swap_refuses_the_root_a_mount_the_stores_inside_and_nothing(
+    volume: Path, path: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        swap(volume / path)
+
+
+@pytest.mark.parametrize("kind", ["file", "empty directory", "full directory"])
+def test_what_took_the_name_just_before_the_exchange_keeps_it(volume: Path, kind: str) -> None:
+    job = victim_in(volume)
+
+    def take_the_name() -> None:
+        job.rename(volume / "moved")
+        job.touch() if kind == "file" else make_tree(job, {} if kind == "empty directory" else {"x": "y"})
+
+    with pytest.raises(Refused) as caught:
+        swap(job, Kernel(Before("exchange", take_the_name)))
+    assert "given back" in caught.value.hint
+    assert job.is_file() == (kind == "file")
+    assert (kind == "full directory") == (job / "x").exists()
+    assert (volume / "moved/sub/b").read_text() == "2"
+
+
+# rm
+
+
+@pytest.mark.parametrize("kind", [Dir(TREE), File(b"text", 0o640, (OTHER, OTHER)), Symlink("nowhere")])
+def test_rm_takes_the_name_away_and_restore_brings_the_same_thing_back(
+    volume: Path, kind: Dir | File | Symlink
+) -> None:
+    make_tree(volume / "home", {"thing": kind})
+    before = snapshot(volume / "home", with_times=False)
+    removed = remove(volume / "home/thing")
+    assert os.listdir(volume / "home") == []
+    assert removed.method is Method.REMOVED
+    restore(volume, removed.id)
+    assert snapshot(volume / "home") == before
+
+
+def test_rm_of_a_link_spares_what_it_points_to(volume: Path) -> None:
+    job = victim_in(volume)
+    (volume / "link").symlink_to("job")
+    remove(volume / "link")
+    assert (job / "sub/b").read_text() == "2"
+
+
+def test_rm_is_one_rename_of_the_name_and_no_exchange(volume: Path) -> None:
+    job = victim_in(volume)
+    calls = calls_of(lambda kernel: remove(job, kernel))
+    assert [call for call in calls if call in ("exchange", "rename", "renameat2")] == ["rename", "rename"]
+
+
+# drop, pointers
+
+
+def test_moving_something_into_drop_needs_no_tool_and_makes_it_an_orphan(volume: Path) -> None:
+    before = snapshot(victim_in(volume))
+    (volume / "job").rename(volume / ".trashd/u/0/drop/job")
+    assert recover_all(volume) == []
+    (entry,) = entries(volume)
+    assert (entry.state, entry.method, entry.origin) == (State.ORPHANS, Method.DROPPED, None)
+    assert entry.expires_ns == entry.created_ns + DEFAULT_RETENTION_S * 10**9
+    with pytest.raises(NotFound) as caught:
+        restore(volume, entry.id)
+    assert "--to" in caught.value.hint
+    restore(volume, entry.id, to=volume / "job")
+    assert snapshot(volume / "job") == before
+
+
+@pytest.mark.needs("loop", "btrfs")
+def test_store_below_a_boundary_is_found_by_a_pointer_from_the_upper_one() -> None:
+    with loop_volume("btrfs") as path:
+        init(path)
+        subvolume = btrfs_subvolume(path, "sub")
+        swapped = swap(victim_in(subvolume))
+        assert Path(os.fsdecode(swapped.store)).is_relative_to(subvolume / ".trashd")
+        with own(path) as upper:
+            pointers = Path(os.fsdecode(upper.path())) / "pointers"
+            assert [pointer.read_bytes() for pointer in pointers.iterdir()] == [b"sub"]
+        assert [entry.id for entry in entries(path)] == [swapped.id]
+        restore(path, swapped.id)
+        assert (subvolume / "job/a").read_text() == "1"
+        for base in (path, subvolume):
+            assert_silent(base)
+
+
+def test_swap_without_a_store_at_the_root_leaves_it_where_the_user_may_make_one() -> None:
+    with tmpfs_volume() as path:
+        make_tree(path / "home", Dir({"job": Dir(TREE, owner=(OTHER, OTHER))}, owner=(OTHER, OTHER)))
+        as_user(OTHER, partial(swap, path / "home/job"))
+        assert (path / "home/.trashd").stat().st_uid == OTHER
+        as_user(OTHER, partial(assert_silent, path / "home"))

@@ -1,0 +1,208 @@
+"""What only looks: list, check, doctor and holders."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.core.errors import Refused
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.libc import ioctl
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from tests.support.store import (
+    Before,
+    calls_of,
+    die,
+    entries,
+    in_child,
+    problems,
+    recover_all,
+    swap,
+    tmpfs_store,
+)
+from tests.support.tree import Dir, Spec, make_tree, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+OTHER = 12001
+TREE: Spec = {"a": "1", "sub": {"b": "2", "c": "3"}}
+EXPIRED = Options(retention_s=0)
+_SETFLAGS, _IMMUTABLE = 0x40086602, 0x10
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A tmpfs with a store; in the end the checker has nothing to say."""
+    with tmpfs_store() as path:
+        yield path
+
+
+def orphan_in(volume: Path, name: str = "job", options: Options | None = None, spec: Spec = TREE) -> Swapped:
+    return swap(make_tree(volume / name, spec), options=options or Options())
+
+
+def orphan_of(uid: int, volume: Path, options: Options) -> Swapped:
+    """A user's orphan, swapped by that user."""
+    make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
+    return as_user(uid, partial(swap, volume / f"home-{uid}/job", None, options))
+
+
+def command(volume: Path, verb: str, *arguments: str) -> int:
+    return run([verb, *arguments, "--volume", str(volume)])
+
+
+def ids(volume: Path) -> set[str]:
+    return {entry.id for entry in entries(volume)}
+
+
+def set_immutable(path: Path, flags: int) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        ioctl(fd, _SETFLAGS, bytearray(flags.to_bytes(8, "little")))
+    finally:
+        os.close(fd)
+
+
+def test_list_shows_origin_age_retention_owner_and_state(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    swapped = orphan_of(OTHER, volume, Options(3600, "why"))
+    assert command(volume, "list", "--json") == 0
+    (fields,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (fields["id"], fields["origin"]) == (swapped.id, os.fsdecode(swapped.path))
+    assert (fields["uid"], fields["state"], fields["note"]) == (OTHER, "orphans", "why")
+    assert 0 < fields["restorable_for_s"] <= 3600
+    assert command(volume, "list") == 0
+    shown = capsys.readouterr().out.splitlines()[1]
+    assert all(part in shown for part in (swapped.id, str(OTHER), "restorable", os.fsdecode(swapped.path)))
+
+
+def test_list_walks_no_tree(volume: Path) -> None:
+    small = {"a": "1"}
+    orphan_in(volume, spec=small)
+    n_calls = len(calls_of(lambda kernel: _list(kernel, volume)))
+    command(volume, "reap", "--all", "--now")
+    orphan_in(volume, "large", spec={f"d{i}": {f"{j}": "" for j in range(9)} for i in range(50)})
+    assert len(calls_of(lambda kernel: _list(kernel, volume))) == n_calls
+
+
+def _list(kernel: Kernel, volume: Path) -> None:
+    from fusefs.store.find import all_entries
+
+    assert len(all_entries(kernel, [bytes(volume)])) == 1
+
+
+def test_everybody_sees_his_own_and_root_everybodys(volume: Path) -> None:
+    ours, theirs = orphan_in(volume), orphan_of(OTHER, volume, Options())
+    assert ids(volume) == {ours.id, theirs.id}
+    assert as_user(OTHER, partial(ids, volume)) == {theirs.id}
+
+
+def test_check_touches_nothing(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tree(volume / "job", TREE)
+    before = snapshot(volume, with_times=True)
+    assert run(["check", "--json", str(volume / "job")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert snapshot(volume, with_times=True) == before
+    assert (found["method"], found["exists"], found["filesystem"]) == ("exchange", True, "tmpfs")
+    assert (found["store"], found["refusals"], found["n_holders"]) == (str(volume / ".trashd"), [], 0)
+
+
+def test_check_makes_no_store(capsys: pytest.CaptureFixture[str]) -> None:
+    with tmpfs_volume() as path:
+        make_tree(path / "job", TREE)
+        assert run(["swap", "--dry-run", str(path / "job")]) == 0
+        assert "would be made" in capsys.readouterr().out
+        assert os.listdir(path) == ["job"]
+
+
+def test_check_names_what_stands_against_a_swap(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (volume / "file").touch()
+    assert run(["check", str(volume / "file")]) == Refused.exit_code
+    assert "Not a directory" in capsys.readouterr().out
+
+
+def test_doctor_is_silent_only_if_all_is_well(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_tree(volume / "job", TREE)
+    assert run(["doctor", str(volume)]) == 0
+    assert capsys.readouterr().out == ""
+    in_child(partial(swap, job, Kernel(Before("exchange", die))))
+    assert run(["doctor", str(volume)]) == 1
+    assert "left by a killed command" in capsys.readouterr().out
+    assert run(["doctor", "--repair", str(volume)]) == 0
+
+
+def test_doctor_keeps_and_names_what_it_does_not_understand(volume: Path) -> None:
+    junk = volume / ".trashd/u/0/orphans/junk"
+    junk.write_text("x")
+    recover_all(volume)
+    assert [problem.what for problem in problems(volume)] == ["not a container of trashd"]
+    assert junk.read_text() == "x"
+    junk.unlink()
+
+
+# holders
+
+_HOLD = """
+import mmap, os, sys
+kind, path = sys.argv[1:]
+if kind == "fd":
+    held = open(path + "/a")
+elif kind == "cwd":
+    os.chdir(path)
+elif kind == "root":
+    os.chroot(path)
+elif kind == "map":
+    with open(path + "/a", "rb") as file:
+        held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def holder_of(kind: str, path: Path, *, in_namespace: bool = False) -> subprocess.Popen[bytes]:
+    """A process that holds something in a tree, ready when this returns, and ended by the end of its stdin."""
+    argv = [sys.executable, "-c", _HOLD, kind, str(path)]
+    if kind == "exe":
+        argv = [str(path / "cat")]
+    if in_namespace:
+        argv = ["unshare", "--mount", *argv]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if kind == "exe":
+        process.stdin.write(b"ready\n")
+        process.stdin.flush()
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_namespace"),
+    [("fd", False), ("cwd", False), ("root", False), ("map", False), ("exe", False), ("fd", True), ("cwd", True)],
+)
+def test_holder_is_found_before_and_after_a_swap(
+    volume: Path, kind: str, in_namespace: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_tree(volume / "job", TREE)
+    subprocess.run(["cp", "/bin/cat", job], check=True)
+    process = holder_of(kind, job, in_namespace=in_namespace)
+    with process:
+        assert run(["holders", "--json", str(job)]) == 0
+        before = json.loads(capsys.readouterr().out)["holders"]
+        swapped = swap(job)
+        assert command(volume, "holders", "--json", swapped.id) == 0
+        after = json.loads(capsys.readouterr().out)["holders"]
+        assert run(["holders", "--json", str(job)]) == 0
+        assert json.loads(capsys.readouterr().out)["holders"] == []
+    assert {(holder["pid"], holder["kind"]) for holder in before} >= {(process.pid, kind)}
+    assert {*map(str, after)} == {*map(str, before)}

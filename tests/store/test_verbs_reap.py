@@ -1,0 +1,270 @@
+"""What lets go of an orphan: its retention, reap, and what a killed reap leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.core.errors import Busy, Incomplete
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.libc import ioctl
+from fusefs.reaper.remover import DEPTH_LIMIT
+from fusefs.store.claim import claim
+from fusefs.store.container import Held
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from tests.support.store import (
+    Before,
+    DyingAt,
+    die,
+    entries,
+    in_child,
+    own,
+    reap_now,
+    recover_all,
+    remove,
+    restore,
+    swap,
+    tmpfs_store,
+    tree_of,
+)
+from tests.support.tree import Dir, Spec, deep_chain, make_tree
+from tests.support.users import as_user
+
+pytestmark = pytest.mark.needs("root")
+
+OTHER = 12001
+TREE: Spec = {"a": "1", "sub": {"b": "2", "c": "3"}}
+EXPIRED = Options(retention_s=0)
+_SETFLAGS, _IMMUTABLE = 0x40086602, 0x10
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A tmpfs with a store; in the end the checker has nothing to say."""
+    with tmpfs_store() as path:
+        yield path
+
+
+def orphan_in(volume: Path, name: str = "job", options: Options | None = None, spec: Spec = TREE) -> Swapped:
+    return swap(make_tree(volume / name, spec), options=options or Options())
+
+
+def orphan_of(uid: int, volume: Path, options: Options) -> Swapped:
+    """A user's orphan, swapped by that user."""
+    make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
+    return as_user(uid, partial(swap, volume / f"home-{uid}/job", None, options))
+
+
+def command(volume: Path, verb: str, *arguments: str) -> int:
+    return run([verb, *arguments, "--volume", str(volume)])
+
+
+def ids(volume: Path) -> set[str]:
+    return {entry.id for entry in entries(volume)}
+
+
+def set_immutable(path: Path, flags: int) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        ioctl(fd, _SETFLAGS, bytearray(flags.to_bytes(8, "little")))
+    finally:
+        os.close(fd)
+
+
+# Retention, by I11
+
+
+def test_nothing_is_reaped_before_its_retention(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    swapped = orphan_in(volume)
+    assert command(volume, "reap") == 0
+    assert command(volume, "reap", "--all") == 0
+    assert command(volume, "reap", swapped.id) == Incomplete.exit_code
+    assert "--now" in capsys.readouterr().err
+    assert (tree_of(swapped) / "sub/b").read_text() == "2"
+
+
+def test_pinned_orphan_never_expires(volume: Path) -> None:
+    swapped = orphan_in(volume, options=Options(retention_s=None))
+    assert command(volume, "reap", "--all") == 0
+    assert ids(volume) == {swapped.id}
+
+
+def test_reap_without_a_name_takes_what_has_expired_and_nothing_else(volume: Path) -> None:
+    expired, kept = orphan_in(volume, "x", EXPIRED), orphan_in(volume, "y")
+    assert command(volume, "reap") == 0
+    assert ids(volume) == {kept.id}
+    assert not tree_of(expired).parent.exists()
+
+
+def test_reap_of_a_name_takes_that_one_alone(volume: Path) -> None:
+    first, second = orphan_in(volume, "x", EXPIRED), orphan_in(volume, "y", EXPIRED)
+    assert command(volume, "reap", first.id) == 0
+    assert ids(volume) == {second.id}
+
+
+def test_now_ignores_retention(volume: Path) -> None:
+    swapped = orphan_in(volume, options=Options(retention_s=None))
+    assert command(volume, "reap", "--now", swapped.id) == 0
+    assert ids(volume) == set()
+
+
+def test_all_is_all_of_the_callers_own(volume: Path) -> None:
+    orphan_in(volume, "x")
+    theirs = orphan_of(OTHER, volume, Options())
+    assert command(volume, "reap", "--all", "--now") == 0
+    assert ids(volume) == {theirs.id}
+
+
+def test_reap_by_root_takes_the_expired_ones_of_everybody(volume: Path) -> None:
+    orphan_of(OTHER, volume, EXPIRED)
+    assert command(volume, "reap") == 0
+    assert ids(volume) == set()
+
+
+def test_user_reaps_only_his_own(volume: Path) -> None:
+    ours = orphan_in(volume, "x", EXPIRED)
+    orphan_of(OTHER, volume, EXPIRED)
+    assert as_user(OTHER, partial(command, volume, "reap")) == 0
+    assert ids(volume) == {ours.id}
+
+
+# Reap
+
+
+def test_reap_removes_all_kinds_of_things_and_counts_them(volume: Path) -> None:
+    job = make_tree(volume / "job", {"dir": {"f": "1"}, "closed": Dir({"f": "1"}, mode=0)})
+    os.mkfifo(job / "fifo")
+    (job / "link").symlink_to(make_tree(volume / "spared", {"x": "y"}))
+    reaped = reap_now(volume, swap(job).id)
+    assert (reaped.lost, reaped.report.removed, reaped.report.failures) == (None, 7, ())
+    assert (volume / "spared/x").read_text() == "y"
+    assert ids(volume) == set()
+
+
+def test_files_are_reaped_too(volume: Path) -> None:
+    (volume / "file").write_text("x")
+    reap_now(volume, remove(volume / "file").id)
+    assert ids(volume) == set()
+
+
+def test_what_can_not_be_removed_goes_to_quarantine_with_its_errno_and_the_queue_goes_on(
+    volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stuck, other = orphan_in(volume, "x", EXPIRED), orphan_in(volume, "y", EXPIRED)
+    set_immutable(tree_of(stuck) / "sub", _IMMUTABLE)
+    assert command(volume, "reap") == Incomplete.exit_code
+    assert os.strerror(errno.EPERM) in capsys.readouterr().out
+    (entry,) = entries(volume)
+    assert (entry.id, entry.state, entry.n_failed > 0) == (stuck.id, State.QUARANTINE, True)
+    assert not tree_of(other).parent.exists()
+    left = Path(os.fsdecode(entry.path)) / "tree"
+    assert os.listdir(left) == ["sub"]
+    set_immutable(left / "sub", 0)
+
+
+def test_quarantine_is_tried_again_when_it_is_named(volume: Path) -> None:
+    stuck = orphan_in(volume)
+    set_immutable(tree_of(stuck) / "sub", _IMMUTABLE)
+    reap_now(volume, stuck.id)
+    (entry,) = entries(volume)
+    set_immutable(Path(os.fsdecode(entry.path)) / "tree/sub", 0)
+    reap_now(volume, stuck.id)
+    assert ids(volume) == set()
+
+
+def test_failures_with_the_longest_paths_still_fit_into_the_record(volume: Path) -> None:
+    chain = deep_chain(volume / "job", DEPTH_LIMIT - 4, name=b"\xff" * 250)
+    stuck = swap(chain)
+    fd = os.open(tree_of(stuck), os.O_PATH)
+    for _ in range(DEPTH_LIMIT - 4):
+        fd = os.open(b"\xff" * 250, os.O_PATH, dir_fd=fd)
+    link = Path(f"/proc/self/fd/{fd}/leaf")
+    set_immutable(link, _IMMUTABLE)
+    assert reap_now(volume, stuck.id).report.n_failed
+    assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
+    set_immutable(link, 0)
+    os.closerange(fd - DEPTH_LIMIT + 4, fd + 1)
+
+
+def test_killed_reap_is_finished_by_the_next(volume: Path) -> None:
+    swapped = orphan_in(volume, options=EXPIRED)
+    assert in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die)))) == DyingAt.EXIT_CODE
+    assert [entry.state for entry in entries(volume)] == [State.REAPING]
+    assert command(volume, "reap") == 0
+    assert ids(volume) == set()
+
+
+def test_restore_of_what_was_half_reaped_returns_what_is_left_and_says_so(volume: Path) -> None:
+    swapped = orphan_in(volume)
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die))))
+    restored = restore(volume, swapped.id)
+    assert restored.partial
+    assert os.listdir(volume / "job") == ["sub"]
+    assert ids(volume) == set()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "renameat2"])
+def test_restore_killed_on_its_way_from_a_reap_knows_that_the_tree_is_not_whole(volume: Path, call: str) -> None:
+    swapped = orphan_in(volume)
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die))))
+    killed = in_child(partial(restore, volume, swapped.id, Kernel(Before(call, die))))
+    assert killed == DyingAt.EXIT_CODE
+    recover_all(volume)
+    assert restore(volume, swapped.id, to=volume / "elsewhere").partial
+
+
+def test_restore_loses_to_a_claim(volume: Path) -> None:
+    swapped = orphan_in(volume)
+    with own(volume) as folder:
+        held = claim(folder, State.ORPHANS, swapped.id, State.REAPING)
+        assert isinstance(held, Held)
+        with held:
+            with pytest.raises(Busy):
+                restore(volume, swapped.id)
+            assert reap_now(volume, swapped.id).lost == "busy"
+    reap_now(volume, swapped.id)
+
+
+def test_deep_chain_is_reaped_with_few_fds(volume: Path) -> None:
+    swapped = swap(deep_chain(volume / "job", 1500))
+    most = 0
+
+    def look(_call: str) -> None:
+        nonlocal most
+        if _call == "rmdir":
+            most = max(most, len(os.listdir("/proc/self/fd")))
+
+    before = len(os.listdir("/proc/self/fd"))
+    reaped = reap_now(volume, swapped.id, Kernel(look))
+    assert reaped.report.n_failed == 0
+    assert most - before < DEPTH_LIMIT + 32
+    assert ids(volume) == set()
+
+
+def test_nothing_that_was_moved_up_by_a_killed_reap_is_lost_by_a_restore(volume: Path) -> None:
+    swapped = swap(deep_chain(volume / "job", 3 * DEPTH_LIMIT))
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die))))
+    restored = restore(volume, swapped.id)
+    assert restored.partial
+    assert any("structure" in warning for warning in restored.warnings)
+    (kept,) = entries(volume)
+    assert kept.expires_ns is None
+    found = subprocess.run(["find", os.fsdecode(kept.path) + "/tree", "-name", "leaf"], capture_output=True, check=True)
+    assert found.stdout.count(b"leaf\n") == 1
+
+
+def test_reap_goes_on_although_somebody_holds_it(volume: Path) -> None:
+    job = make_tree(volume / "job", TREE)
+    with (job / "a").open() as held:
+        reap_now(volume, swap(job).id)
+        assert held.read() == "1"
+    assert ids(volume) == set()

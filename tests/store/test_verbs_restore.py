@@ -1,0 +1,188 @@
+"""Restore: the tree back at its name, elsewhere or in part, and nobody's thing replaced by it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import NotADirectory, NotFound, Occupied, UsageError
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from tests.support.store import (
+    Before,
+    calls_of,
+    entries,
+    remove,
+    restore,
+    swap,
+    tmpfs_store,
+    tree_of,
+)
+from tests.support.tree import Dir, Spec, Symlink, make_tree, snapshot
+
+pytestmark = pytest.mark.needs("root")
+
+OTHER = 12001
+TREE: Spec = {"a": "1", "sub": {"b": "2", "link": Symlink("../a")}}
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A tmpfs with a store; in the end the checker has nothing to say."""
+    with tmpfs_store() as path:
+        yield path
+
+
+def victim_in(volume: Path, name: str = "job") -> Path:
+    return make_tree(volume / name, TREE)
+
+
+def test_restore_exchanges_the_tree_back_and_drops_the_fresh_directory(volume: Path) -> None:
+    job = victim_in(volume)
+    before, ino = snapshot(job), job.stat().st_ino
+    swapped = swap(job)
+    calls = calls_of(lambda kernel: restore(volume, swapped.id, kernel))
+    assert "exchange" in calls
+    assert (snapshot(job), job.stat().st_ino) == (before, ino)
+    assert entries(volume) == []
+
+
+def test_restore_to_a_free_name_renames(volume: Path) -> None:
+    job = victim_in(volume)
+    before = snapshot(job)
+    swapped = swap(job)
+    job.rmdir()
+    restore(volume, swapped.id)
+    assert snapshot(job) == before
+
+
+def test_what_was_written_into_the_fresh_directory_becomes_a_pinned_orphan(volume: Path) -> None:
+    job = victim_in(volume)
+    swapped = swap(job)
+    (job / "new").write_text("late")
+    restored = restore(volume, swapped.id)
+    (kept,) = entries(volume)
+    assert (kept.id, kept.expires_ns, kept.origin) == (restored.rescued, None, bytes(job))
+    assert swapped.id in kept.note
+    assert (Path(os.fsdecode(kept.path)) / "tree/new").read_text() == "late"
+    assert (job / "a").read_text() == "1"
+
+
+def test_restore_gives_the_name_back_to_anything_else_and_hints_at_to(volume: Path) -> None:
+    job = victim_in(volume)
+    swapped = swap(job)
+    job.rmdir()
+    make_tree(job, {"strange": "x"})
+    with pytest.raises(Occupied) as caught:
+        restore(volume, swapped.id)
+    assert "--to" in caught.value.hint
+    assert os.listdir(job) == ["strange"]
+    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
+
+
+def test_empty_directory_of_somebody_else_does_not_make_way(volume: Path) -> None:
+    job = victim_in(volume)
+    swapped = swap(job)
+    job.rename(volume / "elsewhere")
+    job.mkdir()
+    with pytest.raises(Occupied):
+        restore(volume, swapped.id)
+
+
+def test_what_takes_the_name_during_a_restore_keeps_it(volume: Path) -> None:
+    job = victim_in(volume)
+    swapped = swap(job)
+
+    def take_the_name() -> None:
+        job.rmdir()
+        make_tree(job, {"strange": "x"})
+
+    with pytest.raises(Occupied):
+        restore(volume, swapped.id, Kernel(Before("exchange", take_the_name)))
+    assert os.listdir(job) == ["strange"]
+    assert sorted(os.listdir(tree_of(swapped))) == ["a", "sub"]
+
+
+def test_restore_to_another_place_leaves_the_fresh_directory(volume: Path) -> None:
+    job = victim_in(volume)
+    swapped = swap(job)
+    restored = restore(volume, swapped.id, to=volume / "other")
+    assert (volume / "other/sub/b").read_text() == "2"
+    assert os.listdir(job) == []
+    assert restored.path == bytes(volume / "other")
+
+
+@pytest.mark.parametrize("there", [{}, {"x": "y"}])
+def test_restore_to_a_name_that_is_taken_is_refused(volume: Path, there: dict[str, str]) -> None:
+    swapped = swap(victim_in(volume))
+    make_tree(volume / "other", there)
+    with pytest.raises(Occupied):
+        restore(volume, swapped.id, to=volume / "other")
+    assert sorted(os.listdir(tree_of(swapped))) == ["a", "sub"]
+
+
+def test_restore_into_a_directory_that_is_gone_asks_for_to(volume: Path) -> None:
+    (volume / "up").mkdir()
+    swapped = swap(victim_in(volume, "up/job"))
+    (volume / "up/job").rmdir()
+    (volume / "up").rmdir()
+    with pytest.raises(NotFound) as caught:
+        restore(volume, swapped.id)
+    assert "--to" in caught.value.hint
+    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
+
+
+@pytest.mark.parametrize("inside", ["a", "sub/b", "sub"])
+def test_part_comes_back_alone_and_the_rest_stays_an_orphan(volume: Path, inside: str) -> None:
+    job = victim_in(volume)
+    swapped = swap(job)
+    restore(volume, swapped.id, inside=inside.encode())
+    assert (job / inside).exists()
+    assert not (tree_of(swapped) / inside).exists()
+    assert [entry.id for entry in entries(volume)] == [swapped.id]
+
+
+def test_directories_on_the_way_to_a_part_are_made_like_the_trees_own(volume: Path) -> None:
+    job = make_tree(volume / "job", {"sub": Dir({"deep": Dir({"f": "x"}, mode=0o711)}, 0o750, (OTHER, OTHER))})
+    swapped = swap(job)
+    restore(volume, swapped.id, inside=b"sub/deep/f")
+    made = [(job / path).stat() for path in ("sub", "sub/deep")]
+    assert [(st.st_mode & 0o7777, st.st_uid) for st in made] == [(0o750, OTHER), (0o711, 0)]
+
+
+def test_part_never_replaces_what_has_its_name(volume: Path) -> None:
+    job = victim_in(volume)
+    swapped = swap(job)
+    (job / "a").write_text("new")
+    with pytest.raises(Occupied):
+        restore(volume, swapped.id, inside=b"a")
+    assert ((job / "a").read_text(), (tree_of(swapped) / "a").read_text()) == ("new", "1")
+
+
+def test_part_goes_where_to_says(volume: Path) -> None:
+    swapped = swap(victim_in(volume))
+    restore(volume, swapped.id, inside=b"sub/b", to=volume / "b")
+    assert (volume / "b").read_text() == "2"
+
+
+@pytest.mark.parametrize(
+    ("inside", "error"),
+    [(b"absent", NotFound), (b"a/x", NotADirectory), (b"../x", UsageError), (b"/a", UsageError), (b"", UsageError)],
+)
+def test_part_that_is_not_there_or_climbs_is_refused(volume: Path, inside: bytes, error: type[Exception]) -> None:
+    swapped = swap(victim_in(volume))
+    with pytest.raises(error):
+        restore(volume, swapped.id, inside=inside)
+    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
+
+
+def test_id_may_be_cut_short_as_long_as_it_is_unique(volume: Path) -> None:
+    first, second = swap(victim_in(volume)), remove(victim_in(volume, "other"))
+    with pytest.raises(UsageError, match="could be"):
+        restore(volume, "20")
+    restore(volume, second.id[-12:])
+    restore(volume, first.id[:30])
+    assert entries(volume) == []

@@ -1,0 +1,49 @@
+"""`trashd` as people run it: the real console script, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TRASHD = str(Path(sys.executable).with_name("trashd"))
+
+
+class Done(NamedTuple):
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    def objects(self) -> list[dict[str, Any]]:
+        """The JSON objects of its output, one from each line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"", **variables: str) -> Done:
+    """Run `trashd WORDS`, with some environment variables added."""
+    done = subprocess.run(
+        [TRASHD, *words], cwd=cwd, input=stdin, capture_output=True, env=environment(variables), check=False
+    )
+    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+
+
+def environment(added: Mapping[str, str]) -> dict[str, str]:
+    """The same words on every machine: 80 columns, UTF-8, no colours."""
+    return {**os.environ, "COLUMNS": "80", "LC_ALL": "C.UTF-8", "NO_COLOR": "1", **added}
+
+
+def done_well(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"") -> Done:
+    """The same for a command that has to succeed."""
+    done = trashd(*words, cwd=cwd, stdin=stdin)
+    assert done.code == 0, done
+    return done
+
+
+def swapped(victim: Path, *options: str) -> dict[str, Any]:
+    """What `trashd swap --json` says of one directory."""
+    (told,) = done_well("swap", "--json", *options, victim).objects()
+    return told

@@ -1,0 +1,84 @@
+"""Mount tables: which mount a path is on, and what is mounted inside a directory, however it is seen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.linux.mountinfo import Mount, Place, below, find_place, is_inside, mounts_inside, place_of, read_mounts
+
+ABSOLUTE = st.lists(st.sampled_from([b"a", b"ab", b"b"]), max_size=4).map(lambda names: b"/" + b"/".join(names))
+
+
+def mount(number: int, parent: int, point: bytes, device: bytes = b"8:1", root: bytes = b"/") -> Mount:
+    return Mount(number, parent, device, root, point, b"ext4", b"/dev/x", b"rw")
+
+
+ROOT = mount(1, 0, b"/")
+
+
+@given(ABSOLUTE, ABSOLUTE)
+def test_inside_goes_by_whole_components(path: bytes, directory: bytes) -> None:
+    names, outer = (list(filter(None, p.split(b"/"))) for p in (path, directory))
+    assert is_inside(path, directory) == (names[: len(outer)] == outer)
+
+
+@given(ABSOLUTE, ABSOLUTE)
+def test_path_below_joins_back(path: bytes, directory: bytes) -> None:
+    if is_inside(path, directory):
+        rest = below(path, directory)
+        assert path == directory if not rest else path == directory.rstrip(b"/") + b"/" + rest
+
+
+def test_place_is_the_one_of_the_longest_mount_point() -> None:
+    table = [ROOT, mount(2, 1, b"/a", b"8:2"), mount(3, 1, b"/ab", b"8:3")]
+    assert find_place(b"/a/x", table) == Place(b"8:2", b"/x")
+    assert find_place(b"/abc", table) == Place(b"8:1", b"/abc")
+
+
+def test_latest_mount_on_a_point_is_the_visible_one() -> None:
+    table = [ROOT, mount(2, 1, b"/a", b"8:2"), mount(3, 2, b"/a", b"8:3")]
+    assert find_place(b"/a", table) == Place(b"8:3", b"/")
+
+
+def test_place_in_a_bind_mount_is_the_one_of_its_source() -> None:
+    assert place_of(b"/b/x", mount(2, 1, b"/b", root=b"/a")) == Place(b"8:1", b"/a/x")
+
+
+def test_nothing_is_mounted_inside_a_plain_directory() -> None:
+    assert list(mounts_inside(Place(b"8:1", b"/a"), [ROOT, mount(2, 1, b"/ab", b"8:2")])) == []
+
+
+def test_mount_inside_is_found() -> None:
+    inner = mount(2, 1, b"/a/deep/m", b"8:2")
+    assert list(mounts_inside(Place(b"8:1", b"/a"), [ROOT, inner])) == [inner]
+
+
+def test_directory_itself_a_mount_point_counts_as_inside() -> None:
+    point = mount(2, 1, b"/a", b"8:2")
+    assert list(mounts_inside(Place(b"8:1", b"/a"), [ROOT, point])) == [point]
+
+
+def test_mount_inside_is_found_under_the_path_of_a_bind_mount() -> None:
+    bound = mount(2, 1, b"/elsewhere", root=b"/a")
+    inner = mount(3, 2, b"/elsewhere/m", b"8:2")
+    assert inner in list(mounts_inside(Place(b"8:1", b"/a"), [ROOT, bound, inner]))
+
+
+def test_mount_on_another_filesystem_of_the_same_path_is_not_inside() -> None:
+    other = [ROOT, mount(2, 1, b"/o", b"8:2"), mount(3, 2, b"/o/a/m", b"8:3")]
+    assert list(mounts_inside(Place(b"8:1", b"/a"), other)) == []
+
+
+@pytest.mark.parametrize("optional", [b"", b"shared:7 ", b"shared:7 master:3 unbindable "])
+def test_line_is_read_with_any_number_of_optional_fields(optional: bytes) -> None:
+    from fusefs.linux import mountinfo
+
+    line = b"36 35 98:0 /mnt1 /mnt\\0402\\012x rw,noatime " + optional + b"- ext4 /dev/root\\040y rw,errors=continue\n"
+    wanted = Mount(36, 35, b"98:0", b"/mnt1", b"/mnt 2\nx", b"ext4", b"/dev/root y", b"rw,noatime")
+    assert mountinfo._mount(line) == wanted
+
+
+def test_own_table_has_a_root() -> None:
+    assert any(one.point == b"/" for one in read_mounts())

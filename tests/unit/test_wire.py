@@ -1,0 +1,165 @@
+"""Records read back: what was written, or a BadRecord, whatever bytes a user put there."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fusefs.core.durations import DURATION_MAX_S
+from fusefs.core.errors import BadRecord
+from fusefs.core.identity import Identity
+from fusefs.core.names import ContainerId, RelPath, VolumeId, make_id
+from fusefs.core.record import RECORD_MAX_BYTES, Method, Record, encode
+from fusefs.core.report import Failure
+from fusefs.core.wire import decode
+from tests.unit.test_lifecycle import record_of
+
+SAMPLE = Path(__file__).parent / "samples/record-1.json"
+NAME = st.binary(min_size=1, max_size=40).filter(lambda n: b"/" not in n and b"\0" not in n and n not in (b".", b".."))
+PATH = st.lists(NAME, min_size=1, max_size=4).map(lambda names: RelPath(b"/".join(names)))
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+IDENTITY = st.none() | st.builds(Identity, TEXT, st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+KNOWN = {"format", *Record._fields} - {"unknown"}
+UNKNOWN = st.dictionaries((TEXT | st.just("unknown")).filter(lambda key: key not in KNOWN), JSON, max_size=3)
+RECORD = st.builds(
+    Record,
+    id=st.builds(make_id, st.just("20261121T032253"), st.integers(0, 999), NAME, st.binary(min_size=6, max_size=6)),
+    volume=st.binary(min_size=16, max_size=16).map(lambda raw: VolumeId(raw.hex())),
+    method=st.sampled_from(Method),
+    origin=st.none() | PATH,
+    parent=IDENTITY,
+    fresh=IDENTITY,
+    victim=IDENTITY,
+    host=TEXT,
+    boot=TEXT,
+    created_ns=st.integers(0, 2**63 - 1),
+    retention_s=st.none() | st.integers(0, DURATION_MAX_S),
+    note=TEXT,
+    lent_mode=st.none() | st.integers(0, 0o7777),
+    lent_fresh=st.none() | st.integers(0, 0o7777),
+    partial=st.booleans(),
+    failures=st.lists(st.builds(Failure, st.binary(max_size=20), st.integers(1, 133), TEXT), max_size=3).map(tuple),
+    unknown=UNKNOWN.map(lambda fields: tuple(fields.items())),
+)
+FIELDS: dict[str, Any] = json.loads(encode(record_of()))
+
+
+def changed(**fields: Any) -> bytes:
+    return json.dumps({**FIELDS, **fields}).encode()
+
+
+@given(RECORD)
+@example(record_of()._replace(unknown=(("unknown", 1),)))
+def test_record_comes_back_as_it_was_written(record: Record) -> None:
+    assert decode(encode(record)) == record
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"null")
+@example(b"[]")
+@example(b"\xff\xfe{\0}\0")
+@example(b"[" * 60_000)
+@example(b'{"format": 1, "deep": ' + b"[" * 30_000 + b"]" * 30_000 + b"}")
+@example(b'{"format": ' + b"9" * 5000 + b"}")
+@example(b'{"format": 1, "huge": ' + b"9" * 5000 + b"}")
+@example(b'{"format": NaN}')
+@example(b" " * (RECORD_MAX_BYTES + 1))
+def test_decoding_any_bytes_raises_nothing_but_bad_record(text: bytes) -> None:
+    with pytest.raises(BadRecord):
+        decode(text)
+
+
+@given(st.sampled_from(sorted(FIELDS)), JSON)
+@example("note", "\ud800")
+@example("origin", "%FF/%zz")
+@example("created_ns", 10**400)
+@example("retention_s", -1)
+@example("victim", {"handle": "", "ino": 10**30, "btime_ns": 0})
+@example("lent_mode", 0o10000)
+def test_decoding_any_value_in_any_field_raises_nothing_but_bad_record(key: str, value: Any) -> None:
+    try:
+        record = decode(changed(**{key: value}))
+    except BadRecord:
+        return
+    assert decode(encode(record)) == record
+
+
+@given(st.data())
+def test_decoding_a_cut_or_scratched_record_raises_nothing_but_bad_record(data: st.DataObject) -> None:
+    text = bytearray(encode(record_of()))
+    at = data.draw(st.integers(0, len(text) - 1))
+    if data.draw(st.booleans()):
+        del text[at:]
+    else:
+        text[at] = data.draw(st.integers(0, 255))
+    with suppress(BadRecord):
+        decode(bytes(text))
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_number_that_can_not_be_written_back_is_refused(number: str) -> None:
+    text = encode(record_of()).rstrip(b"}\n") + f',"later": {number}}}'.encode()
+    with pytest.raises(BadRecord):
+        decode(text)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/etc", "..", "a/../b", "a//b", "./a", "a/", "%00", "a%2Fb", "%2e"])
+def test_origin_that_climbs_or_is_not_plain_is_refused(path: str) -> None:
+    with pytest.raises(BadRecord):
+        decode(changed(origin=path))
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, 10**18])
+def test_record_of_another_format_is_refused_with_a_hint(version: int) -> None:
+    with pytest.raises(BadRecord, match="format") as caught:
+        decode(changed(format=version))
+    assert "newer" in caught.value.hint
+
+
+@pytest.mark.parametrize("key", ["id", "volume"])
+def test_record_whose_ids_have_no_form_is_refused(key: str) -> None:
+    with pytest.raises(BadRecord):
+        decode(changed(**{key: "../../etc"}))
+
+
+def test_key_of_a_later_version_is_kept_when_the_record_is_written_again() -> None:
+    record = decode(changed(later={"a": [1, "ä", None]}))
+    again = decode(encode(record._replace(partial=True)))
+    assert dict(again.unknown) == {"later": {"a": [1, "ä", None]}}
+
+
+def test_stored_sample_of_format_1_is_read() -> None:
+    assert decode(SAMPLE.read_bytes()) == Record(
+        id=ContainerId("20261121T032253.555Z-job_1-2fe7e4cb8ba8"),
+        volume=VolumeId("5d7c8f1e0a9b4c3d8e2f6a7b1c0d9e8f"),
+        method=Method.EXCHANGE,
+        origin=RelPath(b"scratch/job \xff\n1"),
+        parent=Identity("1:0200000048a1bc11", 2, 1_700_000_000_000_000_000),
+        fresh=Identity("1:0f00000048a1bc15", 15, 1_800_000_000_000_000_001),
+        victim=Identity("1:0c00000048a1bc12", 12, 1_700_000_000_000_000_002),
+        host="4c4c4544004d3010804bb9c04f313233",
+        boot="7a9b0c6e-52f4-4c1f-9d51-2f3b7f0d6e11",
+        created_ns=1_795_231_373_555_000_000,
+        retention_s=259_200,
+        note="before the upgrade",
+        lent_mode=0o555,
+        partial=True,
+        failures=(Failure(b"tree/fixed", 1, "unlink"),),
+        unknown=(("later", [1, 2]),),
+    )
+
+
+def test_stored_sample_of_format_1_is_what_is_written_today() -> None:
+    assert encode(decode(SAMPLE.read_bytes())) == SAMPLE.read_bytes()
