@@ -43,6 +43,7 @@ class Record(NamedTuple):
     lent_mode    permission bits that the victim had before its owner lent himself more for the rename; None
                  if nothing was lent. Set before the loan, so that recovery can take it back.
     lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then
+    target       where a restore takes a tree that has a loan, if not to its origin: relative like that
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine
     unknown      keys of a later minor version: kept, never understood
@@ -62,6 +63,7 @@ class Record(NamedTuple):
     note: str = ""
     lent_mode: int | None = None
     lent_fresh: int | None = None
+    target: RelPath | None = None
     partial: bool = False
     failures: tuple[Failure, ...] = ()
     unknown: tuple[tuple[str, Any], ...] = ()
@@ -80,7 +82,8 @@ def encode(record: Record) -> bytes:
     del fields["unknown"]
     fields |= dict(record.unknown)
     fields["method"] = record.method.value
-    fields["origin"] = None if record.origin is None else quote(record.origin)
+    for key in ("origin", "target"):
+        fields[key] = None if fields[key] is None else quote(fields[key])
     for key in ("parent", "fresh", "victim"):
         identity: Identity | None = fields[key]
         fields[key] = identity and identity._asdict()

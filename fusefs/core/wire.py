@@ -46,6 +46,7 @@ class _Record(msgspec.Struct):
     note: Annotated[str, msgspec.Meta(max_length=NOTE_MAX_CHARS)] = ""
     lent_mode: _Mode | None = None
     lent_fresh: _Mode | None = None
+    target: str | None = None
     partial: bool = False
     failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
 
@@ -82,7 +83,7 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         id=ContainerId(wire.id),
         volume=VolumeId(wire.volume),
         method=wire.method,
-        origin=None if wire.origin is None else _path(wire.origin),
+        origin=_path(wire.origin),
         parent=_identity(wire.parent),
         fresh=_identity(wire.fresh),
         victim=_identity(wire.victim),
@@ -93,14 +94,15 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         note=wire.note,
         lent_mode=wire.lent_mode,
         lent_fresh=wire.lent_fresh,
+        target=_path(wire.target),
         partial=wire.partial,
         failures=tuple(Failure(unquote(f.name), f.errno, f.call) for f in wire.failures),
         unknown=tuple((key, value) for key, value in raw.items() if key not in known),
     )
 
 
-def _path(text: str) -> RelPath:
-    return join(*split(unquote(text)))
+def _path(text: str | None) -> RelPath | None:
+    return None if text is None else join(*split(unquote(text)))
 
 
 def _identity(wire: _Identity | None) -> Identity | None:

@@ -124,13 +124,14 @@ def _may_be_alive(held: Held) -> bool:
 class Origin:
     """The directory and name that a tree came from, if they can still be reached beneath the store's base."""
 
-    def __init__(self, held: Held) -> None:
-        """held: its record names the origin; users write records, so the way there goes through no link."""
+    def __init__(self, held: Held, path: RelPath | None = None) -> None:
+        """path: another one than the record's origin. Users write records, so the way there goes through no link."""
         self._kernel = held.folder.store.kernel
         self.parent_fd: Fd | None = None
         self.name = Name(b"")
-        if held.record.origin is not None:
-            *parents, self.name = split(held.record.origin)
+        path = path or held.record.origin
+        if path is not None:
+            *parents, self.name = split(path)
             try:
                 self.parent_fd = self._kernel.open_beneath(
                     held.folder.store.base_fd,
@@ -243,7 +244,8 @@ def settle_restoring(held: Held, origin: Origin) -> str:
             retire_restored(held)
             return "put back at its name"
         case RestoringAction.RETIRE:
-            origin.take_back(record.lent_mode, record.victim)
+            with Origin(held, record.target) as reached:
+                reached.take_back(record.lent_mode, record.victim)
             retire_restored(held)
             return "it was back at its name: finished"
         case RestoringAction.GIVE_BACK:

@@ -7,7 +7,7 @@ import stat
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-from fusefs.core.errors import Busy, NotFound, Occupied, TrashdError
+from fusefs.core.errors import Busy, NotFound, NotPermitted, Occupied, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
@@ -46,14 +46,19 @@ class Destination(NamedTuple):
 
     visible    who renames there
     path       the same for people
-    makes_way  whether our fresh directory may make way there: it is the name that the tree came from
+    target     path relative to the store's base; None for the origin, where our fresh directory may make way,
+               and for what does not lie below the base
+    at_origin  whether it is the origin
+    by_root    whether root renames for the tree's owner, who then needs no loan
     """
 
     visible: Visible
     path: bytes
     parent_fd: Fd
     name: Name
-    makes_way: bool
+    target: RelPath | None
+    at_origin: bool
+    by_root: bool
 
 
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
@@ -88,7 +93,7 @@ def restore(held: Held, destination: Destination) -> Restored:
     with held:
         try:
             tree = held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
-            held = _with_loan(kernel, held, tree)
+            held = _with_loan(kernel, held, tree, destination)
             held = _put(kernel, held, destination)
         except (OSError, TrashdError):
             settle(held)
@@ -107,11 +112,17 @@ def restore(held: Held, destination: Destination) -> Restored:
     return Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings))
 
 
-def _with_loan(kernel: Kernel, held: Held, tree: Fd) -> Held:
-    """The container with the loan that its tree needs, or with none, in its record; the loan made."""
-    lent = loan(kernel.fstat(tree))
-    if lent != held.record.lent_mode:
-        held = rewrite(held, held.record._replace(lent_mode=lent))
+def _with_loan(kernel: Kernel, held: Held, tree: Fd, destination: Destination) -> Held:
+    """The container with the loan that its tree needs, or with none, in its record; the loan made.
+
+    Raises  NotPermitted if recovery could not find the tree to end the loan
+    """
+    lent = None if destination.by_root else loan(kernel.fstat(tree))
+    if lent is not None and destination.target is None and not destination.at_origin:
+        raise NotPermitted(destination.path, "it is not below the directory that holds the store; go there")
+    record = held.record._replace(lent_mode=lent, target=None if lent is None else destination.target)
+    if record != held.record:
+        held = rewrite(held, record)
     lend(kernel, tree, lent)
     return held
 
@@ -134,7 +145,7 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
         pass
     else:
         return held
-    if not destination.makes_way:
+    if not destination.at_origin:
         raise Occupied(destination.path)
     try:
         fresh = kernel.open_beneath(destination.parent_fd, destination.name)
@@ -225,25 +236,29 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
                 target, new, path = elsewhere.parent_fd, elsewhere.name, elsewhere.path
             else:
                 target, new = stack.enter_context(_way(kernel, held, tree, parents)), name
-            lent = loan(kernel.fstat(thing))
-            lend(kernel, thing, lent)
+            if loan(kernel.fstat(thing)) is not None:
+                # A loan needs a record of it, and a record has room for its tree's alone.
+                raise NotPermitted(path, f"moving it needs write permission on it: chmod u+w {_there(held, inside)}")
             try:
                 kernel.rename_free(source, name, target, new)
             except FileExistsError as error:
                 raise Occupied(path) from error
-            finally:
-                take_back(kernel, thing, lent)
             try:
                 Direct(kernel, target, new).flush()
             except OSError as error:
                 warnings.append(f"{error.strerror} after it was back: a power cut may undo it")
     except FileNotFoundError as error:
-        where = os.path.join(held.folder.path(), held.state.value.encode(), held.name(), TREE)
-        raise NotFound(path, f"its tree is {printable(where)} until it is restored or reaped") from error
+        raise NotFound(path, f"its tree is {_there(held, RelPath(b''))} until it is restored or reaped") from error
     finally:
         settle(held)
         held.owned.close()
     return Restored(held.id, path, None, held.record.partial, tuple(warnings))
+
+
+def _there(held: Held, inside: RelPath) -> str:
+    """Where something of a tree lies while it is an orphan, for people."""
+    folder = os.path.join(held.folder.path(), State.ORPHANS.value.encode(), held.name())
+    return printable(os.path.join(folder, join(TREE, inside)))
 
 
 def _way(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Fd:

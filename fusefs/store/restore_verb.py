@@ -10,6 +10,7 @@ from fusefs.core.errors import NotFound, UsageError, from_os
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below, is_inside
 from fusefs.store.container import Held
 from fusefs.store.find import act_on
 from fusefs.store.layout import UserFolder
@@ -63,7 +64,8 @@ def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Vi
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
         visible = Direct(kernel, origin.parent_fd, origin.name)
         path = os.path.join(folder.store.base_path, held.record.origin or b"")
-        return restore(held, Destination(visible, path, origin.parent_fd, origin.name, makes_way=True))
+        there = Destination(visible, path, origin.parent_fd, origin.name, None, at_origin=True, by_root=False)
+        return restore(held, there)
 
 
 def _origin_of(held: Held) -> Origin:
@@ -83,8 +85,17 @@ def _elsewhere(
     visible: Visible | None,
 ) -> Restored:
     assert visible is not None
+    name = Name(os.path.basename(to.rstrip(b"/")))
+    target = _relative(folder, parent_fd, name)
     held = claim_for_restore(folder, entry.id)
-    destination = Destination(visible, to, parent_fd, Name(os.path.basename(to.rstrip(b"/"))), makes_way=False)
+    by_root = not isinstance(visible, Direct)
+    destination = Destination(visible, to, parent_fd, name, target, at_origin=False, by_root=by_root)
     if inside is not None:
         return restore_inside(held, inside, destination)
     return restore(held, destination)
+
+
+def _relative(folder: UserFolder, parent_fd: Fd, name: Name) -> RelPath | None:
+    """A destination relative to the store's base; None if it does not lie below that."""
+    base, parent = (os.readlink(b"/proc/self/fd/%d" % fd) for fd in (folder.store.base_fd, parent_fd))
+    return join(below(parent, base), name) if is_inside(parent, base) else None

@@ -48,6 +48,7 @@ RECORD = st.builds(
     note=TEXT,
     lent_mode=st.none() | st.integers(0, 0o7777),
     lent_fresh=st.none() | st.integers(0, 0o7777),
+    target=st.none() | PATH,
     partial=st.booleans(),
     failures=st.lists(st.builds(Failure, st.binary(max_size=20), st.integers(1, 133), TEXT), max_size=3).map(tuple),
     unknown=UNKNOWN.map(lambda fields: tuple(fields.items())),
