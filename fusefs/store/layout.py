@@ -35,6 +35,7 @@ FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RES
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
 class Volume(NamedTuple):
@@ -133,28 +134,22 @@ def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store | None:
 
     Raises  Untrusted if it belongs to somebody whom we don't trust: root trusts root, others root and themselves
     """
-    opened: list[Fd] = [base_fd]
-    try:
-        opened.append(kernel.open_beneath(base_fd, STORE, _DIR))
-        owner = _check(kernel, opened[1], base_path)
-        volume = read_volume(kernel, opened[1], base_path)
-        opened.append(kernel.open_beneath(opened[1], USERS, _DIR))
-        _check(kernel, opened[2], base_path, sticky=True)
-        store = Store(kernel, base_fd, base_path, opened[1], opened[2], volume, owner)
-    except BaseException as error:
-        for fd in opened:
-            fd.close()
-        if isinstance(error, OSError) and error.errno in (
-            errno.ENOENT,
-            errno.ENOTDIR,
-            errno.EACCES,
-            errno.ELOOP,
-        ):
-            return None
-        if isinstance(error, OSError) and error.errno == errno.EXDEV:
-            raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE)) from error
-        raise
-    return store
+    with ExitStack() as owned:
+        owned.enter_context(base_fd)
+        try:
+            fd = owned.enter_context(kernel.open_beneath(base_fd, STORE, _DIR))
+            owner = _check(kernel, fd, base_path)
+            volume = read_volume(kernel, fd, base_path)
+            u_fd = owned.enter_context(kernel.open_beneath(fd, USERS, _DIR))
+            _check(kernel, u_fd, base_path, sticky=True)
+        except OSError as error:
+            if error.errno in _NO_STORE:
+                return None
+            if error.errno == errno.EXDEV:
+                raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE)) from error
+            raise
+        owned.pop_all()
+        return Store(kernel, base_fd, base_path, fd, u_fd, volume, owner)
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
