@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from fusefs.core.errors import TrashdError
+from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.kernel import Gate, Kernel
+from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
 from fusefs.store.stage import Options
 from tests.support.logdisk import LoggedVolume
 from tests.support.store import entries, init, problems, reap_now, recover_all, remove, restore, swap
@@ -28,7 +30,21 @@ USER = 4711
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
 STORE_DURABLE = "store durable"
 CHANGES = frozenset(
-    "create tmpfile mkdir rmdir unlink rename renameat2 exchange link write fallocate fsync chmod".split()
+    [
+        "create",
+        "tmpfile",
+        "mkdir",
+        "rmdir",
+        "unlink",
+        "rename",
+        "renameat2",
+        "exchange",
+        "link",
+        "write",
+        "fallocate",
+        "fsync",
+        "chmod",
+    ]
 )
 """Calls before which a background flush makes a difference: between two that only look it makes none."""
 
@@ -71,6 +87,7 @@ _LOOKS = {
     Shape.HALF: Look("fresh", _ABSENT, (("reaping",), ("half",))),
     Shape.HALF_HOME: Look("half", _ABSENT, ((),)),
 }
+_ORPHANS = ".trashd/u/*/orphans/*"
 _KINDS = {
     (): "fresh",
     ("f0", "f1", "part"): "tree",
@@ -117,7 +134,7 @@ class Meddler:
     def __call__(self, call: str) -> None:
         if call == "mkdir" and self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if call == "exchange" and self.is_boundary:
+        if call in ("exchange", "rename") and self.is_boundary:
             self.is_boundary = False
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         if call in CHANGES:
@@ -358,6 +375,15 @@ def user_round(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.HOME)
 
 
+def lower_store_rm_round(cut: Cut, k: int) -> None:
+    """A removal by a plain rename, which no filesystem hurries to the disk as it does an exchange."""
+    cut.begin(k)
+    cut.may(k, Shape.REMOVED)
+    cut.meddler.is_boundary = cut.volume.fstype != "btrfs"
+    remove(cut.name(k), cut.kernel)
+    cut.stands(k, Shape.REMOVED)
+
+
 def init_round(cut: Cut, _k: int) -> None:
     init(cut.base, cut.kernel)
     cut.volume.mark(STORE_DURABLE)
@@ -387,6 +413,7 @@ SCENARIOS = {
     "swap --no-fsync": Scenario(swap_no_fsync_round),
     "swap in a lower store": Scenario(lower_store_round, boundary=True),
     "first swap": Scenario(swap_round, n_rounds=1, has_store=False, repeats=False),
+    "rm in a lower store": Scenario(lower_store_rm_round, boundary=True),
     "swap by the reserve": Scenario(reserve_round),
     "swap by a user": Scenario(user_round, n_rounds=1, uid=USER),
     "two renames": Scenario(two_rename_round, exchange=False),
@@ -447,6 +474,7 @@ def check_state(root: Path, marks: Sequence[str]) -> str | None:
             or _repair(root, marks)
             or _check_shapes(root, {k: one - {Shape.GAP} for k, one in allowed.items()}, "after recovery")
             or _check_modes(root)
+            or _check_list(root)
             or _finish_reaps(root)
         )
     except (OSError, TrashdError) as error:
@@ -458,8 +486,23 @@ def _repair(root: Path, marks: Sequence[str]) -> str | None:
         if STORE_DURABLE in marks:
             return "the store is gone"
         init(root)
+    unfinished = [str(path) for path in (*root.glob(".trashd"), *root.glob("lower/.trashd")) if not _is_whole(path)]
+    if unfinished:
+        return f"half a store: {unfinished}"
     told = recover_all(root)
     return f"kept: {told}" if told else _silence(root)
+
+
+def _is_whole(store: Path) -> bool:
+    """Whether a store has what it appears with, by one rename, and its reserves the blocks that they are for."""
+    files = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
+    spares = [path.stat().st_blocks * 512 for path in store.glob("u/*/reserve/ready/spare")]
+    return (
+        (store / "u").is_dir()
+        and decode_volume(files.get("volume.json", b"")) is not None
+        and files.get("CACHEDIR.TAG") == CACHEDIR_TEXT
+        and all(size >= RECORD_MAX_BYTES for size in spares)
+    )
 
 
 def _silence(root: Path) -> str | None:
@@ -498,9 +541,16 @@ def _read_in(path: Path) -> tuple[int | None, str]:
 
 def _check_modes(root: Path) -> str | None:
     """A loan has ended on both sides by the time recovery has."""
-    paths = [*root.glob("v*"), *root.glob("lower/v*"), *root.glob(".trashd/u/*/orphans/*/tree")]
+    paths = [*root.glob("v*"), *root.glob("lower/v*"), *root.glob(f"{_ORPHANS}/tree")]
     wrong = [str(path.relative_to(root)) for path in paths if path.stat().st_mode & 0o7777 != MODE]
     return f"not its mode: {wrong}" if wrong else None
+
+
+def _check_list(root: Path) -> str | None:
+    """Whatever store has an orphan, a list of the volume's shows it with its origin: pointers lead there."""
+    listed = {os.fsdecode(entry.path) for entry in entries(root) if not entry.problem}
+    there = {str(path) for path in (*root.glob(_ORPHANS), *root.glob(f"lower/{_ORPHANS}"))}
+    return None if there <= listed else f"not listed: {there - listed}"
 
 
 def _finish_reaps(root: Path) -> str | None:

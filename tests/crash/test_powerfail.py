@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from itertools import count
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 

@@ -121,9 +121,7 @@ def check_exchanges(root: Path, marks: Sequence[str]) -> str | None:
     return None
 
 
-def replay(
-    fstype: str, variant: Variant, check: Check = check_exchanges, *, stop_after: int | None = None
-) -> Result:
+def replay(fstype: str, variant: Variant, check: Check = check_exchanges, *, stop_after: int | None = None) -> Result:
     with logged_volume(fstype, SIZE_MB[fstype]) as volume:
         run_workload(volume, variant)
         log = volume.stop()
@@ -248,9 +246,7 @@ def test_torn_states_are_the_same_for_the_same_seed() -> None:
 
 
 def test_torn_states_tear_at_pages_and_reorder() -> None:
-    first_epoch = [
-        [(w.offset, len(w.data)) for w in state.extra] for state in torn_states(1) if state.n_base == 3
-    ]
+    first_epoch = [[(w.offset, len(w.data)) for w in state.extra] for state in torn_states(1) if state.n_base == 3]
     assert [(8192, 4096)] in first_epoch  # the second write without the first
     assert [(4096, 4096)] in first_epoch  # half of the first write
 

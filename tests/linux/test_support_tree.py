@@ -149,9 +149,7 @@ def test_remove_tree_hard_removes_closed_directories_of_ones_own(tmp_path: Path)
 def test_as_user_has_that_users_ids_and_no_capabilities() -> None:
     def look() -> tuple[tuple[int, ...], tuple[int, ...], list[int], list[str]]:
         lines = Path("/proc/self/status").read_text().splitlines()
-        held = [
-            line.split()[1] for line in lines if line.startswith(("CapPrm", "CapEff", "CapAmb", "CapInh"))
-        ]
+        held = [line.split()[1] for line in lines if line.startswith(("CapPrm", "CapEff", "CapAmb", "CapInh"))]
         return os.getresuid(), os.getresgid(), os.getgroups(), held
 
     none = ["0" * 16] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ def test_a_user_restores_elsewhere_only_where_he_may_write(volume: Path) -> None
     identifier = orphan_of_alice(volume)
     for to in (volume / "bob" / "job", volume / "job"):
         with pytest.raises(NotPermitted):
-            as_user(ALICE, lambda to=to: restore(volume, identifier, to=to))
+            as_user(ALICE, partial(restore, volume, identifier, to=to))
         assert not to.exists()
     assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
     assert_silent(volume)
@@ -220,7 +221,7 @@ def test_nobody_swaps_or_removes_what_he_could_not_move(volume: Path) -> None:
     before = snapshot(volume / "alice", with_times=True)
     for verb in (swap, remove):
         with pytest.raises(TrashdError):
-            as_user(BOB, lambda verb=verb: verb(volume / "alice" / "job"))
+            as_user(BOB, partial(verb, volume / "alice" / "job"))
     assert snapshot(volume / "alice", with_times=True) == before
     assert_silent(volume)
 
@@ -231,7 +232,7 @@ def test_a_foreign_directory_in_ones_own_is_refused_as_the_kernel_meant_it(volum
     before = snapshot(volume / "alice")
     for verb in (swap, remove):
         with pytest.raises(TrashdError):
-            as_user(ALICE, lambda verb=verb: verb(volume / "alice" / "foreign"))
+            as_user(ALICE, partial(verb, volume / "alice" / "foreign"))
     assert snapshot(volume / "alice") == before
     assert_silent(volume)
 

@@ -24,8 +24,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.verbs import swap_path
 from tests.support.store import (
+    Counting,
     assert_silent,
-    calls_of,
     entries,
     init,
     place,
@@ -87,9 +87,12 @@ def test_a_file_mounted_inside_is_refused(volume: Path) -> None:
 
 def test_a_mount_inside_is_seen_through_another_bind_mount(volume: Path) -> None:
     (volume / "window").mkdir()
-    with bind_mount(volume / "job", volume / "window"):
-        with bind_mount(volume / "canary", volume / "window" / "sub"), pytest.raises(MountInside):
-            swap(volume / "job")
+    with (
+        bind_mount(volume / "job", volume / "window"),
+        bind_mount(volume / "canary", volume / "window" / "sub"),
+        pytest.raises(MountInside),
+    ):
+        swap(volume / "job")
     assert_silent(volume)
 
 
@@ -208,7 +211,9 @@ def test_a_file_is_refused_by_swap_and_taken_by_rm(volume: Path) -> None:
 # Stores
 
 
-@pytest.mark.parametrize("inside", ["", "u", "u/0", "u/0/orphans", "u/0/stage", "u/0/orphans/ID", "u/0/orphans/ID/tree"])
+@pytest.mark.parametrize(
+    "inside", ["", "u", "u/0", "u/0/orphans", "u/0/stage", "u/0/orphans/ID", "u/0/orphans/ID/tree"]
+)
 @pytest.mark.parametrize("verb", [swap, remove])
 def test_the_store_and_what_is_in_it_are_refused(volume: Path, verb: Callable[[Path], object], inside: str) -> None:
     identifier = swap(volume / "job").id
@@ -341,7 +346,10 @@ def test_immutable_files_inside_go_to_quarantine_with_their_names(ext4: Path, fl
 
 
 def test_a_refused_swap_asks_few_questions(volume: Path) -> None:
-    calls = calls_of(lambda kernel: pytest.raises(TrashdError, swap, volume / "canary" / "secret", kernel))
+    gate = Counting()
+    with pytest.raises(TrashdError):
+        swap(volume / "canary" / "secret", Kernel(gate))
+    calls = gate.calls
     assert "mkdir" not in calls
     assert "tmpfile" not in calls
     assert_silent(volume)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,17 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import AuthorityLost, BadRecord, NotPermitted, TrashdError, Untrusted
-from fusefs.core.lifecycle import State
+from fusefs.core.errors import AuthorityLost, BadRecord, TrashdError, Untrusted
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import all_entries
-from fusefs.store.for_owner import swap_for_owner
-from fusefs.store.listing import Entry
-from fusefs.store.stage import Options
 from tests.support.store import (
-    ActingAt,
     assert_silent,
-    calls_of,
     entries,
     folder_of,
     forge,
@@ -36,7 +28,7 @@ from tests.support.store import (
 )
 from tests.support.tree import Dir, File, Seen, make_tree, remove_tree_hard, snapshot
 from tests.support.users import as_user
-from tests.support.volumes import bind_mount, tmpfs_volume
+from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -180,7 +172,7 @@ def test_a_forged_loan_changes_no_mode_of_roots(volume: Path, state: str) -> Non
 def test_a_field_of_nonsense_is_told_and_stops_nobody_else(volume: Path, field: str, value: object) -> None:
     identifier, other = orphan_of(volume, ALICE), orphan_of(volume, BOB)
     forge(place(volume, identifier) / "record.json", **{field: value})
-    listed = {entry.id: entry for entry in entries(volume)}
+    listed = {str(entry.id): entry for entry in entries(volume)}
     assert listed[identifier].problem
     assert listed[identifier].problem.isprintable()
     assert not listed[other].problem

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import AuthorityLost, NotPermitted, TrashdError
+from fusefs.core.errors import AuthorityLost, TrashdError
 from fusefs.linux.credentials import ChildLost, call_as
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import all_entries
@@ -19,7 +19,6 @@ from fusefs.store.stage import Options
 from tests.support.store import (
     ActingAt,
     assert_silent,
-    calls_of,
     entries,
     folder_of,
     init,
@@ -31,7 +30,7 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, Seen, make_tree, remove_tree_hard, snapshot
+from tests.support.tree import Dir, Seen, Spec, make_tree, remove_tree_hard, snapshot
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume, unmount
 
@@ -39,7 +38,7 @@ pytestmark = pytest.mark.needs("root")
 
 ALICE, BOB = 1001, 1002
 NOGROUP = 65534
-CANARY = {"job": {"results": "root's"}, "tree": {"results": "root's"}, "orphans": {}, "secret": "s"}
+CANARY: Spec = {"job": {"results": "root's"}, "tree": {"results": "root's"}, "orphans": {}, "secret": "s"}
 
 
 @pytest.fixture
@@ -84,7 +83,9 @@ def attempt(act: Callable[[], object]) -> None:
 # Mounts
 
 
-@pytest.mark.parametrize("over", ["", "orphans", "stage", "drop", "orphans/ID", "orphans/ID/tree", "orphans/ID/tree/sub"])
+@pytest.mark.parametrize(
+    "over", ["", "orphans", "stage", "drop", "orphans/ID", "orphans/ID/tree", "orphans/ID/tree/sub"]
+)
 def test_root_enters_no_mount_in_a_users_folder_and_serves_the_others(volume: Path, over: str) -> None:
     mine, other = orphan_of(volume, ALICE), orphan_of(volume, BOB)
     before = canary(volume)
@@ -151,14 +152,18 @@ def test_a_link_that_replaces_a_parent_at_any_call_leads_root_nowhere(volume: Pa
 
 
 def test_a_link_that_replaces_the_origins_parent_at_any_call_leads_a_restore_nowhere(volume: Path) -> None:
-    identifier = orphan_of(volume, ALICE)
+    orphan_of(volume, ALICE)
     before = canary(volume)
     job = job_of(volume, ALICE)
+
+    def restore_it(kernel: Kernel) -> None:
+        restore(volume, entries(volume)[0].id, kernel)
+
     n = 0
-    for n in links_at_every_call(lambda kernel: restore(volume, identifier, kernel), job.parent, volume / "canary"):
+    for n in links_at_every_call(restore_it, job.parent, volume / "canary"):
         assert canary(volume) == before, f"call {n}"
         if (job / "results").exists():
-            identifier = as_user(ALICE, lambda: str(swap(job).id))
+            as_user(ALICE, lambda: swap(job))
     assert n > 30
     assert_silent(volume)
 
@@ -219,7 +224,7 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
 def test_an_owner_who_puts_a_link_into_his_stage_gets_no_link_at_roots_name(volume: Path) -> None:
     make_tree(volume / "home", Dir({"results": "his own"}, owner=(ALICE, NOGROUP)))
     as_user(ALICE, lambda: init(volume))
-    planted = []
+    planted: list[Path] = []
 
     def plant(call: str) -> None:
         if call != "exchange" or os.geteuid() != 0 or planted:

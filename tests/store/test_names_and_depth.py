@@ -16,8 +16,8 @@ import pytest
 
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.verbs import remove_path, swap_path
 from fusefs.store.stage import Options
+from fusefs.store.verbs import remove_path, swap_path
 from tests.support.store import assert_silent, entries, init, place, problems, raw, reap_now, remove, restore, swap
 from tests.support.tree import HardLink, Node, Symlink, deep_chain, make_tree, remove_tree_hard, snapshot, weird_names
 from tests.support.users import as_user
@@ -71,9 +71,7 @@ def test_any_name_is_removed_restored_in_part_and_reaped(volume: Path, name: byt
 
 
 @pytest.mark.parametrize("path", [b"job/.", b"job/..", b"job/../job", b"./job", b"job/", b"job///", b"other/../job"])
-def test_dots_and_slashes_name_what_they_mean(
-    volume: Path, path: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dots_and_slashes_name_what_they_mean(volume: Path, path: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tree(volume / "work", {"job": {"a": "b"}, "other": {}})
     monkeypatch.chdir(volume / "work")
     swapped = swap_path(Kernel(), path, Options())
@@ -83,7 +81,9 @@ def test_dots_and_slashes_name_what_they_mean(
     assert_silent(volume)
 
 
-@pytest.mark.parametrize("path", [b"", b"missing", b"missing/x", b"x" * 256, b"a\n\x1b[31m", b"/" + b"d/" * 3000 + b"x"])
+@pytest.mark.parametrize(
+    "path", [b"", b"missing", b"missing/x", b"x" * 256, b"a\n\x1b[31m", b"/" + b"d/" * 3000 + b"x"]
+)
 def test_a_path_that_is_not_there_is_told_with_its_name_harmless(volume: Path, path: bytes) -> None:
     for verb in (swap_path, remove_path):
         with pytest.raises(TrashdError) as caught:
@@ -130,7 +130,7 @@ def assert_printable(output: bytes) -> None:
     assert [c for c in text if not c.isprintable() and c != "\n"] == []
 
 
-def test_the_printed_restore_command_works_for_any_volume_name(tmp_path: Path) -> None:
+def test_the_printed_restore_command_works_for_any_volume_name() -> None:
     with tmpfs_volume() as volume:
         base = at(volume, b"with space 'and' $HOME")
         make_tree(base, {"job": {"a": "b"}})

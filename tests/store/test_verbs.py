@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fusefs.core.record import Method
 from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
+from tests.support.orphans import OTHER, TREE, victim_in
 from tests.support.store import (
     Before,
     assert_silent,
@@ -31,28 +31,13 @@ from tests.support.store import (
     remove,
     restore,
     swap,
-    tmpfs_store,
     tree_of,
 )
-from tests.support.tree import Dir, File, Spec, Symlink, make_tree, snapshot
+from tests.support.tree import Dir, File, Symlink, make_tree, snapshot
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
-
-OTHER = 12001
-TREE: Spec = {"a": "1", "sub": {"b": "2", "link": Symlink("../a")}}
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    """A tmpfs with a store; in the end the checker has nothing to say."""
-    with tmpfs_store() as path:
-        yield path
-
-
-def victim_in(volume: Path, name: str = "job") -> Path:
-    return make_tree(volume / name, TREE)
 
 
 # init

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,63 +14,22 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import Refused
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.libc import ioctl
 from fusefs.store.stage import Options
-from fusefs.store.swap import Swapped
+from tests.support.orphans import OTHER, TREE, command, ids, orphan_in, orphan_of
 from tests.support.store import (
     Before,
     calls_of,
     die,
-    entries,
     in_child,
     problems,
     recover_all,
     swap,
-    tmpfs_store,
 )
-from tests.support.tree import Dir, Spec, make_tree, snapshot
+from tests.support.tree import make_tree, snapshot
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
-
-OTHER = 12001
-TREE: Spec = {"a": "1", "sub": {"b": "2", "c": "3"}}
-EXPIRED = Options(retention_s=0)
-_SETFLAGS, _IMMUTABLE = 0x40086602, 0x10
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    """A tmpfs with a store; in the end the checker has nothing to say."""
-    with tmpfs_store() as path:
-        yield path
-
-
-def orphan_in(volume: Path, name: str = "job", options: Options | None = None, spec: Spec = TREE) -> Swapped:
-    return swap(make_tree(volume / name, spec), options=options or Options())
-
-
-def orphan_of(uid: int, volume: Path, options: Options) -> Swapped:
-    """A user's orphan, swapped by that user."""
-    make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
-    return as_user(uid, partial(swap, volume / f"home-{uid}/job", None, options))
-
-
-def command(volume: Path, verb: str, *arguments: str) -> int:
-    return run([verb, *arguments, "--volume", str(volume)])
-
-
-def ids(volume: Path) -> set[str]:
-    return {entry.id for entry in entries(volume)}
-
-
-def set_immutable(path: Path, flags: int) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        ioctl(fd, _SETFLAGS, bytearray(flags.to_bytes(8, "little")))
-    finally:
-        os.close(fd)
 
 
 def test_list_shows_origin_age_retention_owner_and_state(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fusefs.cli.main import run
 from fusefs.core.errors import Busy, Incomplete
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.libc import ioctl
 from fusefs.reaper.remover import DEPTH_LIMIT
 from fusefs.store.claim import claim
 from fusefs.store.container import Held
 from fusefs.store.stage import Options
-from fusefs.store.swap import Swapped
+from tests.support.orphans import EXPIRED, OTHER, TREE, command, ids, orphan_in, orphan_of
 from tests.support.store import (
     Before,
     DyingAt,
@@ -33,51 +30,12 @@ from tests.support.store import (
     remove,
     restore,
     swap,
-    tmpfs_store,
     tree_of,
 )
-from tests.support.tree import Dir, Spec, deep_chain, make_tree
+from tests.support.tree import IMMUTABLE, Dir, deep_chain, make_tree, set_flags
 from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
-
-OTHER = 12001
-TREE: Spec = {"a": "1", "sub": {"b": "2", "c": "3"}}
-EXPIRED = Options(retention_s=0)
-_SETFLAGS, _IMMUTABLE = 0x40086602, 0x10
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    """A tmpfs with a store; in the end the checker has nothing to say."""
-    with tmpfs_store() as path:
-        yield path
-
-
-def orphan_in(volume: Path, name: str = "job", options: Options | None = None, spec: Spec = TREE) -> Swapped:
-    return swap(make_tree(volume / name, spec), options=options or Options())
-
-
-def orphan_of(uid: int, volume: Path, options: Options) -> Swapped:
-    """A user's orphan, swapped by that user."""
-    make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
-    return as_user(uid, partial(swap, volume / f"home-{uid}/job", None, options))
-
-
-def command(volume: Path, verb: str, *arguments: str) -> int:
-    return run([verb, *arguments, "--volume", str(volume)])
-
-
-def ids(volume: Path) -> set[str]:
-    return {entry.id for entry in entries(volume)}
-
-
-def set_immutable(path: Path, flags: int) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        ioctl(fd, _SETFLAGS, bytearray(flags.to_bytes(8, "little")))
-    finally:
-        os.close(fd)
 
 
 # Retention, by I11
@@ -160,7 +118,7 @@ def test_what_can_not_be_removed_goes_to_quarantine_with_its_errno_and_the_queue
     volume: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stuck, other = orphan_in(volume, "x", EXPIRED), orphan_in(volume, "y", EXPIRED)
-    set_immutable(tree_of(stuck) / "sub", _IMMUTABLE)
+    set_flags(tree_of(stuck) / "sub", IMMUTABLE)
     assert command(volume, "reap") == Incomplete.exit_code
     assert os.strerror(errno.EPERM) in capsys.readouterr().out
     (entry,) = entries(volume)
@@ -168,15 +126,15 @@ def test_what_can_not_be_removed_goes_to_quarantine_with_its_errno_and_the_queue
     assert not tree_of(other).parent.exists()
     left = Path(os.fsdecode(entry.path)) / "tree"
     assert os.listdir(left) == ["sub"]
-    set_immutable(left / "sub", 0)
+    set_flags(left / "sub", IMMUTABLE, on=False)
 
 
 def test_quarantine_is_tried_again_when_it_is_named(volume: Path) -> None:
     stuck = orphan_in(volume)
-    set_immutable(tree_of(stuck) / "sub", _IMMUTABLE)
+    set_flags(tree_of(stuck) / "sub", IMMUTABLE)
     reap_now(volume, stuck.id)
     (entry,) = entries(volume)
-    set_immutable(Path(os.fsdecode(entry.path)) / "tree/sub", 0)
+    set_flags(Path(os.fsdecode(entry.path)) / "tree/sub", IMMUTABLE, on=False)
     reap_now(volume, stuck.id)
     assert ids(volume) == set()
 
@@ -188,10 +146,10 @@ def test_failures_with_the_longest_paths_still_fit_into_the_record(volume: Path)
     for _ in range(DEPTH_LIMIT - 4):
         fd = os.open(b"\xff" * 250, os.O_PATH, dir_fd=fd)
     link = Path(f"/proc/self/fd/{fd}/leaf")
-    set_immutable(link, _IMMUTABLE)
+    set_flags(link, IMMUTABLE)
     assert reap_now(volume, stuck.id).report.n_failed
     assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
-    set_immutable(link, 0)
+    set_flags(link, IMMUTABLE, on=False)
     os.closerange(fd - DEPTH_LIMIT + 4, fd + 1)
 
 

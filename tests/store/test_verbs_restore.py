@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
+from tests.support.orphans import OTHER, victim_in
 from tests.support.store import (
     Before,
     calls_of,
@@ -18,26 +18,11 @@ from tests.support.store import (
     remove,
     restore,
     swap,
-    tmpfs_store,
     tree_of,
 )
-from tests.support.tree import Dir, Spec, Symlink, make_tree, snapshot
+from tests.support.tree import Dir, make_tree, snapshot
 
 pytestmark = pytest.mark.needs("root")
-
-OTHER = 12001
-TREE: Spec = {"a": "1", "sub": {"b": "2", "link": Symlink("../a")}}
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    """A tmpfs with a store; in the end the checker has nothing to say."""
-    with tmpfs_store() as path:
-        yield path
-
-
-def victim_in(volume: Path, name: str = "job") -> Path:
-    return make_tree(volume / name, TREE)
 
 
 def test_restore_exchanges_the_tree_back_and_drops_the_fresh_directory(volume: Path) -> None:

@@ -103,9 +103,7 @@ def fuse_mount(
         _end_group(daemon)
 
 
-def _wait_for_mount(
-    daemon: subprocess.Popen[bytes], mount_point: Path, older: set[int], limit_s: float
-) -> int:
+def _wait_for_mount(daemon: subprocess.Popen[bytes], mount_point: Path, older: set[int], limit_s: float) -> int:
     """The connection's number: the minor device number of the mount (a stat there may hang)."""
     wanted = os.fsencode(mount_point)
     deadline_s = time.monotonic() + limit_s

@@ -108,9 +108,7 @@ def _handler(
 class LyingFs(pyfuse3.Operations):
     """The handlers. An inode is never forgotten: a test is short."""
 
-    def __init__(
-        self, source: Path, mode: Mode, timeout_s: float, faults: dict[tuple[str, int], int]
-    ) -> None:
+    def __init__(self, source: Path, mode: Mode, timeout_s: float, faults: dict[tuple[str, int], int]) -> None:
         """Serve `source`; faults: (handler, number of the call) → errno."""
         super().__init__()
         self.source = os.fsencode(source)
@@ -237,16 +235,12 @@ class LyingFs(pyfuse3.Operations):
         return self._made(parent_inode, name, ctx, mode)
 
     @_handler
-    async def mkdir(
-        self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext
-    ) -> EntryAttributes:
+    async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         os.mkdir(self._child(parent_inode, name), 0o700)
         return self._made(parent_inode, name, ctx, mode)
 
     @_handler
-    async def symlink(
-        self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext
-    ) -> EntryAttributes:
+    async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
         os.symlink(target, self._child(parent_inode, name))
         return self._made(parent_inode, name, ctx, None)
 

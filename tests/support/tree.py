@@ -229,9 +229,7 @@ class _Walk:
     It goes up by `..`, and looks that it is where it came from: a test's tree stands still.
     """
 
-    def __init__(
-        self, parent_fd: int, name: bytes, on_leave: Callable[[int, bytes], None] | None = None
-    ) -> None:
+    def __init__(self, parent_fd: int, name: bytes, on_leave: Callable[[int, bytes], None] | None = None) -> None:
         """Start in a directory; on_leave(fd of its parent, name) follows each directory below it."""
         self.fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
         self._on_leave = on_leave
@@ -340,10 +338,10 @@ def flags_of(path: Path) -> int:
         return _flags(fd)
 
 
-def set_flags(path: Path, flags: int) -> None:
-    """Add inode flags, such as IMMUTABLE; remove_tree_hard takes them away."""
+def set_flags(path: Path, flags: int, *, on: bool = True) -> None:
+    """Add inode flags, such as IMMUTABLE, or take them away; remove_tree_hard does that too."""
     with _opened(path, _REGULAR) as fd:
-        _put_flags(fd, _flags(fd) | flags)
+        _put_flags(fd, _flags(fd) | flags if on else _flags(fd) & ~flags)
 
 
 def _put_flags(fd: int, flags: int) -> None:

@@ -76,9 +76,7 @@ def as_user(uid: int, function: Callable[[], R], *, gid: int | None = None, grou
     return result
 
 
-def _answer(
-    write_fd: int, uid: int, function: Callable[[], R], gid: int | None, groups: Sequence[int]
-) -> None:
+def _answer(write_fd: int, uid: int, function: Callable[[], R], gid: int | None, groups: Sequence[int]) -> None:
     """In the child: send the outcome and end, without a trace of the test runner's own clean-up."""
     try:
         try:

@@ -300,9 +300,7 @@ def _fsxattr(path: Path, new: bytes | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def full(
-    volume: Path, *, blocks: bool = True, inodes: bool = True, spare_kernel: bool = True
-) -> Iterator[Path]:
+def full(volume: Path, *, blocks: bool = True, inodes: bool = True, spare_kernel: bool = True) -> Iterator[Path]:
     """A volume where nobody, root included, gets one more block and/or inode; what fills it goes at the end.
 
     inodes        on xfs and btrfs, which make them from blocks, only together with `blocks`; without it a

@@ -146,8 +146,7 @@ def only_the_top_catches_all(module: Module) -> Iterator[str]:
 
 def names_all(expression: ast.expr) -> bool:
     return any(
-        isinstance(node, ast.Name) and node.id in {"Exception", "BaseException"}
-        for node in ast.walk(expression)
+        isinstance(node, ast.Name) and node.id in {"Exception", "BaseException"} for node in ast.walk(expression)
     )
 
 

@@ -1,0 +1,351 @@
+"""Likeness: what a fresh directory has of the old one, what it must not have, and when a swap is refused for it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.core.errors import NotAlike
+from fusefs.core.lifecycle import State
+from fusefs.core.record import Method
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.likeness import apply_likeness, differences, read_likeness
+from fusefs.store.stage import Options
+from tests.support.command import TRASHD
+from tests.support.scenes import forbid_exchange, wipe
+from tests.support.store import assert_silent, entries, init, raw, recover_all, restore, swap
+from tests.support.tree import (
+    APPEND_ONLY,
+    IMMUTABLE,
+    Dir,
+    Seen,
+    flags_of,
+    make_tree,
+    remove_tree_hard,
+    set_flags,
+    snapshot,
+)
+from tests.support.users import as_user, run_as
+from tests.support.volumes import loop_volume, set_project, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE, BOB, TEAM = 12001, 12002, 4242
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+NODUMP, NOATIME, JOURNAL_DATA, DIRSYNC, NOCOW = 0x40, 0x80, 0x4000, 0x1_0000, 0x80_0000
+_GETXATTR, _SETXATTR = 0x801C581F, 0x401C5820
+_FSXATTR = struct.Struct("=IIIII8x")
+_EXTENT_SIZE_INHERIT, _COW_EXTENT_SIZE = 0x1000, 0x1_0000
+
+Dress = Callable[[Path], object]
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """The xattr of an ACL with the owner's, the group's and others' r-x, a full mask, and (tag, permissions, id)."""
+    nobody = 0xFFFFFFFF
+    fixed = [(1, 7, nobody), (4, 5, nobody), (0x10, 7, nobody), (0x20, 5, nobody)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in sorted([*fixed, *entries]))
+
+
+ALICES_ACL = acl((2, 7, ALICE), (8, 5, TEAM))
+
+
+class Extended(NamedTuple):
+    """struct fsxattr, asked of the kernel without the code under test."""
+
+    flags: int
+    extent_size: int
+    n_extents: int
+    project: int
+    cow_extent_size: int
+
+
+def extended(path: Path) -> Extended | None:
+    """None where the filesystem has no such thing."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return Extended(*_FSXATTR.unpack(fcntl.ioctl(fd, _GETXATTR, bytes(_FSXATTR.size))))._replace(n_extents=0)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def looks(path: Path) -> tuple[Seen, Extended | None]:
+    """All that a directory itself looks like."""
+    return snapshot(path)[0], extended(path)
+
+
+def hint_extents(path: Path) -> None:
+    """Extent size hints of 64 KiB, for new extents and for copies, inherited by what is made inside."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        flags, _, _, project, _ = _FSXATTR.unpack(fcntl.ioctl(fd, _GETXATTR, bytes(_FSXATTR.size)))
+        flags |= _EXTENT_SIZE_INHERIT | _COW_EXTENT_SIZE
+        fcntl.ioctl(fd, _SETXATTR, _FSXATTR.pack(flags, 1 << 16, 0, project, 1 << 16))
+    finally:
+        os.close(fd)
+
+
+def xattrs(*names: str, value: bytes = b"\0value") -> Dress:
+    """Give a directory xattrs."""
+    return lambda path: [os.setxattr(path, name, value) for name in names]
+
+
+ASPECTS: dict[str, Dress] = {
+    "owner and group": lambda path: os.chown(path, ALICE, TEAM),
+    "closed": lambda path: path.chmod(0o000),
+    "setgid": lambda path: (os.chown(path, ALICE, TEAM), path.chmod(0o2775)),
+    "sticky": lambda path: path.chmod(0o1777),
+    "all set-id bits": lambda path: (os.chown(path, ALICE, TEAM), path.chmod(0o7751)),
+    "access ACL": xattrs(ACCESS, value=ALICES_ACL),
+    "default ACL": xattrs(DEFAULT, value=ALICES_ACL),
+    "both ACLs and setgid": lambda path: (
+        os.chown(path, ALICE, TEAM),
+        xattrs(DEFAULT, ACCESS, value=ALICES_ACL)(path),
+        path.chmod(0o2770),
+    ),
+    "user xattrs": xattrs("user.one", "user.two"),
+    "trusted xattrs": xattrs("trusted.one"),
+    "a label": xattrs("security.label"),
+    "noatime and nodump": lambda path: set_flags(path, NOATIME | NODUMP),
+}
+EXT4 = {
+    "dirsync": lambda path: set_flags(path, DIRSYNC),
+    "journalled data": lambda path: set_flags(path, JOURNAL_DATA),
+}
+XFS: dict[str, Dress] = {
+    "project": lambda path: set_project(path, 42, is_inherited=False),
+    "inherited project": lambda path: set_project(path, 42),
+    "extent size hint": hint_extents,
+}
+BTRFS: dict[str, Dress] = {
+    "dirsync": lambda path: set_flags(path, DIRSYNC),
+    "nocow": lambda path: set_flags(path, NOCOW),
+    **{name: xattrs("btrfs.compression", value=name.encode()) for name in ("zlib", "zstd", "lzo")},
+}
+NEEDS = {"ext4": ["loop"], "xfs": ["loop", "xfs"], "btrfs": ["loop", "btrfs"], "tmpfs": []}
+CASES = [
+    pytest.param(filesystem, dress, id=f"{filesystem}-{aspect}", marks=pytest.mark.needs(*NEEDS[filesystem]))
+    for filesystem, more in {"ext4": EXT4, "xfs": XFS, "btrfs": BTRFS, "tmpfs": {}}.items()
+    for aspect, dress in {**ASPECTS, **more}.items()
+]
+
+
+@pytest.fixture(scope="module")
+def mounted() -> Iterator[Callable[[str], Path]]:
+    """One volume of each filesystem, mounted when first asked for."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(tmpfs_volume() if name == "tmpfs" else loop_volume(name, 64)))
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A tmpfs with a store and Alice's home; in the end the checker has nothing to say."""
+    with tmpfs_volume() as path:
+        init(path)
+        make_tree(path / "home", Dir(owner=(ALICE, ALICE)))
+        yield path
+        assert_silent(path)
+
+
+def emptied(volume: Path) -> Path:
+    """A volume with a store and nothing else."""
+    wipe(volume)
+    init(volume)
+    return volume
+
+
+# What it has
+
+
+@pytest.mark.parametrize(("filesystem", "dress"), CASES)
+def test_a_fresh_directory_has_the_victims_likeness(
+    mounted: Callable[[str], Path], filesystem: str, dress: Dress
+) -> None:
+    volume = emptied(mounted(filesystem))
+    job = make_tree(volume / "job", {"results": "x"})
+    plain = looks(job)
+    dress(job)
+    before = looks(job)
+    assert before != plain
+    swapped = swap(job)
+    assert swapped.unlike == ()
+    assert looks(job) == before
+    assert os.listdir(job) == []
+    restore(volume, swapped.id)
+    assert looks(job) == before
+    assert_silent(volume)
+
+
+def test_a_fresh_directory_that_comes_by_two_renames_has_it_too(mounted: Callable[[str], Path]) -> None:
+    volume = emptied(mounted("tmpfs"))
+    forbid_exchange(volume)
+    job = make_tree(
+        volume / "job", Dir({"results": "x"}, 0o2770, (ALICE, TEAM), {"user.one": b"1", ACCESS: ALICES_ACL})
+    )
+    before = looks(job)
+    swapped = swap(job)
+    assert (swapped.method, swapped.unlike) == (Method.TWO_RENAME, ())
+    assert looks(job) == before
+    assert_silent(volume)
+
+
+# What it has not
+
+
+@pytest.mark.parametrize("name", ["security.evm", "security.ima", "trusted.overlay.opaque", "trusted.overlay.redirect"])
+def test_what_speaks_of_one_inode_is_not_copied(volume: Path, name: str) -> None:
+    job = make_tree(volume / "job", Dir({}, xattrs={name: b"y", "trusted.other": b"z"}))
+    assert swap(job).unlike == ()
+    assert os.listxattr(job) == ["trusted.other"]
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("flag", [IMMUTABLE, APPEND_ONLY])
+def test_immutable_and_append_only_are_not_copied(mounted: Callable[[str], Path], flag: int) -> None:
+    volume = emptied(mounted("ext4"))
+    kernel = Kernel()
+    for name in ("job", "fresh"):
+        (volume / name).mkdir()
+    set_flags(volume / "job", flag | NODUMP)
+    with kernel.open_path(raw(volume)) as base:
+        with kernel.open_dir(base, b"job") as job, kernel.open_dir(base, b"fresh") as fresh:
+            wanted = read_likeness(kernel, job)
+            apply_likeness(kernel, fresh, wanted)
+            assert differences(wanted, read_likeness(kernel, fresh)) == []
+    assert flags_of(volume / "fresh") & (flag | NODUMP) == NODUMP
+    remove_tree_hard(volume / "job")
+    assert_silent(volume)
+
+
+def leaks(base: Path) -> list[Path]:
+    """What in a store has an ACL, a set-group-id bit or a group that its owner did not choose."""
+    return [
+        path
+        for path in (base / ".trashd", *(base / ".trashd").rglob("*"))
+        if any("acl" in name for name in os.listxattr(path))
+        or path.stat().st_mode & stat.S_ISGID
+        or path.stat().st_gid == TEAM
+    ]
+
+
+@pytest.mark.parametrize("uid", [0, ALICE])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("filesystem", ["tmpfs", pytest.param("ext4", marks=pytest.mark.needs("loop"))])
+def test_a_base_with_a_default_acl_and_setgid_leaks_nothing(
+    mounted: Callable[[str], Path], filesystem: str, is_first: bool, uid: int
+) -> None:
+    volume = mounted(filesystem)
+    wipe(volume)
+    base = make_tree(volume / "base", {})
+    make_tree(base / "job", Dir({"results": "x"}, 0o750, (uid, uid)))
+    before = looks(base / "job")
+    if not is_first:
+        as_user(uid, partial(init, base)) if uid == 0 else init(base)
+    os.chown(base, uid, TEAM)
+    xattrs(DEFAULT, ACCESS, value=acl((2, 7, BOB), (8, 7, TEAM)))(base)
+    base.chmod(0o2775)
+    as_user(uid, partial(init if is_first else swap, base if is_first else base / "job"))
+    if is_first:
+        as_user(uid, partial(swap, base / "job"))
+    assert looks(base / "job") == before
+    assert leaks(base) == []
+    assert as_user(uid, partial(assert_silent, base)) is None
+
+
+# When it can't be had
+
+
+def hers(volume: Path, victim: Dir) -> Path:
+    """A victim in Alice's home."""
+    return make_tree(volume / "home" / "job", victim)
+
+
+STRANGE = {
+    "group 12001 instead of 4242": Dir({"results": "x"}, 0o770, (ALICE, TEAM)),
+    "owner 12001 instead of 12002": Dir({"results": "x"}, 0o777, (BOB, ALICE)),
+    "mode 0770 instead of 2770": Dir({"results": "x"}, 0o2770, (ALICE, TEAM)),
+    "security.label none instead of 6c": Dir({"results": "x"}, 0o755, (ALICE, ALICE), {"security.label": b"l"}),
+}
+
+
+@pytest.mark.parametrize("told", STRANGE)
+def test_what_can_not_be_had_is_refused_by_name_with_nothing_changed(volume: Path, told: str) -> None:
+    job = hers(volume, STRANGE[told])
+    before = snapshot(volume / "home", with_times=True), job.stat().st_ino
+    with pytest.raises(NotAlike) as caught:
+        as_user(ALICE, partial(swap, job))
+    assert told in caught.value.message()
+    assert "--unlike" in caught.value.hint
+    assert (snapshot(volume / "home", with_times=True), job.stat().st_ino) == before
+    assert entries(volume) == []
+    assert os.listdir(volume / ".trashd/u" / str(ALICE) / "stage") == []
+
+
+@pytest.mark.parametrize("told", STRANGE)
+def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str) -> None:
+    job = hers(volume, STRANGE[told])
+    before = snapshot(job)
+    swapped = as_user(ALICE, partial(swap, job, options=Options(unlike=True)))
+    assert told in [f"{d.what} {d.got} instead of {d.wanted}" for d in swapped.unlike]
+    assert os.listdir(job) == []
+    os.rmdir(job)
+    as_user(ALICE, partial(restore, volume, swapped.id))
+    assert snapshot(job) == before
+
+
+def test_root_gives_what_a_user_can_not(volume: Path) -> None:
+    for number, victim in enumerate(STRANGE.values()):
+        job = make_tree(volume / str(number), victim)
+        before = looks(job)
+        assert swap(job).unlike == ()
+        assert looks(job) == before
+
+
+def test_who_may_not_write_in_it_is_refused_and_unlike_does_not_help(volume: Path) -> None:
+    job = hers(volume, Dir({"results": "x"}, 0o755, (BOB, BOB)))
+    before = snapshot(volume / "home", with_times=True)
+    for options in (Options(), Options(unlike=True)):
+        with pytest.raises(Exception, match="job") as caught:
+            as_user(ALICE, partial(swap, job, options=options))
+        assert getattr(caught.value, "exit_code", 0) in (3, 4)
+    assert snapshot(volume / "home", with_times=True) == before
+    assert entries(volume) == []
+
+
+@pytest.mark.needs("loop")
+def test_a_flag_that_decides_about_nobodys_access_is_told_and_no_reason_to_refuse(
+    mounted: Callable[[str], Path],
+) -> None:
+    volume = emptied(mounted("ext4"))
+    make_tree(volume / "home", Dir(owner=(ALICE, ALICE)))
+    job = hers(volume, Dir({"results": "x"}, owner=(ALICE, ALICE)))
+    set_flags(job, JOURNAL_DATA | NODUMP)  # the first takes CAP_SYS_RESOURCE
+    swapped = as_user(ALICE, partial(swap, job))
+    assert {difference.what for difference in swapped.unlike} == {"inode flags"}
+    assert flags_of(job) & (JOURNAL_DATA | NODUMP) == NODUMP
+    [entry] = entries(volume)
+    assert entry.state is State.ORPHANS
+    assert_silent(volume)
+
+
+def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path) -> None:
+    job = hers(volume, STRANGE["group 12001 instead of 4242"])
+    refused = run_as(ALICE, [TRASHD, "swap", job], cwd=volume)
+    assert refused.returncode == NotAlike.exit_code
+    assert b"group 12001 instead of 4242" in refused.stderr
+    assert b"--unlike" in refused.stderr
+    done = run_as(ALICE, [TRASHD, "swap", "--unlike", job], cwd=volume)
+    assert done.returncode == 0, done
+    assert b"not alike: group is 12001, was 4242" in done.stdout
+    assert recover_all(volume) == []

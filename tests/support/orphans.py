@@ -1,0 +1,44 @@
+"""Victims and orphans with little in them, and the commands on them, for tests of single laws."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from fusefs.cli.main import run
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from tests.support.store import entries, swap
+from tests.support.tree import Dir, Spec, Symlink, make_tree
+from tests.support.users import as_user
+
+OTHER = 12001
+"""A user whom nobody knows."""
+TREE: Spec = {"a": "1", "sub": {"b": "2", "link": Symlink("../a")}}
+EXPIRED = Options(retention_s=0)
+
+
+def victim_in(volume: Path, name: str = "job") -> Path:
+    """A directory with `TREE` in it."""
+    return make_tree(volume / name, TREE)
+
+
+def orphan_in(volume: Path, name: str = "job", options: Options | None = None, spec: Spec = TREE) -> Swapped:
+    """A swapped directory."""
+    return swap(make_tree(volume / name, spec), options=options or Options())
+
+
+def orphan_of(uid: int, volume: Path, options: Options) -> Swapped:
+    """A user's orphan, swapped by that user."""
+    make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
+    return as_user(uid, partial(swap, volume / f"home-{uid}/job", None, options))
+
+
+def command(volume: Path, verb: str, *arguments: str) -> int:
+    """The exit code of a command that is told the volume."""
+    return run([verb, *arguments, "--volume", str(volume)])
+
+
+def ids(volume: Path) -> set[str]:
+    """What the list shows."""
+    return {entry.id for entry in entries(volume)}
