@@ -76,9 +76,14 @@ class Kernel:
     # Looking.
 
     def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
-        """lstat of a name in a directory."""
+        """lstat of a name in a directory; EXDEV if something is mounted there.
+
+        Not by stat(2), which would ask that mount: a user's FUSE filesystem that never answers holds whoever asks,
+        beyond SIGKILL.
+        """
         self._gate("stat")
-        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+        with Fd(libc.openat2(dir_fd, name, os.O_PATH | os.O_NOFOLLOW, _BENEATH)) as fd:
+            return os.fstat(fd)
 
     def fstat(self, fd: int) -> os.stat_result:
         """fstat."""
@@ -118,7 +123,9 @@ class Kernel:
         """Whether a name means what an fd holds: certain, since a number is not reused while an fd has it."""
         try:
             there = self.stat(dir_fd, name)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EXDEV):
+                raise
             return False
         return os.path.samestat(self.fstat(fd), there)
 
@@ -190,8 +197,11 @@ class Kernel:
             self.stat(new_dir, new)
         except FileNotFoundError:
             self.rename(old_dir, old, new_dir, new)
-        else:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+            return
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
 
     def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """renameat2(RENAME_EXCHANGE).

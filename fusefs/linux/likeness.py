@@ -80,7 +80,8 @@ def read_likeness(kernel: Kernel, fd: int) -> Likeness:
 def apply_likeness(kernel: Kernel, fd: int, wanted: Likeness) -> None:
     """Give an empty directory of ours a likeness as far as the kernel lets us; `differences` tells how far.
 
-    The order matters: chown clears set-id bits and xattrs carry the ACL that chmod would change.
+    The order matters: chown clears set-id bits, xattrs carry the ACL that chmod would change, and on btrfs the flag
+    for compression alone means zlib, whatever the xattr said before.
     """
     for step in _steps(kernel, fd, read_likeness(kernel, fd), wanted):
         try:
@@ -92,16 +93,16 @@ def apply_likeness(kernel: Kernel, fd: int, wanted: Likeness) -> None:
 
 def _steps(kernel: Kernel, fd: int, here: Likeness, wanted: Likeness) -> Iterator[Callable[[], None]]:
     yield partial(kernel.chown, fd, _changed(here.uid, wanted.uid), _changed(here.gid, wanted.gid))
+    if wanted.flags is not None and wanted.flags != here.flags:
+        yield partial(_set_flags, kernel, fd, wanted.flags)
+    if wanted.extended is not None and wanted.extended != here.extended:
+        yield partial(_set_extended, kernel, fd, wanted.extended)
     for name in here.xattrs.keys() - wanted.xattrs.keys():
         yield partial(kernel.remove_xattr, fd, name)
     for name, value in wanted.xattrs.items():
         if here.xattrs.get(name) != value:
             yield partial(kernel.set_xattr, fd, name, value)
     yield partial(kernel.chmod, fd, wanted.mode)
-    if wanted.flags is not None and wanted.flags != here.flags:
-        yield partial(_set_flags, kernel, fd, wanted.flags)
-    if wanted.extended is not None and wanted.extended != here.extended:
-        yield partial(_set_extended, kernel, fd, wanted.extended)
 
 
 def differences(wanted: Likeness, got: Likeness) -> list[Difference]:

@@ -12,9 +12,11 @@ from fusefs.core.names import ContainerId
 from fusefs.core.record import quote
 from fusefs.core.report import MAX_FAILURES, Failure, Progress, Reaped, Report
 from fusefs.reaper.remover import remove_contents
+from fusefs.store.ballast import FOR_REAPER, with_room
 from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
+from fusefs.store.stage import restock
 
 _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
@@ -26,7 +28,7 @@ def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda
     Raises  BadRecord; OSError of the container itself
     """
     try:
-        held = claim(folder, State.ORPHANS, container, State.REAPING)
+        held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, State.REAPING))
         if held is Lost.GONE:
             held = hold(folder, State.REAPING, container)
         if held is Lost.GONE:
@@ -41,6 +43,7 @@ def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda
             report = _retire(held, report)
         if report.n_failed:
             _set_aside(held, report)
+    restock(folder)
     return Reaped(container, None, report)
 
 

@@ -73,6 +73,9 @@ class _Remover:
             st = self._kernel.stat(parent, name)
         except FileNotFoundError:
             return True
+        except OSError as error:
+            self._failed(path, error, "stat")
+            return False
         if stat.S_ISDIR(st.st_mode):
             return self._remove_directory(parent, name, path, depth)
         return self._try(lambda: self._kernel.unlink(parent, name), parent, path, "unlink")

@@ -12,6 +12,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id, printable
 from fusefs.linux.fd import Fd
 from fusefs.store.adopt import Problem
+from fusefs.store.ballast import has_ballast
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held
 from fusefs.store.layout import (
@@ -82,7 +83,7 @@ def _check_folder(folder: UserFolder) -> Iterator[Problem]:
         if not stat.S_ISDIR(st.st_mode) or st.st_uid != folder.uid:
             yield Problem(_told(folder.path(), part), "not a directory of its user", _LOOK)
             return
-    if not is_stocked(folder):
+    if not (is_stocked(folder) and has_ballast(folder)):
         yield Problem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
     seen: dict[bytes, State] = {}
     for state in State:

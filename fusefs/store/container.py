@@ -76,37 +76,12 @@ def create_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
     except OSError as error:
         if error.errno not in _NO_TMPFILE:
             raise
-        return _create_named(kernel, container_fd, record)
+        return replace_record(kernel, container_fd, record)
     return _publish(kernel, fd, record, partial(kernel.link_unnamed, fd, container_fd, RECORD))
 
 
 def replace_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
-    """The locked fd of a record that takes the place of the old one; errors as for `create_record`.
-
-    It has no name while it is flushed: btrfs would write the name with it, and not the container's last move.
-    """
-    try:
-        fd = kernel.create_unnamed(container_fd)
-    except OSError as error:
-        if error.errno not in _NO_TMPFILE:
-            raise
-        return _create_named(kernel, container_fd, record)
-
-    def appear() -> None:
-        _drop_new(kernel, container_fd)
-        kernel.link_unnamed(fd, container_fd, RECORD_NEW)
-        try:
-            kernel.rename(container_fd, RECORD_NEW, container_fd, RECORD)
-        except OSError:
-            with suppress(OSError):
-                _drop_new(kernel, container_fd)
-            raise
-
-    return _publish(kernel, fd, record, appear)
-
-
-def _create_named(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
-    """The same where no file can be without a name."""
+    """The locked fd of a record that takes the place of the old one, if any; errors as for `create_record`."""
     _drop_new(kernel, container_fd)
     fd = kernel.create(container_fd, RECORD_NEW)
     try:
@@ -159,8 +134,13 @@ def move(held: Held, to: State) -> Held:
 
 
 def rewrite(held: Held, record: Record) -> Held:
-    """The container with another record, durable and locked before the old one's lock goes."""
+    """The container with another record, durable and locked before the old one's lock goes.
+
+    Its last move becomes durable first: btrfs would write the new record with its name into the container where
+    that was before, and nobody looks there for what a killed command left (docs/crash.md).
+    """
     kernel = held.folder.store.kernel
+    kernel.fsync(held.fd)
     held.owned.enter_context(replace_record(kernel, held.fd, record))
     return held._replace(record=record)
 

@@ -11,6 +11,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.authority import as_owner, make_folder_of
 from fusefs.store.layout import Store
 from fusefs.store.locate import Victim
+from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped, swap
 from fusefs.store.verbs import into_a_store
@@ -33,4 +34,9 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: Options) -> Swapped:
                 visible,
             )
 
-    return into_a_store(kernel, path, transact, directory=True)
+    return into_a_store(kernel, path, transact, directory=True, point=_point_his)
+
+
+def _point_his(store: Store, victim: Victim, lower: RelPath) -> None:
+    with make_folder_of(store, victim.stat.st_uid) as folder:
+        as_owner(folder, lambda _names: add_pointer(folder, lower), None)

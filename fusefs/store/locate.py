@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import IsMountPoint, NoStore, NotFound, Refused, TrashdError, Untrusted, from_os
@@ -194,6 +194,7 @@ def existing_stores(kernel: Kernel, victim: Victim, untrusted: list[Untrusted]) 
 def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]]:
     """The stores to try, best first: those that are there, then those that we may make; highest first in both.
 
+    Whoever asks for the next one says that the last could not take it: one that was made for it goes again.
     Raises  NoStore, or what making the last one met, after the last
     """
     untrusted: list[Untrusted] = []
@@ -214,6 +215,7 @@ def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]
         else:
             if made is not None:
                 yield relative, made
+                _unmake(kernel, victim, relative, path)
     raise last
 
 
@@ -228,7 +230,18 @@ def _make_missing(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes
 
             owned.pop_all()
             return make_store(kernel, fd, path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise  # else something is mounted over it
     return None
+
+
+def _unmake(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes) -> None:
+    from fusefs.store.unmake import unmake_store
+
+    # An empty store left behind is untidy, and no reason to hide why the victim can't be taken.
+    with suppress(OSError, TrashdError), kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR) as fd:
+        unmake_store(kernel, fd, path)
 
 
 def is_stores_own(name: bytes) -> bool:

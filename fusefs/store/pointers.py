@@ -39,7 +39,6 @@ def _write(kernel: Kernel, pointers: Fd, name: bytes, lower: RelPath) -> None:
         kernel.write(fd, lower)
         kernel.fsync(fd)
     kernel.rename(pointers, new, pointers, name)
-    kernel.fsync(pointers)
 
 
 def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:

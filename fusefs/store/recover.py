@@ -85,7 +85,6 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
             return ""  # whole or half, the next reap goes on with it
         if _may_be_alive(held):
             raise Kept(f"made on host {held.record.host}, which may still be working on it")
-        _drop_unfinished_record(folder.store.kernel, held.fd)
         with Origin(held) as origin:
             if state is State.STAGE:
                 return _settle_staged(held, origin)

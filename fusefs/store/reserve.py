@@ -42,10 +42,12 @@ def _make(kernel: Kernel, reserve: Fd) -> None:
     with kernel.open_dir(reserve, _MAKING) as fd:
         kernel.mkdir(fd, TREE)
         with kernel.create(fd, SPARE) as spare:
-            with suppress(OSError):
-                # Where blocks can't be reserved (some network filesystems) the inodes are still worth having.
+            try:
                 kernel.reserve_blocks(spare, RECORD_MAX_BYTES)
-            kernel.fsync(spare)
+            except OSError as error:
+                if error.errno in FULL:
+                    raise
+                # Where blocks can't be reserved (some network filesystems) the inodes are still worth having.
     kernel.rename(reserve, _MAKING, reserve, READY)
 
 
@@ -56,9 +58,10 @@ def is_stocked(folder: UserFolder) -> bool:
 
 
 def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
+    """Whether it is as it was made: a spare file that a killed swap wrote into has lost its blocks."""
     try:
         with kernel.open_dir(reserve, READY) as fd:
-            return sorted(kernel.list(fd)) == [SPARE, TREE]
+            return sorted(kernel.list(fd)) == [SPARE, TREE] and kernel.stat(fd, SPARE).st_size == 0
     except FileNotFoundError:
         return False
 
@@ -82,6 +85,13 @@ def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
                 kernel.unlink(fd, file)
     kernel.rmdir(reserve, name)
     return True
+
+
+def discard_reserve(folder: UserFolder) -> None:
+    """Remove the reserve, if nobody uses it just now."""
+    with folder.open(RESERVE) as reserve:
+        for name in (READY, _MAKING):
+            _discard(folder.store.kernel, reserve, name)
 
 
 def _open_file(kernel: Kernel, fd: Fd, name: Name) -> Fd:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.errors import Busy, NotFound, NotPermitted, Occupied, TrashdError
@@ -14,6 +15,7 @@ from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import apply_likeness, read_likeness
+from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held, move, rewrite
 from fusefs.store.layout import FRESH, TREE, UserFolder
@@ -77,7 +79,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
                 # First the mark, then the move: killed in between it must not look whole again.
                 if source is not State.ORPHANS and not held.record.partial:
                     held = rewrite(held, held.record._replace(partial=True))
-                return move(held, State.RESTORING)
+                return with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
             except BaseException:
                 held.owned.close()
                 raise

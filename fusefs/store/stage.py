@@ -16,6 +16,7 @@ from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
+from fusefs.store.ballast import FOR_USER, ensure_ballast, with_room
 from fusefs.store.container import Held, create_record, dissolve, fill_record, make_directory, new_id
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
@@ -56,11 +57,15 @@ class Staged(NamedTuple):
 
 
 def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
-    """A container for the victim, made new or, on a full volume, from the reserve.
+    """A container for the victim, made new or, on a full volume, from the reserve, or in place of the ballast.
 
     relative  the victim's parent relative to the store's base
     Raises    OSError; nothing is left behind then
     """
+    return with_room(folder, FOR_USER, lambda: _stage(folder, victim, relative, method, options))
+
+
+def _stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
     try:
         return _stage_new(folder, victim, relative, method, options)
     except OSError as error:
@@ -221,6 +226,7 @@ def restock(folder: UserFolder) -> None:
     """Fill the reserve up again if it can be had; a failure shows in `trashd doctor`, not in a swap that worked."""
     with suppress(OSError):
         ensure_reserve(folder)
+        ensure_ballast(folder)
 
 
 def identify_at(kernel: Kernel, dir_fd: Fd, name: bytes) -> Identity | None:

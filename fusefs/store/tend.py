@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusefs.store.adopt import Problem, adopt_dropped
 from fusefs.store.layout import FOLDER_MODE, UserFolder
 from fusefs.store.recover import recover
-from fusefs.store.reserve import ensure_reserve
+from fusefs.store.stage import restock
 
 
 def tend(folder: UserFolder) -> list[str]:
@@ -15,7 +15,7 @@ def tend(folder: UserFolder) -> list[str]:
         kernel.chmod(folder.fd, FOLDER_MODE)
     settled = recover(folder)
     _adopted, problems = adopt_dropped(folder)
-    ensure_reserve(folder)
+    restock(folder)
     return [_told(problem) for problem in (*settled.problems, *problems)]
 
 

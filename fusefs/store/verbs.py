@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError, from_os
+from fusefs.core.errors import CrossesBoundary, NoStore, NotPermitted, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
 from fusefs.linux.kernel import Kernel
@@ -21,6 +21,9 @@ from fusefs.store.visible import Direct, Visible
 
 Transact = Callable[[Store, Victim, RelPath], Swapped]
 """Takes a victim into a store; gets the victim's parent relative to the store's base. Tried store by store."""
+
+Point = Callable[[Store, Victim, RelPath], None]
+"""Notes in an upper store that a lower one, told relative to the upper one's base, gets the victim."""
 
 
 def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
@@ -51,33 +54,51 @@ def _own(
     return transact
 
 
-def into_a_store(kernel: Kernel, path: bytes, transact: Transact, *, directory: bool) -> Swapped:
+def point_own(store: Store, _victim: Victim, lower: RelPath) -> None:
+    """Leave a pointer in the caller's own folder."""
+    from fusefs.store.pointers import add_pointer
+
+    with own_folder(store) as folder:
+        add_pointer(folder, lower)
+
+
+def into_a_store(
+    kernel: Kernel, path: bytes, transact: Transact, *, directory: bool, point: Point = point_own
+) -> Swapped:
     """Find the victim and refuse, or let the first store that can take it have it.
 
     directory  whether the victim must be one
+    point      leaves the pointer to a lower store in the folder of whoever gets the orphan
     Raises     TrashdError
     """
     with find_victim(kernel, path) as victim:
         for reason in refusals(kernel, victim, directory=directory):
             raise reason
         try:
-            return _first_that_takes_it(kernel, victim, transact)
+            return _first_that_takes_it(kernel, victim, transact, point)
         except OSError as error:
             raise explain(error, victim) from error
 
 
-def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact) -> Swapped:
-    for relative, store in stores_for(kernel, victim):
-        with store:
-            try:
-                if relative:
-                    point_to(kernel, victim, relative)
-                done = transact(store, victim, RelPath(below(victim.parent, relative)))
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-            else:
-                return done._replace(volume=store.base_path if relative else None)
+def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, point: Point) -> Swapped:
+    crossed = False
+    try:
+        for relative, store in stores_for(kernel, victim):
+            with store:
+                try:
+                    if relative:
+                        _point_to(kernel, victim, relative, point)
+                    done = transact(store, victim, RelPath(below(victim.parent, relative)))
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                    crossed = True
+                else:
+                    return done._replace(volume=store.base_path if relative else None)
+    except NoStore as error:
+        if not crossed:
+            raise
+        raise CrossesBoundary(victim.path()) from error
     raise CrossesBoundary(victim.path())
 
 
@@ -104,15 +125,12 @@ def own_folder(store: Store) -> UserFolder:
     return folder
 
 
-def point_to(kernel: Kernel, victim: Victim, relative: RelPath) -> None:
+def _point_to(kernel: Kernel, victim: Victim, relative: RelPath, point: Point) -> None:
     """Leave a pointer to a lower store in the user's folder of the highest one, before the lower one is used."""
     for upper, store in existing_stores(kernel, victim, []):
         with store:
             if upper != relative and len(upper) < len(relative):
-                from fusefs.store.pointers import add_pointer
-
-                with own_folder(store) as folder:
-                    add_pointer(folder, RelPath(below(relative, upper)))
+                point(store, victim, RelPath(below(relative, upper)))
             return
 
 

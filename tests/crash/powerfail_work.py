@@ -1,34 +1,25 @@
-"""Verbs whose power is cut: rounds that tell where their tree goes, and the law that every crash state keeps.
-
-Round k has a tree at the name `v<k>`. Before a verb the round says by a mark which shapes it may leave
-(`start k SHAPE`), and once the verb has promised it, which one is there for good (`durable k SHAPE`).
-"""
+"""Verbs whose power is cut: rounds of each in its variants, which tell by marks where their tree goes."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from fusefs.core.errors import TrashdError
-from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.kernel import Gate, Kernel
-from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
 from fusefs.store.stage import Options
+from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, text_of
 from tests.support.logdisk import LoggedVolume
-from tests.support.store import entries, init, problems, reap_now, recover_all, remove, restore, swap
+from tests.support.store import init, reap_now, recover_all, remove, restore, swap
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume
 
 T = TypeVar("T")
 
 USER = 4711
-MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
-STORE_DURABLE = "store durable"
 CHANGES = frozenset(
     [
         "create",
@@ -47,77 +38,6 @@ CHANGES = frozenset(
     ]
 )
 """Calls before which a background flush makes a difference: between two that only look it makes none."""
-
-
-class Shape(Enum):
-    """Where a round's tree is."""
-
-    HOME = "the tree at its name"
-    SWAPPED = "fresh at the name, the tree in the store"
-    REMOVED = "nothing at the name, the tree in the store"
-    GAP = "the same, until recovery"
-    AWAY = "fresh at the name, the tree elsewhere"
-    WRITTEN = "something written into fresh, the tree in the store"
-    RESCUED = "the tree at its name, what was written in the store"
-    PARTED = "a part of the tree back in fresh, the rest in the store"
-    REAPED = "fresh at the name, of the tree whatever is left"
-    HALF = "fresh at the name, half of the tree in the store"
-    HALF_HOME = "half of the tree at its name"
-
-
-class Look(NamedTuple):
-    """What is seen of a round: at its name, elsewhere, and in the store (which may be told in several ways)."""
-
-    name: str
-    elsewhere: str
-    stored: tuple[tuple[str, ...], ...]
-
-
-_ABSENT = "nothing"
-_LOOKS = {
-    Shape.HOME: Look("tree", _ABSENT, ((),)),
-    Shape.SWAPPED: Look("fresh", _ABSENT, (("tree",),)),
-    Shape.REMOVED: Look(_ABSENT, _ABSENT, (("tree",),)),
-    Shape.GAP: Look(_ABSENT, _ABSENT, (("tree",),)),
-    Shape.AWAY: Look("fresh", "tree", ((),)),
-    Shape.WRITTEN: Look("late", _ABSENT, (("tree",),)),
-    Shape.RESCUED: Look("tree", _ABSENT, (("late",),)),
-    Shape.PARTED: Look("part", _ABSENT, (("rest",),)),
-    Shape.REAPED: Look("fresh", _ABSENT, (("reaping",), ())),
-    Shape.HALF: Look("fresh", _ABSENT, (("reaping",), ("half",))),
-    Shape.HALF_HOME: Look("half", _ABSENT, ((),)),
-}
-_ORPHANS = ".trashd/u/*/orphans/*"
-_KINDS = {
-    (): "fresh",
-    ("f0", "f1", "part"): "tree",
-    ("f0", "f1"): "rest",
-    ("f1", "part"): "half",
-    ("late",): "late",
-    ("part",): "part",
-}
-
-
-def _text(k: int, name: str) -> str:
-    return f"{k} {name} " + "x" * 3000
-
-
-def _read(path: Path) -> tuple[int | None, str]:
-    """Which round a directory is of, None if it is empty, and what it is."""
-    if not path.is_dir():
-        return None, _ABSENT
-    names = tuple(sorted(os.listdir(path)))
-    kind = _KINDS.get(names, f"only {names}")
-    rounds = set()
-    for name in names:
-        file = path / name / "p" if name == "part" else path / name
-        text = file.read_text() if file.exists() else ""
-        number = text.partition(" ")[0]
-        if number.isdigit():
-            rounds.add(int(number))
-        if not number.isdigit() or text != _text(int(number), name):
-            kind = "torn"
-    return (rounds.pop() if len(rounds) == 1 else None), kind
 
 
 class Meddler:
@@ -165,7 +85,7 @@ class Cut:
         path = self.name(k)
         (path / "part").mkdir(parents=True)
         for name in ("f0", "f1", "part"):
-            (path / name / "p" if name == "part" else path / name).write_text(_text(k, name))
+            (path / name / "p" if name == "part" else path / name).write_text(text_of(k, name))
         for directory in (path / "part", path):
             os.chown(directory, self.uid, self.uid)
         path.chmod(MODE)
@@ -317,7 +237,7 @@ def restore_over_written_round(cut: Cut, k: int) -> None:
     cut.begin(k)
     identifier = cut.swapped(k)
     late = cut.base / f"late{k}"
-    late.write_text(_text(k, "late"))
+    late.write_text(text_of(k, "late"))
     cut.sync()
     cut.may(k, Shape.WRITTEN)
     late.rename(cut.name(k) / "late")
@@ -381,6 +301,7 @@ def lower_store_rm_round(cut: Cut, k: int) -> None:
     cut.may(k, Shape.REMOVED)
     cut.meddler.is_boundary = cut.volume.fstype != "btrfs"
     remove(cut.name(k), cut.kernel)
+    assert (cut.base / ".trashd").exists()
     cut.stands(k, Shape.REMOVED)
 
 
@@ -448,117 +369,3 @@ def prepare(volume: LoggedVolume, scenario: Scenario) -> Path:
     if scenario.has_store:
         volume.mark(STORE_DURABLE)
     return base
-
-
-# ---- the law
-
-
-def allowed_shapes(marks: Sequence[str]) -> dict[int, set[Shape]]:
-    """The shapes that each round may have, as the marks tell."""
-    allowed: dict[int, set[Shape]] = {}
-    for mark in marks:
-        match mark.split():
-            case ["start", k, shape]:
-                allowed[int(k)].add(Shape[shape])
-            case ["durable", k, shape]:
-                allowed[int(k)] = {Shape[shape]}
-    return allowed
-
-
-def check_state(root: Path, marks: Sequence[str]) -> str | None:
-    """What is wrong in a crash state: before recovery, after it, by the checker, or with the reaps left over."""
-    allowed = allowed_shapes(marks)
-    try:
-        return (
-            _check_shapes(root, allowed, "at once")
-            or _repair(root, marks)
-            or _check_shapes(root, {k: one - {Shape.GAP} for k, one in allowed.items()}, "after recovery")
-            or _check_modes(root)
-            or _check_list(root)
-            or _finish_reaps(root)
-        )
-    except (OSError, TrashdError) as error:
-        return f"recovery raised {error!r}"
-
-
-def _repair(root: Path, marks: Sequence[str]) -> str | None:
-    if not (root / ".trashd").exists():
-        if STORE_DURABLE in marks:
-            return "the store is gone"
-        init(root)
-    unfinished = [str(path) for path in (*root.glob(".trashd"), *root.glob("lower/.trashd")) if not _is_whole(path)]
-    if unfinished:
-        return f"half a store: {unfinished}"
-    told = recover_all(root)
-    return f"kept: {told}" if told else _silence(root)
-
-
-def _is_whole(store: Path) -> bool:
-    """Whether a store has what it appears with, by one rename, and its reserves the blocks that they are for."""
-    files = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
-    spares = [path.stat().st_blocks * 512 for path in store.glob("u/*/reserve/ready/spare")]
-    return (
-        (store / "u").is_dir()
-        and decode_volume(files.get("volume.json", b"")) is not None
-        and files.get("CACHEDIR.TAG") == CACHEDIR_TEXT
-        and all(size >= RECORD_MAX_BYTES for size in spares)
-    )
-
-
-def _silence(root: Path) -> str | None:
-    found = problems(root)
-    if found == []:
-        return None
-    return f"the checker: {found}"
-
-
-def _check_shapes(root: Path, allowed: dict[int, set[Shape]], when: str) -> str | None:
-    stored = list(_stored(root))
-    base = root / "lower" if (root / "lower").exists() else root
-    for k, shapes in allowed.items():
-        mine = tuple(sorted(kind for one, kind in stored if one == k))
-        name, elsewhere = _read(base / f"v{k}")[1], _read(base / f"to{k}")[1]
-        if not any((name, elsewhere) == _LOOKS[s][:2] and mine in _LOOKS[s].stored for s in shapes):
-            told = ", ".join(sorted(shape.name for shape in shapes))
-            return f"{when}: round {k} is {name} at its name, {elsewhere} elsewhere, {mine} stored; not {told}"
-    return None
-
-
-def _stored(root: Path) -> Iterator[tuple[int, str]]:
-    """Round and kind of all that any store holds."""
-    for pattern in (".trashd*/u/*/*/*/*", ".trashd*/u/*/drop/*"):
-        for base in (root, root / "lower"):
-            for path in base.glob(pattern):
-                k, kind = (None, "") if not path.is_dir() or path.parent.parent.name == "drop" else _read_in(path)
-                if k is not None:
-                    yield k, kind
-
-
-def _read_in(path: Path) -> tuple[int | None, str]:
-    k, kind = _read(path)
-    return k, "reaping" if path.parent.parent.name == "reaping" else kind
-
-
-def _check_modes(root: Path) -> str | None:
-    """A loan has ended on both sides by the time recovery has."""
-    paths = [*root.glob("v*"), *root.glob("lower/v*"), *root.glob(f"{_ORPHANS}/tree")]
-    wrong = [str(path.relative_to(root)) for path in paths if path.stat().st_mode & 0o7777 != MODE]
-    return f"not its mode: {wrong}" if wrong else None
-
-
-def _check_list(root: Path) -> str | None:
-    """Whatever store has an orphan, a list of the volume's shows it with its origin: pointers lead there."""
-    listed = {os.fsdecode(entry.path) for entry in entries(root) if not entry.problem}
-    there = {str(path) for path in (*root.glob(_ORPHANS), *root.glob(f"lower/{_ORPHANS}"))}
-    return None if there <= listed else f"not listed: {there - listed}"
-
-
-def _finish_reaps(root: Path) -> str | None:
-    """What a reaper had begun can be ended by the next one."""
-    for entry in entries(root):
-        if entry.state.value == "reaping":
-            reaped = reap_now(root, entry.id)
-            if reaped.lost or reaped.report.n_failed:
-                return f"can't be reaped: {reaped}"
-    left = [str(path) for path in root.glob(".trashd/u/*/reaping/*")]
-    return f"left in reaping/: {left}" if left else _silence(root)

@@ -6,11 +6,13 @@ import os
 import stat
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.crash.powerfail_work import SCENARIOS, Cut, Scenario, check_state
+from tests.crash.powerfail_law import check_state
+from tests.crash.powerfail_work import SCENARIOS, Cut, Scenario
 from tests.support.logdisk import logged_volume
 from tests.support.replay import Result, check_states
 
@@ -47,12 +49,33 @@ class NoRecordFsync(Kernel):
             super().fsync(fd)
 
 
+class NoPointerFsync(NoRecordFsync):
+    """Does not flush pointers."""
+
+    def fsync(self, fd: int) -> None:
+        if b"/pointers/" in os.readlink(b"/proc/self/fd/%d" % fd):
+            return
+        os.fsync(fd)
+
+
 class NoDirectoryFsync(Kernel):
     """Does not flush directories: what says at the end that it is durable is not."""
 
     def fsync(self, fd: int) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             super().fsync(fd)
+
+
+class NoContainerFsync(Kernel):
+    """Flushes orphans/ instead of the container in it, as trashd did once; restoring/ likewise."""
+
+    def fsync(self, fd: int) -> None:
+        here = Path(os.readlink(f"/proc/self/fd/{int(fd)}"))
+        if not stat.S_ISDIR(os.fstat(fd).st_mode) or here.parent.name not in ("orphans", "restoring"):
+            super().fsync(fd)
+        elif here.parent.name == "orphans":
+            with self.open_path(os.fsencode(here.parent), os.O_RDONLY) as parent:
+                super().fsync(parent)
 
 
 class ThreeRenames(Kernel):
@@ -140,6 +163,32 @@ def test_record_without_fsync_is_short(fstype: str) -> None:
 @pytest.mark.parametrize("verb", ["swap", "rm", "restore of removed", "restore over written", "restore inside"])
 def test_verb_without_its_last_fsync_is_not_durable(verb: str, fstype: str) -> None:
     assert first_failure(fstype, verb, NoDirectoryFsync).startswith("at once: round 0 is")
+
+
+@on_each_fs
+def test_init_without_fsync_of_its_files_leaves_half_a_store(fstype: str) -> None:
+    assert "store" in first_failure(fstype, "init", NoRecordFsync)
+
+
+@on_each_fs
+def test_init_without_its_last_fsync_is_not_durable(fstype: str) -> None:
+    assert "store" in first_failure(fstype, "init", NoDirectoryFsync)
+
+
+@on_each_fs
+def test_pointer_without_fsync_leads_nowhere(fstype: str) -> None:
+    assert "not a relative path" in first_failure(fstype, "swap in a lower store", NoPointerFsync)
+
+
+@pytest.mark.needs("root", "loop", "fuse", "btrfs")
+def test_removal_on_btrfs_is_not_durable_by_a_flush_of_the_store() -> None:
+    result = replay("btrfs", SCENARIOS["rm"], NoContainerFsync)
+    assert any("is tree at its name" in failure.text for failure in result.failures), str(result)
+
+
+@pytest.mark.needs("root", "loop", "fuse", "btrfs")
+def test_record_rewritten_on_btrfs_before_its_container_is_durable_is_left_over() -> None:
+    assert "record.json.new" in first_failure("btrfs", "swap by a user", NoContainerFsync)
 
 
 @on_each_fs

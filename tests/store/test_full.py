@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -149,24 +150,50 @@ def test_full_volume_takes_a_swap_beside_many_orphans_with_long_names(fs_type: s
         assert_silent(path)
 
 
-@pytest.mark.needs("btrfs")
-def test_used_up_quota_is_helped_by_one_swap_and_a_reap() -> None:
+@contextmanager
+def limited_volume() -> Iterator[Path]:
+    """A btrfs subvolume with a quota, a store and two victims."""
     with loop_volume("btrfs") as volume:
         path = btrfs_subvolume(volume, "limited", 8 << 20)
         init(path)
-        job, other = (make_tree(path / name, {"f": os.urandom(2 << 20)}) for name in ("job", "next"))
+        for name in ("job", "next"):
+            make_tree(path / name, {"f": os.urandom(1 << 20)})
         os.sync()
-        use_up(path)
-        swapped = swap(job)
-        assert os.listdir(job) == []
-        assert refuse(other) == errno.EDQUOT
-        assert (other / "f").stat().st_size == 2 << 20
-        assert run(["reap", "--now", "--volume", str(path), swapped.id]) == 0
-        assert entries(path) == []
+        yield path
         (path / "filling").unlink()
         os.sync()
         recover_all(path)
         assert_silent(path)
+
+
+@pytest.mark.needs("btrfs")
+def test_swap_works_at_a_quotas_limit() -> None:
+    with limited_volume() as path:
+        use_up(path)
+        swapped = swap(path / "job")
+        assert os.listdir(path / "job") == []
+        assert (tree_of(swapped) / "f").stat().st_size == 1 << 20
+
+
+@pytest.mark.needs("btrfs")
+def test_swap_beyond_a_quota_and_without_a_reserve_changes_nothing() -> None:
+    with limited_volume() as path:
+        shutil.rmtree(path / ".trashd/u/0/reserve")
+        (path / ".trashd/u/0/reserve").mkdir()
+        use_up(path)
+        before = snapshot(path / "job")
+        assert refuse(path / "job") == errno.EDQUOT
+        assert snapshot(path / "job") == before
+        assert entries(path) == []
+
+
+@pytest.mark.needs("btrfs")
+def test_reap_works_at_a_quotas_limit() -> None:
+    with limited_volume() as path:
+        swapped = swap(path / "job")
+        use_up(path)
+        assert run(["reap", "--now", "--volume", str(path), swapped.id]) == 0
+        assert entries(path) == []
 
 
 def use_up(subvolume: Path) -> None:

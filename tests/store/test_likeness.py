@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -22,7 +23,7 @@ from fusefs.linux.likeness import apply_likeness, differences, read_likeness
 from fusefs.store.stage import Options
 from tests.support.command import TRASHD
 from tests.support.scenes import forbid_exchange, wipe
-from tests.support.store import assert_silent, entries, init, raw, recover_all, restore, swap
+from tests.support.store import Before, assert_silent, entries, init, raw, recover_all, restore, swap
 from tests.support.tree import (
     APPEND_ONLY,
     IMMUTABLE,
@@ -41,12 +42,12 @@ pytestmark = pytest.mark.needs("root")
 
 ALICE, BOB, TEAM = 12001, 12002, 4242
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
-NODUMP, NOATIME, JOURNAL_DATA, DIRSYNC, NOCOW = 0x40, 0x80, 0x4000, 0x1_0000, 0x80_0000
+NODUMP, NOATIME, DIRSYNC, NOCOW = 0x40, 0x80, 0x1_0000, 0x80_0000
 _GETXATTR, _SETXATTR = 0x801C581F, 0x401C5820
 _FSXATTR = struct.Struct("=IIIII8x")
 _EXTENT_SIZE_INHERIT, _COW_EXTENT_SIZE = 0x1000, 0x1_0000
 
-Dress = Callable[[Path], object]
+Dress = Callable[[Path], None]
 
 
 def acl(*entries: tuple[int, int, int]) -> bytes:
@@ -98,31 +99,41 @@ def hint_extents(path: Path) -> None:
 
 def xattrs(*names: str, value: bytes = b"\0value") -> Dress:
     """Give a directory xattrs."""
-    return lambda path: [os.setxattr(path, name, value) for name in names]
+
+    def dress(path: Path) -> None:
+        for name in names:
+            os.setxattr(path, name, value)
+
+    return dress
+
+
+def owned(mode: int, dress: Dress = lambda _path: None) -> Dress:
+    """Make a directory Alice's and the team's, with a mode."""
+
+    def owned_dress(path: Path) -> None:
+        os.chown(path, ALICE, TEAM)
+        dress(path)
+        path.chmod(mode)
+
+    return owned_dress
 
 
 ASPECTS: dict[str, Dress] = {
-    "owner and group": lambda path: os.chown(path, ALICE, TEAM),
+    "owner and group": owned(0o755),
     "closed": lambda path: path.chmod(0o000),
-    "setgid": lambda path: (os.chown(path, ALICE, TEAM), path.chmod(0o2775)),
+    "setgid": owned(0o2775),
     "sticky": lambda path: path.chmod(0o1777),
-    "all set-id bits": lambda path: (os.chown(path, ALICE, TEAM), path.chmod(0o7751)),
+    "all set-id bits": owned(0o7751),
     "access ACL": xattrs(ACCESS, value=ALICES_ACL),
     "default ACL": xattrs(DEFAULT, value=ALICES_ACL),
-    "both ACLs and setgid": lambda path: (
-        os.chown(path, ALICE, TEAM),
-        xattrs(DEFAULT, ACCESS, value=ALICES_ACL)(path),
-        path.chmod(0o2770),
-    ),
+    "both ACLs and setgid": owned(0o2770, xattrs(DEFAULT, ACCESS, value=ALICES_ACL)),
     "user xattrs": xattrs("user.one", "user.two"),
-    "trusted xattrs": xattrs("trusted.one"),
+    "an empty xattr": xattrs("user.empty", value=b""),
+    "a long trusted xattr": xattrs("trusted.one", value=b"t" * 700),
     "a label": xattrs("security.label"),
     "noatime and nodump": lambda path: set_flags(path, NOATIME | NODUMP),
 }
-EXT4 = {
-    "dirsync": lambda path: set_flags(path, DIRSYNC),
-    "journalled data": lambda path: set_flags(path, JOURNAL_DATA),
-}
+EXT4: dict[str, Dress] = {"dirsync": lambda path: set_flags(path, DIRSYNC)}
 XFS: dict[str, Dress] = {
     "project": lambda path: set_project(path, 42, is_inherited=False),
     "inherited project": lambda path: set_project(path, 42),
@@ -131,7 +142,9 @@ XFS: dict[str, Dress] = {
 BTRFS: dict[str, Dress] = {
     "dirsync": lambda path: set_flags(path, DIRSYNC),
     "nocow": lambda path: set_flags(path, NOCOW),
-    **{name: xattrs("btrfs.compression", value=name.encode()) for name in ("zlib", "zstd", "lzo")},
+    "zlib": xattrs("btrfs.compression", value=b"zlib"),
+    "zstd": xattrs("btrfs.compression", value=b"zstd"),
+    "lzo": xattrs("btrfs.compression", value=b"lzo"),
 }
 NEEDS = {"ext4": ["loop"], "xfs": ["loop", "xfs"], "btrfs": ["loop", "btrfs"], "tmpfs": []}
 CASES = [
@@ -218,11 +231,14 @@ def test_immutable_and_append_only_are_not_copied(mounted: Callable[[str], Path]
     for name in ("job", "fresh"):
         (volume / name).mkdir()
     set_flags(volume / "job", flag | NODUMP)
-    with kernel.open_path(raw(volume)) as base:
-        with kernel.open_dir(base, b"job") as job, kernel.open_dir(base, b"fresh") as fresh:
-            wanted = read_likeness(kernel, job)
-            apply_likeness(kernel, fresh, wanted)
-            assert differences(wanted, read_likeness(kernel, fresh)) == []
+    with (
+        kernel.open_path(raw(volume)) as base,
+        kernel.open_dir(base, b"job") as job,
+        kernel.open_dir(base, b"fresh") as fresh,
+    ):
+        wanted = read_likeness(kernel, job)
+        apply_likeness(kernel, fresh, wanted)
+        assert differences(wanted, read_likeness(kernel, fresh)) == []
     assert flags_of(volume / "fresh") & (flag | NODUMP) == NODUMP
     remove_tree_hard(volume / "job")
     assert_silent(volume)
@@ -251,16 +267,20 @@ def test_a_base_with_a_default_acl_and_setgid_leaks_nothing(
     make_tree(base / "job", Dir({"results": "x"}, 0o750, (uid, uid)))
     before = looks(base / "job")
     if not is_first:
-        as_user(uid, partial(init, base)) if uid == 0 else init(base)
+        init(base)
     os.chown(base, uid, TEAM)
     xattrs(DEFAULT, ACCESS, value=acl((2, 7, BOB), (8, 7, TEAM)))(base)
     base.chmod(0o2775)
-    as_user(uid, partial(init if is_first else swap, base if is_first else base / "job"))
     if is_first:
-        as_user(uid, partial(swap, base / "job"))
+        as_user(uid, partial(init, base))
+    as_user(uid, partial(swap, base / "job"))
     assert looks(base / "job") == before
     assert leaks(base) == []
-    assert as_user(uid, partial(assert_silent, base)) is None
+    (base / "job" / "new").mkdir()
+    assert snapshot(base / "job")[1].xattrs == ()
+    assert (base / "job" / "new").stat().st_gid == 0
+    assert (base / ".trashd" / "volume.json").stat().st_mode & 0o7777 == 0o644
+    as_user(uid, partial(assert_silent, base))
 
 
 # When it can't be had
@@ -274,7 +294,6 @@ def hers(volume: Path, victim: Dir) -> Path:
 STRANGE = {
     "group 12001 instead of 4242": Dir({"results": "x"}, 0o770, (ALICE, TEAM)),
     "owner 12001 instead of 12002": Dir({"results": "x"}, 0o777, (BOB, ALICE)),
-    "mode 0770 instead of 2770": Dir({"results": "x"}, 0o2770, (ALICE, TEAM)),
     "security.label none instead of 6c": Dir({"results": "x"}, 0o755, (ALICE, ALICE), {"security.label": b"l"}),
 }
 
@@ -323,20 +342,31 @@ def test_who_may_not_write_in_it_is_refused_and_unlike_does_not_help(volume: Pat
     assert entries(volume) == []
 
 
-@pytest.mark.needs("loop")
-def test_a_flag_that_decides_about_nobodys_access_is_told_and_no_reason_to_refuse(
-    mounted: Callable[[str], Path],
-) -> None:
-    volume = emptied(mounted("ext4"))
-    make_tree(volume / "home", Dir(owner=(ALICE, ALICE)))
-    job = hers(volume, Dir({"results": "x"}, owner=(ALICE, ALICE)))
-    set_flags(job, JOURNAL_DATA | NODUMP)  # the first takes CAP_SYS_RESOURCE
-    swapped = as_user(ALICE, partial(swap, job))
-    assert {difference.what for difference in swapped.unlike} == {"inode flags"}
-    assert flags_of(job) & (JOURNAL_DATA | NODUMP) == NODUMP
+def test_what_decides_about_nobodys_access_is_told_and_no_reason_to_refuse(volume: Path) -> None:
+    job = make_tree(volume / "job", Dir({"results": "x"}, xattrs={"user.one": b"1"}))
+
+    def refuse() -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    swapped = swap(job, Kernel(Before("setxattr", refuse)))
+    assert [tuple(difference) for difference in swapped.unlike] == [("user.one", "31", "none", False)]
     [entry] = entries(volume)
     assert entry.state is State.ORPHANS
-    assert_silent(volume)
+
+
+def test_a_group_that_its_owner_is_in_is_had_with_its_setgid(volume: Path) -> None:
+    job = hers(volume, Dir({"results": "x"}, 0o2770, (ALICE, TEAM)))
+    before = looks(job)
+    assert as_user(ALICE, partial(swap, job), groups=[TEAM]).unlike == ()
+    assert looks(job) == before
+
+
+def test_setgid_for_a_foreign_group_is_refused_and_keeps_its_bit(volume: Path) -> None:
+    job = hers(volume, Dir({"results": "x"}, 0o2770, (ALICE, TEAM)))
+    before = snapshot(volume / "home", with_times=True)
+    with pytest.raises(NotAlike):
+        as_user(ALICE, partial(swap, job))
+    assert snapshot(volume / "home", with_times=True) == before
 
 
 def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path) -> None:
