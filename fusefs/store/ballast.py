@@ -51,6 +51,15 @@ def has_ballast(folder: UserFolder) -> bool:
         return kernel.filesystem(reserve) != _BTRFS or set(kernel.list(reserve)).issuperset(_ALL)
 
 
+def discard_ballast(folder: UserFolder) -> None:
+    """Remove what there is of it."""
+    kernel = folder.store.kernel
+    with folder.open(RESERVE) as reserve:
+        for name in _ALL:
+            with suppress(FileNotFoundError):
+                kernel.unlink(reserve, name)
+
+
 def with_room(folder: UserFolder, ballast: Name, act: Callable[[], T]) -> T:
     """The result of `act`, tried once more without the ballast if there is no room for it."""
     try:

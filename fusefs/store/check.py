@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -45,7 +46,12 @@ def check_store(store: Store) -> Iterator[Problem]:
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
         yield Problem(_told(store.base_path), "probed on another kind of filesystem", "trashd init VOLUME")
     for name in _list(store, store.u_fd):
-        st = kernel.stat(store.u_fd, name)
+        try:
+            st = kernel.stat(store.u_fd, name)
+        except OSError as error:
+            where = _told(store.base_path, b".trashd/u", name)
+            yield Problem(where, from_os(error, where).message(), _LOOK)
+            continue
         if name.isdigit() and (not stat.S_ISDIR(st.st_mode) or str(st.st_uid).encode() != name):
             where = _told(store.base_path, b".trashd/u", name)
             yield Problem(where, f"planted by uid {st.st_uid}", "trashd init VOLUME as root")
@@ -80,6 +86,10 @@ def _check_folder(folder: UserFolder) -> Iterator[Problem]:
             st = kernel.stat(folder.fd, part)
         except FileNotFoundError:
             continue  # made when needed
+        except OSError as error:
+            where = _told(folder.path(), part)
+            yield Problem(where, from_os(error, where).message(), _LOOK)
+            return
         if not stat.S_ISDIR(st.st_mode) or st.st_uid != folder.uid:
             yield Problem(_told(folder.path(), part), "not a directory of its user", _LOOK)
             return
@@ -158,7 +168,9 @@ def _check_pointers(folder: UserFolder) -> Iterator[Problem]:
         except TrashdError as error:
             yield Problem(where, error.message(), error.hint)
             continue
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                yield Problem(where, "leads through a link or to no directory", "remove it")
             store = None  # that directory was removed or swapped away, its store with it: nothing is lost by it
         if store is not None:
             store.__exit__()

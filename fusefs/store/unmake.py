@@ -8,7 +8,8 @@ from contextlib import suppress
 from fusefs.core.names import STORE, Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import FOLDERS, NEW_PREFIX, USERS, open_store, open_user
+from fusefs.store.ballast import discard_ballast
+from fusefs.store.layout import FOLDERS, NEW_PREFIX, USERS, UserFolder, open_store, open_user
 from fusefs.store.reserve import discard_reserve
 from fusefs.store.volume import discard_unfinished
 
@@ -16,10 +17,11 @@ from fusefs.store.volume import discard_unfinished
 def unmake_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> None:
     """Remove a store of ours that nobody uses; one that somebody uses by now stays as it is.
 
-    It gets the name of an unfinished one first, so that nobody comes to it meanwhile; rmdir alone removes
-    directories, so that a folder or container which appeared all the same is kept, and the store with it.
+    Where all folders are gone it gets the name of an unfinished one, so that nobody comes to it meanwhile; rmdir
+    alone removes directories, so that a folder which appeared all the same is kept, and the store with it.
     """
-    _empty_own_folder(kernel, base_fd, base_path)
+    if not _is_emptied(kernel, base_fd, base_path):
+        return
     hidden = Name(NEW_PREFIX + os.urandom(6).hex().encode())
     kernel.rename_free(base_fd, STORE, base_fd, hidden)
     try:
@@ -31,17 +33,25 @@ def unmake_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> None:
     discard_unfinished(kernel, base_fd, hidden)
 
 
-def _empty_own_folder(kernel: Kernel, base_fd: Fd, base_path: bytes) -> None:
+def _is_emptied(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:
+    """Remove our own folder, if there is nothing in it; whether nobody has one now."""
     store = open_store(kernel, kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY), base_path)
     if store is None:
-        return
-    with store, suppress(OSError):
-        folder = open_user(store, os.geteuid())
-        if folder is None:
-            return
-        with folder:
-            discard_reserve(folder)
-            for part in FOLDERS:
-                with suppress(FileNotFoundError):
-                    kernel.rmdir(folder.fd, part)
-            kernel.rmdir(store.u_fd, folder.name)
+        return False
+    with store:
+        with suppress(OSError):
+            folder = open_user(store, os.geteuid())
+            if folder is not None:
+                _remove_own(folder)
+        return kernel.is_empty(store.u_fd)
+
+
+def _remove_own(folder: UserFolder) -> None:
+    kernel = folder.store.kernel
+    with folder:
+        discard_reserve(folder)
+        discard_ballast(folder)
+        for part in FOLDERS:
+            with suppress(FileNotFoundError):
+                kernel.rmdir(folder.fd, part)
+        kernel.rmdir(folder.store.u_fd, folder.name)

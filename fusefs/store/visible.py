@@ -71,10 +71,12 @@ class Direct:
         return None if st is None else (st.st_dev, st.st_ino)
 
     def look(self) -> os.stat_result | None:
-        """What has the name now."""
+        """What has the name now; None if nothing has, or something is mounted there."""
         try:
             return self._kernel.stat(self._parent_fd, self._name)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EXDEV):
+                raise
             return None
 
     def flush(self) -> None:

@@ -90,13 +90,23 @@ def _discard_abandoned(kernel: Kernel, base_fd: Fd) -> list[str]:
     told = []
     with suppress(PermissionError), kernel.open_dir(base_fd) as readable:
         for name in kernel.list(readable):
-            if not name.startswith(NEW_PREFIX) or kernel.stat(base_fd, name).st_uid != os.geteuid():
+            if not name.startswith(NEW_PREFIX) or _owner_of(kernel, base_fd, name) != os.geteuid():
                 continue
             with suppress(FileNotFoundError), kernel.open_dir(base_fd, name) as fd:
                 if kernel.is_local(fd) and kernel.lock(fd):
                     discard_unfinished(kernel, base_fd, Name(name))
                     told.append(f"removed {name.decode()}, which was never finished")
     return told
+
+
+def _owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
+    """Whose a name is; None where something is mounted, or nothing is left."""
+    try:
+        return kernel.stat(dir_fd, name).st_uid
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EXDEV):
+            raise
+        return None
 
 
 def _fill(kernel: Kernel, fd: Fd) -> None:
@@ -247,6 +257,8 @@ def _take_over(kernel: Kernel, fd: Fd) -> list[str]:
             _own(kernel, users, 0o1777)
             repaired.append("took over .trashd/u")
         for name in kernel.list(users):
+            if _owner_of(kernel, users, name) is None:
+                continue  # its user mounted something there; the kernel would not let us move it either
             st = kernel.stat(users, name)
             planted = name.isdigit() and (not stat.S_ISDIR(st.st_mode) or name != str(st.st_uid).encode())
             if planted:

@@ -262,7 +262,7 @@ def test_the_owner_restores_the_whole_where_he_may_write(volume: Path) -> None:
     assert_silent(volume)
 
 
-def test_an_owner_finds_in_the_upper_store_what_went_to_a_lower_one_for_him(volume: Path) -> None:
+def test_an_owner_finds_what_went_into_the_store_of_a_bind_mount_for_him(volume: Path) -> None:
     make_tree(volume / "shared", {"job": Dir({"results": "hers"}, owner=(ALICE, NOGROUP))})
     with bind_mount(volume / "shared", volume / "shared"):
         # Its own mount: the store is made in it, as high as the name's mount goes.

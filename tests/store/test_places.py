@@ -7,15 +7,30 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError
+from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
-from tests.support.store import assert_silent, entries, folder_of, init, place, raw, reap_now, remove, restore, swap
+from fusefs.store.unmake import unmake_store
+from tests.support.store import (
+    assert_silent,
+    calls_of,
+    entries,
+    folder_of,
+    init,
+    place,
+    raw,
+    reap_now,
+    remove,
+    restore,
+    swap,
+)
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user, run_as
 from tests.support.volumes import (
@@ -67,6 +82,11 @@ def alices() -> Iterator[Path]:
         yield path
 
 
+def inode_numbers(tree: Path) -> list[int]:
+    """Those of a directory and of all in it."""
+    return [tree.stat().st_ino, *(path.lstat().st_ino for path in sorted(tree.rglob("*")))]
+
+
 # Project quotas
 
 
@@ -75,12 +95,12 @@ def alices() -> Iterator[Path]:
 def test_across_a_quota_project_a_lower_store_takes_it(xfs: Path, verb: Callable[[Path], object]) -> None:
     job = xfs / "project" / "job"
     make_tree(job, {"results": "x"})
-    ino = (job / "results").stat().st_ino
+    inos = inode_numbers(job)
     verb(job)
     [entry] = entries(xfs)
     # An exchange may work where a rename doesn't: the fresh directory is of project 7 too.
     assert verb is swap or entry.path.startswith(raw(xfs / "project" / ".trashd"))
-    assert (place(xfs, entry.id) / "tree" / "results").stat().st_ino == ino, "it was moved, never copied"
+    assert inode_numbers(place(xfs, entry.id) / "tree") == inos, "it was moved, never copied"
     restore(xfs, entry.id)
     assert (job / "results").read_text() == "x"
     assert project_of(job).project_id == 7
@@ -111,10 +131,8 @@ def test_a_project_boundary_at_the_victim_itself_is_a_clear_error_and_leaves_not
     set_project(xfs / "outer" / "inner" / "job", 9)
     before = snapshot(xfs / "outer")
     for verb in (swap, remove):
-        try:
+        with suppress(CrossesBoundary):
             restore(xfs, verb(xfs / "outer" / "inner" / "job").id)
-        except CrossesBoundary:
-            pass
         assert (xfs / "outer" / "inner" / "job" / "results").read_text() == "x"
     assert snapshot(xfs / "outer") == before
     assert_silent(xfs)
@@ -155,9 +173,10 @@ def test_a_lower_orphan_for_its_owner_is_found_through_his_pointer(btrfs: Path) 
 @pytest.mark.parametrize("verb", [swap, remove])
 def test_in_a_subvolume_a_lower_store_takes_it(btrfs: Path, verb: Callable[[Path], object]) -> None:
     job = btrfs / "sub" / "job"
-    before = snapshot(make_tree(job, {"results": "x"}))
+    before, inos = snapshot(make_tree(job, {"results": "x"})), inode_numbers(job)
     verb(job)
     [entry] = entries(btrfs)
+    assert inode_numbers(place(btrfs, entry.id) / "tree") == inos, "it was moved, never copied"
     assert entry.path.startswith(raw(btrfs / "sub" / ".trashd"))
     restore(btrfs, entry.id)
     assert snapshot(job) == before
@@ -184,22 +203,65 @@ def test_a_subvolume_itself_goes_and_comes_back(btrfs: Path, verb: Callable[[Pat
     assert_silent(btrfs)
 
 
+@pytest.mark.needs("loop", "btrfs")
+def test_in_a_subvolume_of_a_subvolume_only_the_store_that_takes_it_is_left(btrfs: Path) -> None:
+    deeper = btrfs_subvolume(btrfs / "sub", "deeper")
+    identifier = swap(make_tree(deeper / "job", {"results": "x"})).id
+    assert sorted(path.parent for path in btrfs.rglob(".trashd")) == [btrfs, deeper]
+    assert [entry.id for entry in entries(btrfs)] == [identifier]
+    restore(btrfs, identifier)
+    assert (deeper / "job" / "results").read_text() == "x"
+    assert_silent(btrfs)
+
+
+@pytest.mark.needs("loop", "btrfs")
+def test_what_a_user_could_not_have_deleted_root_does_not_reap_for_him_in_his_own_store(btrfs: Path) -> None:
+    job = btrfs / "sub" / "home" / "job"
+    as_user(ALICE, lambda: make_tree(job, {"results": "hers"}))
+    make_tree(job / "roots", {"kept": "k"})
+    identifier = as_user(ALICE, lambda: str(swap(job).id))
+    assert (btrfs / "sub" / "home" / ".trashd").stat().st_uid == ALICE
+    assert reap_now(btrfs, identifier).report.n_failed > 0
+    [entry] = entries(btrfs)
+    assert (entry.uid, entry.state) == (ALICE, State.QUARANTINE)
+    assert (place(btrfs, identifier) / "tree" / "roots" / "kept").read_text() == "k"
+    restore(btrfs, identifier)
+    assert (job / "roots" / "kept").stat().st_uid == 0
+    assert_silent(btrfs)
+
+
 # Overlays
+
+
+def fill_lower(lower: Path) -> None:
+    """A victim in a lower layer."""
+    make_tree(lower / "a", {"b": {"job": {"results": "x"}}})
 
 
 @pytest.mark.parametrize("verb", [swap, remove])
 def test_a_lower_layer_of_an_overlay_is_a_clear_error_and_stays(verb: Callable[[Path], object]) -> None:
-    def populate(lower: Path) -> None:
-        make_tree(lower / "a", {"b": {"job": {"results": "x"}}})
-
-    with overlay_volume(populate) as overlay:
+    with overlay_volume(fill_lower) as overlay:
         job = overlay.path / "a" / "b" / "job"
-        before = snapshot(job)
+        whole = snapshot(overlay.path)
         with pytest.raises(CrossesBoundary) as caught:
             verb(job)
         assert "overlayfs" in caught.value.hint
-        assert snapshot(job) == before
-        assert sorted(os.listdir(overlay.path / "a" / "b")) == ["job"], "no store is left that could not take it"
+        assert os.listdir(overlay.path) == ["a"], "no store is left that could not take it"
+        assert snapshot(overlay.path) == whole
+
+
+@pytest.mark.parametrize("verb", [swap, remove])
+def test_where_a_lower_layer_can_go_nowhere_only_the_administrators_store_is_left(
+    verb: Callable[[Path], object],
+) -> None:
+    with overlay_volume(fill_lower) as overlay:
+        init(overlay.path)
+        before = snapshot(overlay.path / "a")
+        with pytest.raises(CrossesBoundary):
+            verb(overlay.path / "a" / "b" / "job")
+        assert snapshot(overlay.path / "a") == before
+        assert entries(overlay.path) == []
+        assert_silent(overlay.path)
 
 
 def test_an_upper_layer_of_an_overlay_goes_and_comes_back() -> None:
@@ -209,6 +271,20 @@ def test_an_upper_layer_of_an_overlay_goes_and_comes_back() -> None:
         restore(overlay.path, identifier)
         assert snapshot(overlay.path / "job") == before
         assert_silent(overlay.path)
+
+
+def test_a_store_that_somebody_uses_by_now_is_not_even_hidden_for_a_moment(alices: Path) -> None:
+    init(alices)
+    make_tree(alices / "home" / "alice" / "job", Dir({}, owner=(ALICE, ALICE)))
+    identifier = as_user(ALICE, lambda: str(swap(alices / "home" / "alice" / "job").id))
+
+    def unmake(kernel: Kernel) -> None:
+        with kernel.open_path(raw(alices)) as base_fd:
+            unmake_store(kernel, base_fd, raw(alices))
+
+    assert "renameat2" not in calls_of(unmake)
+    assert [entry.id for entry in entries(alices)] == [identifier]
+    assert_silent(alices)
 
 
 # Bind mounts
@@ -264,6 +340,7 @@ def test_the_printed_command_restores_from_a_store_further_down(alices: Path) ->
     told: subprocess.CompletedProcess[bytes] = run_as(ALICE, [*argv, *shlex.split(command)[1:]])
     assert told.returncode == 0, told.stderr
     assert (job / "results").read_text() == "hers"
+    as_user(ALICE, lambda: assert_silent(alices / "home" / "alice"))
 
 
 def test_who_may_write_nowhere_above_is_refused_and_nothing_is_made(alices: Path) -> None:
@@ -299,6 +376,7 @@ def test_a_closed_store_of_somebody_else_sends_nobody_astray(alices: Path) -> No
     as_user(ALICE, lambda: make_tree(job, {}))
     swapped = as_user(ALICE, lambda: swap(job))
     assert swapped.volume == raw(alices / "home" / "alice")
+    as_user(ALICE, lambda: assert_silent(alices / "home" / "alice"))
 
 
 def test_restoring_over_what_a_user_may_not_replace_is_refused(alices: Path) -> None:

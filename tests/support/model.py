@@ -1,0 +1,211 @@
+"""A model of the store for tests of histories: where everything is, and what the verbs promise to do with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from fusefs.core.durations import DEFAULT_RETENTION_S
+
+NAMES = ("a", "b", "c")
+MAX_DEPTH = 3
+NEW = "to come"
+"""The id of an orphan that the verb is yet to make."""
+
+Steps = tuple[str, ...]
+"""A path from the directory that all victims are in, or from the top of a tree."""
+
+
+class Dir(NamedTuple):
+    """A directory; `ino` is None in the model for one that the verb is yet to make."""
+
+    ino: int | None
+    entries: Mapping[str, Node]
+
+
+Node = str | Dir
+"""A file is its content."""
+
+
+class Orphan(NamedTuple):
+    """A tree in the store; `tree` is None once a killed reaper has removed all of it, `fresh` what took its place."""
+
+    tree: Node | None
+    origin: Steps | None
+    retention_s: int | None
+    fresh: int | None = None
+    is_begun: bool = False
+
+
+class World(NamedTuple):
+    """Everything that there is."""
+
+    home: Dir
+    orphans: Mapping[str, Orphan]
+
+    def without(self, one: str) -> World:
+        """The same without an orphan."""
+        return self._replace(orphans={key: orphan for key, orphan in self.orphans.items() if key != one})
+
+    def having(self, one: str, orphan: Orphan) -> World:
+        """The same with an orphan more, or with another one in its place."""
+        return self._replace(orphans={**self.orphans, one: orphan})
+
+
+# Trees
+
+
+def look_up(node: Node | None, path: Steps) -> Node | None:
+    """What is at a path, if anything is."""
+    for name in path:
+        node = node.entries.get(name) if isinstance(node, Dir) else None
+    return node
+
+
+def put(root: Dir, path: Steps, thing: Node | None) -> Dir:
+    """The tree with something else at a path, or nothing; the directories on the way are there."""
+    name, *rest = path
+    entries = dict(root.entries)
+    if rest:
+        below = entries[name]
+        assert isinstance(below, Dir)
+        entries[name] = put(below, tuple(rest), thing)
+    elif thing is None:
+        del entries[name]
+    else:
+        entries[name] = thing
+    return root._replace(entries=entries)
+
+
+def paths_of(node: Node | None, above: Steps = ()) -> Iterator[Steps]:
+    """All paths below a tree's top."""
+    if isinstance(node, Dir):
+        for name, child in node.entries.items():
+            yield (*above, name)
+            yield from paths_of(child, (*above, name))
+
+
+def free_in(node: Node | None) -> list[Steps]:
+    """The paths in a tree at which something could be made."""
+    directories = [path for path in [(), *paths_of(node)] if isinstance(look_up(node, path), Dir)]
+    free = [(*path, name) for path in directories for name in NAMES if look_up(node, (*path, name)) is None]
+    return [path for path in free if len(path) <= MAX_DEPTH]
+
+
+def contents_of(node: Node | None) -> list[str]:
+    """The contents of all files."""
+    if isinstance(node, Dir):
+        return [content for child in node.entries.values() for content in contents_of(child)]
+    return [] if node is None else [node]
+
+
+def inos_of(node: Node | None) -> set[int]:
+    """The inode numbers of all directories; a tmpfs gives none twice."""
+    seen = (look_up(node, path) for path in [(), *paths_of(node)])
+    return {one.ino for one in seen if isinstance(one, Dir) and one.ino is not None}
+
+
+def read(path: Path) -> Node:
+    """A tree from the disk."""
+    if not path.is_dir():
+        return path.read_text()
+    return Dir(path.stat().st_ino, {name: read(path / name) for name in sorted(os.listdir(path))})
+
+
+def is_like(expected: Node | None, seen: Node | None, *, whole: bool = True) -> bool:
+    """Whether it is that tree, directories being the same inodes; whole=False: or a part of it."""
+    if seen is None:
+        return expected is None or not whole
+    if not (isinstance(expected, Dir) and isinstance(seen, Dir)):
+        return expected == seen
+    if expected.ino not in (None, seen.ino) or (whole and expected.entries.keys() != seen.entries.keys()):
+        return False
+    return all(is_like(expected.entries.get(name), child, whole=whole) for name, child in seen.entries.items())
+
+
+# What the verbs promise: the world after them, or None where they refuse
+
+
+def swapped(world: World, path: Steps, retention_s: int | None = DEFAULT_RETENTION_S) -> World | None:
+    """`trashd swap`."""
+    victim = look_up(world.home, path)
+    if not isinstance(victim, Dir):
+        return None
+    return World(put(world.home, path, Dir(None, {})), world.orphans).having(NEW, Orphan(victim, path, retention_s))
+
+
+def removed(world: World, path: Steps) -> World | None:
+    """`trashd rm`."""
+    victim = look_up(world.home, path)
+    if victim is None:
+        return None
+    orphan = Orphan(victim, path, DEFAULT_RETENTION_S)
+    return World(put(world.home, path, None), world.orphans).having(NEW, orphan)
+
+
+def moved(world: World, source: Steps, target: Steps) -> World:
+    """A rename by anybody, to a free name."""
+    return world._replace(home=put(put(world.home, source, None), target, look_up(world.home, source)))
+
+
+def restored(world: World, one: str, to: Steps | None) -> World | None:
+    """`trashd restore`, to the origin without `to`."""
+    orphan = world.orphans[one]
+    path = orphan.origin if to is None else to
+    if path is None or orphan.tree is None or not isinstance(look_up(world.home, path[:-1]), Dir):
+        return None
+    there = look_up(world.home, path)
+    after = World(world.home, world.orphans).without(one)
+    if there is not None:
+        if to is not None or not isinstance(there, Dir) or there.ino != orphan.fresh:
+            return None
+        if there.entries:
+            after = after.having(NEW, Orphan(there, path, None))
+    return after._replace(home=put(world.home, path, orphan.tree))
+
+
+def restored_inside(world: World, one: str, inside: Steps, to: Steps | None) -> list[World]:
+    """`trashd restore` of a part: the world before it, with each directory that it makes on the way, and after it.
+
+    One world, the first, if it is refused.
+    """
+    orphan = world.orphans[one]
+    path = to if to is not None else orphan.origin and (*orphan.origin, *inside)
+    thing = look_up(orphan.tree, inside)
+    if path is None or thing is None:
+        return [world]
+    worlds = [world]
+    for depth in range(len(orphan.origin or ()) if to is None else len(path), len(path)):
+        home = worlds[-1].home
+        if look_up(home, path[:depth]) is None and isinstance(look_up(home, path[: depth - 1]), Dir):
+            worlds.append(worlds[-1]._replace(home=put(home, path[:depth], Dir(None, {}))))
+    home = worlds[-1].home
+    if look_up(home, path) is not None or not isinstance(look_up(home, path[:-1]), Dir):
+        return [world]
+    assert isinstance(orphan.tree, Dir)
+    done = World(put(home, path, thing), world.orphans)
+    return [*worlds, done.having(one, orphan._replace(tree=put(orphan.tree, inside, None)))]
+
+
+def not_restored(world: World, one: str) -> list[World]:
+    """What a refused restore may leave: the same, but what a killed reaper had emptied ends with it."""
+    return [world, world.without(one)] if world.orphans[one].tree is None else [world]
+
+
+def taken_origins(world: World) -> dict[str, Steps]:
+    """The origins, by orphan, that something is at."""
+    origins = {one: orphan.origin for one, orphan in world.orphans.items()}
+    return {one: path for one, path in origins.items() if path is not None and look_up(world.home, path) is not None}
+
+
+def all_contents(world: World) -> list[str]:
+    """The contents of all files, wherever they are."""
+    return contents_of(world.home) + [c for orphan in world.orphans.values() for c in contents_of(orphan.tree)]
+
+
+def all_inos(world: World) -> set[int]:
+    """The inode numbers of all directories."""
+    trees = (world.home, *(orphan.tree for orphan in world.orphans.values()))
+    return {ino for tree in trees for ino in inos_of(tree)}
