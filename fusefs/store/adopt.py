@@ -76,6 +76,9 @@ def take_in(
             dissolve(held)
             raise
         take_back(kernel, fd, lent)
+        if origin is not None:
+            # Else btrfs may write the move that follows, not this rename; what was dropped is just dropped again.
+            kernel.fsync(dir_fd)
         move(held, State.ORPHANS)
     return container
 

@@ -36,7 +36,7 @@ class _Outcome(msgspec.Struct):
 
 
 class _Question(msgspec.Struct):
-    """What the child asks of root: a move at the victim's name, its identity, or a flush."""
+    """What the child asks of root: a move at the victim's name, or its identity."""
 
     what: str
     state: State = State.STAGE
@@ -120,10 +120,6 @@ class _Asked:
         """See Visible."""
         return self._put(_Question("found")).found
 
-    def flush(self) -> None:
-        """See Visible."""
-        self._put(_Question("flush"))
-
     def _put(self, question: _Question) -> _Answer:
         answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=_Answer)
         if answer.errno:
@@ -148,9 +144,6 @@ def _answer(folder: UserFolder, visible: Direct | None, message: bytes) -> bytes
 def _obey(folder: UserFolder, visible: Direct, question: _Question) -> _Answer:
     if question.what == "found":
         return _Answer(found=visible.found())
-    if question.what == "flush":
-        visible.flush()
-        return _Answer()
     if not is_container_id(question.container):
         raise KeyError(question.container)
     kernel = folder.store.kernel

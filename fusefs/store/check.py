@@ -42,7 +42,7 @@ def check_store(store: Store) -> Iterator[Problem]:
     kernel = store.kernel
     for name in _list(store, store.base_fd):
         if name.startswith(NEW_PREFIX):
-            yield Problem(_told(store.base_path, name), "a store that was never finished", "rm -r it, or trashd init")
+            yield Problem(_told(store.base_path, name), "a store that was never finished", "trashd init sweeps it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
         yield Problem(_told(store.base_path), "probed on another kind of filesystem", "trashd init VOLUME")
     for name in _list(store, store.u_fd):

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self, assert_never
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, printable, split
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
@@ -22,7 +22,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held, dissolve, move
-from fusefs.store.layout import DROP, FRESH, HOISTED, TREE, UserFolder
+from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
 from fusefs.store.stage import identify_at, take_back, unmake
 
 _OUT_OF_REACH = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
@@ -39,14 +39,18 @@ class Recovered(NamedTuple):
 def recover(folder: UserFolder) -> Recovered:
     """Settle the containers that nobody holds in one user's stage/ and restoring/; to be run as that user.
 
-    In reaping/ only what has no record any more is swept: the end of a reap that was killed.
+    In reaping/ only what has no record any more is swept: the end of a reap that was killed. In orphans/ only what
+    has no tree is looked at: on btrfs a flush by somebody else may write an adoption, and not the plain rename that
+    had brought the tree (docs/crash.md).
     """
     settled: list[str] = []
     problems: list[Problem] = []
-    for state in (State.STAGE, State.RESTORING, State.REAPING):
+    for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
         kernel = folder.store.kernel
         with folder.open(state) as state_fd:
             names = kernel.list(state_fd)
+            if state is State.ORPHANS:
+                names = [name for name in names if not _is_whole(kernel, state_fd, name)]
         for name in names:
             where = printable(os.path.join(folder.path(), state.value.encode(), name))
             try:
@@ -60,6 +64,19 @@ def recover(folder: UserFolder) -> Recovered:
             except OSError as error:
                 problems.append(Problem(where, from_os(error, where).message(), _HINT))
     return Recovered(tuple(settled), tuple(problems))
+
+
+def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
+    """Whether an orphan has its tree, or is none of ours; a cheap look, since there may be very many."""
+    if not is_container_id(name.decode("ascii", "replace")):
+        return True
+    try:
+        kernel.stat(orphans, join(name, TREE))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # the checker looks closer
+    return True
 
 
 class Kept(Exception):
@@ -86,6 +103,8 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
         if _may_be_alive(held):
             raise Kept(f"made on host {held.record.host}, which may still be working on it")
         with Origin(held) as origin:
+            if state is State.ORPHANS:
+                return _settle_empty(held, origin)
             if state is State.STAGE:
                 return _settle_staged(held, origin)
             return settle_restoring(held, origin)
@@ -206,6 +225,24 @@ def _settle_staged(held: Held, origin: Origin) -> str:
             return "its victim is here: adopted"
         case _:
             assert_never(action)
+
+
+def _settle_empty(held: Held, origin: Origin) -> str:
+    """Remove an orphan without a tree, if that is where it came from; otherwise the checker tells that it is gone.
+
+    Where something dropped came from nobody knows: it lies in `drop/`, or the user's own mv did not happen either.
+    """
+    record = held.record
+    if set(held.folder.store.kernel.list(held.fd)) - {RECORD}:
+        return ""
+    if record.method is Method.DROPPED:
+        _take_back_dropped(held)
+    elif compare(origin.identity(), record.victim) is Likelihood.SAME:
+        origin.take_back(record.lent_mode, record.victim)
+    else:
+        return ""
+    dissolve(held)
+    return "its tree is where it was: undone"
 
 
 def _take_back_dropped(held: Held) -> None:

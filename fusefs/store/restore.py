@@ -22,7 +22,7 @@ from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.recover import Kept, Origin, rescue_hoisted, retire_restored, settle_restoring
 from fusefs.store.stage import lend, loan, take_back
 from fusefs.store.swap import NO_EXCHANGE
-from fusefs.store.visible import Direct, Move, Visible
+from fusefs.store.visible import Move, Visible
 
 _ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
@@ -103,7 +103,8 @@ def restore(held: Held, destination: Destination) -> Restored:
         warnings = []
         try:
             take_back(kernel, tree, held.record.lent_mode)
-            destination.visible.flush()
+            # Where the tree came from, not where it went: btrfs then writes both sides of a plain rename.
+            kernel.fsync(held.fd)
             deep = rescue_hoisted(held)
             if deep is not None:
                 warnings.append(f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}")
@@ -246,7 +247,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
             except FileExistsError as error:
                 raise Occupied(path) from error
             try:
-                Direct(kernel, target, new).flush()
+                _flush_source(kernel, held, source)
             except OSError as error:
                 warnings.append(f"{error.strerror} after it was back: a power cut may undo it")
     except FileNotFoundError as error:
@@ -255,6 +256,17 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
         settle(held)
         held.owned.close()
     return Restored(held.id, path, None, held.record.partial, tuple(warnings))
+
+
+def _flush_source(kernel: Kernel, held: Held, source: Fd) -> None:
+    """Make the rename out of a directory durable: of that one, for the reason in `restore`."""
+    try:
+        readable = kernel.open_dir(source)
+    except PermissionError:
+        kernel.syncfs(held.fd)  # it may be changed, not listed
+        return
+    with readable:
+        kernel.fsync(readable)
 
 
 def _there(held: Held, inside: RelPath) -> str:

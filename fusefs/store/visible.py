@@ -33,9 +33,6 @@ class Visible(Protocol):
     def found(self) -> tuple[int, int] | None:
         """Device and inode number of what has the name now; None if nothing has."""
 
-    def flush(self) -> None:
-        """Make the parent's entries durable."""
-
 
 class Direct:
     """By our own authority, with the fd of the parent."""
@@ -78,14 +75,3 @@ class Direct:
             if error.errno not in (errno.ENOENT, errno.EXDEV):
                 raise
             return None
-
-    def flush(self) -> None:
-        """See Visible."""
-        try:
-            readable = self._kernel.open_dir(self._parent_fd)
-        except OSError as error:
-            if error.errno != errno.EACCES:
-                raise
-            return  # a directory that we may change but not list: what the store flushes has to do
-        with readable:
-            self._kernel.fsync(readable)

@@ -32,6 +32,7 @@ class Shape(Enum):
     WRITTEN = "something written into fresh, the tree in the store"
     RESCUED = "the tree at its name, what was written in the store"
     PARTED = "a part of the tree back in fresh, the rest in the store"
+    FILE_PARTED = "the same of a file in it"
     REAPED = "fresh at the name, of the tree whatever is left"
     HALF = "fresh at the name, half of the tree in the store"
     HALF_HOME = "half of the tree at its name"
@@ -55,6 +56,7 @@ _LOOKS = {
     Shape.WRITTEN: Look("late", _ABSENT, (("tree",),)),
     Shape.RESCUED: Look("tree", _ABSENT, (("late",),)),
     Shape.PARTED: Look("part", _ABSENT, (("rest",),)),
+    Shape.FILE_PARTED: Look("file", _ABSENT, (("half",),)),
     Shape.REAPED: Look("fresh", _ABSENT, (("reaping",), ())),
     Shape.HALF: Look("fresh", _ABSENT, (("reaping",), ("half",))),
     Shape.HALF_HOME: Look("half", _ABSENT, ((),)),
@@ -68,6 +70,7 @@ _KINDS = {
     ("f1", "part"): "half",
     ("late",): "late",
     ("part",): "part",
+    ("f0",): "file",
 }
 
 
@@ -77,7 +80,12 @@ def text_of(k: int, name: str) -> str:
 
 
 def _read(path: Path) -> tuple[int | None, str]:
-    """Which round a directory is of, None if it is empty, and what it is."""
+    """Which round a directory is of, None if it is empty, and what it is; a file of the right text is a tree too."""
+    if path.is_file():
+        text = path.read_text()
+        number = text.partition(" ")[0]
+        whole = number.isdigit() and text == text_of(int(number), "file")
+        return (int(number) if number.isdigit() else None), "tree" if whole else "torn"
     if not path.is_dir():
         return None, _ABSENT
     names = tuple(sorted(os.listdir(path)))
@@ -169,7 +177,8 @@ def _stored(root: Path) -> Iterator[tuple[int, str]]:
     for pattern in (".trashd*/u/*/*/*/*", ".trashd*/u/*/drop/*"):
         for base in (root, root / "lower"):
             for path in base.glob(pattern):
-                k, kind = (None, "") if not path.is_dir() or path.parent.parent.name == "drop" else _read_in(path)
+                is_inside = path.parent.parent.name == "drop" or path.name not in ("tree", "fresh", f"v{path.name[1:]}")
+                k, kind = (None, "") if is_inside else _read_in(path)
                 if k is not None:
                     yield k, kind
 
@@ -182,6 +191,7 @@ def _read_in(path: Path) -> tuple[int | None, str]:
 def _check_modes(root: Path) -> str | None:
     """A loan has ended on both sides by the time recovery has."""
     paths = [*root.glob("v*"), *root.glob("lower/v*"), *root.glob(f"{_ORPHANS}/tree")]
+    paths = [path for path in paths if path.is_dir()]
     wrong = [str(path.relative_to(root)) for path in paths if path.stat().st_mode & 0o7777 != MODE]
     return f"not its mode: {wrong}" if wrong else None
 

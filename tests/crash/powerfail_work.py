@@ -20,24 +20,8 @@ from tests.support.volumes import btrfs_subvolume
 T = TypeVar("T")
 
 USER = 4711
-CHANGES = frozenset(
-    [
-        "create",
-        "tmpfile",
-        "mkdir",
-        "rmdir",
-        "unlink",
-        "rename",
-        "renameat2",
-        "exchange",
-        "link",
-        "write",
-        "fallocate",
-        "fsync",
-        "chmod",
-    ]
-)
-"""Calls before which a background flush makes a difference: between two that only look it makes none."""
+LOOKS = frozenset(("open", "openat2", "stat", "fstat", "statx", "statfs", "identify", "getdents", "read", "flock"))
+"""Calls that change nothing on a disk: between two of them a background flush makes no difference."""
 
 
 class Meddler:
@@ -57,7 +41,7 @@ class Meddler:
         if call in ("exchange", "rename") and self.is_boundary:
             self.is_boundary = False
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        if call in CHANGES:
+        if call not in LOOKS:
             self.n_calls += 1
             self.n_left -= 1
             if self.n_left == -1:
@@ -89,6 +73,11 @@ class Cut:
         for directory in (path / "part", path):
             os.chown(directory, self.uid, self.uid)
         path.chmod(MODE)
+        self.stands(k, Shape.HOME, sync=True)
+
+    def begin_file(self, k: int) -> None:
+        """The same for a file, which `rm` takes too."""
+        self.name(k).write_text(text_of(k, "file"))
         self.stands(k, Shape.HOME, sync=True)
 
     def flush_tree(self) -> None:
@@ -126,7 +115,7 @@ class Cut:
 
     def flush_unrelated(self) -> None:
         """What anybody may do too: write a new file beside the victim and fsync it."""
-        fd = os.open(self.base / f"other{self.meddler.n_calls}", os.O_CREAT | os.O_WRONLY)
+        fd = os.open(self.base / f"other{self.meddler.n_calls}", os.O_CREAT | os.O_WRONLY, 0o600)
         try:
             os.write(fd, b"something")
             os.fsync(fd)
@@ -170,9 +159,8 @@ def swap_round(cut: Cut, k: int) -> None:
 def swap_no_fsync_round(cut: Cut, k: int) -> None:
     cut.begin(k)
     cut.swapped(k, Options(durable=False))
-    (cut.base / f"unrelated{k}").write_text("something that others do")
-    cut.sync()
-    cut.stands(k, Shape.SWAPPED)
+    cut.flush_unrelated()
+    cut.stands(k, Shape.SWAPPED, sync=True)
 
 
 def lower_store_round(cut: Cut, k: int) -> None:
@@ -199,6 +187,33 @@ def rm_round(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.REMOVED)
 
 
+def rm_file_round(cut: Cut, k: int) -> None:
+    cut.begin_file(k)
+    cut.may(k, Shape.REMOVED)
+    identifier = remove(cut.name(k), cut.kernel).id
+    cut.stands(k, Shape.REMOVED)
+    cut.may(k, Shape.HOME)
+    restore(cut.base, identifier, cut.kernel)
+    cut.stands(k, Shape.HOME)
+
+
+def rm_file_no_fsync_round(cut: Cut, k: int) -> None:
+    cut.begin_file(k)
+    _remove_no_fsync(cut, k)
+
+
+def rm_no_fsync_round(cut: Cut, k: int) -> None:
+    cut.begin(k)
+    _remove_no_fsync(cut, k)
+
+
+def _remove_no_fsync(cut: Cut, k: int) -> None:
+    cut.may(k, Shape.REMOVED)
+    remove(cut.name(k), cut.kernel, Options(durable=False))
+    cut.flush_unrelated()
+    cut.stands(k, Shape.REMOVED, sync=True)
+
+
 def restore_removed_round(cut: Cut, k: int) -> None:
     cut.begin(k)
     cut.may(k, Shape.REMOVED)
@@ -214,6 +229,7 @@ def drop_round(cut: Cut, k: int) -> None:
     cut.may(k, Shape.REMOVED)
     cut.name(k).rename(cut.base / f".trashd/u/0/drop/v{k}")
     assert recover_all(cut.base, cut.kernel) == []
+    cut.flush_unrelated()
     cut.stands(k, Shape.REMOVED, sync=True)
 
 
@@ -244,15 +260,24 @@ def restore_over_written_round(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.WRITTEN, sync=True)
     cut.may(k, Shape.RESCUED)
     assert restore(cut.base, identifier, cut.kernel).rescued
+    cut.flush_unrelated()
     cut.stands(k, Shape.RESCUED)
 
 
 def restore_inside_round(cut: Cut, k: int) -> None:
+    _restore_inside(cut, k, b"part", Shape.PARTED)
+
+
+def restore_file_inside_round(cut: Cut, k: int) -> None:
+    _restore_inside(cut, k, b"f0", Shape.FILE_PARTED)
+
+
+def _restore_inside(cut: Cut, k: int, inside: bytes, shape: Shape) -> None:
     cut.begin(k)
     identifier = cut.swapped(k)
-    cut.may(k, Shape.PARTED)
-    restore(cut.base, identifier, cut.kernel, inside=b"part")
-    cut.stands(k, Shape.PARTED)
+    cut.may(k, shape)
+    restore(cut.base, identifier, cut.kernel, inside=inside)
+    cut.stands(k, shape)
 
 
 def reap_round(cut: Cut, k: int) -> None:
@@ -339,12 +364,16 @@ SCENARIOS = {
     "swap by a user": Scenario(user_round, n_rounds=1, uid=USER),
     "two renames": Scenario(two_rename_round, exchange=False),
     "rm": Scenario(rm_round),
+    "rm of a file": Scenario(rm_file_round),
+    "rm --no-fsync of a file": Scenario(rm_file_no_fsync_round),
+    "rm --no-fsync": Scenario(rm_no_fsync_round),
     "restore of removed": Scenario(restore_removed_round),
     "drop": Scenario(drop_round),
     "restore": Scenario(restore_round),
     "restore --to": Scenario(restore_elsewhere_round),
     "restore over written": Scenario(restore_over_written_round),
     "restore inside": Scenario(restore_inside_round),
+    "restore of a file inside": Scenario(restore_file_inside_round),
     "restore of half": Scenario(restore_half_reaped_round, n_rounds=1),
     "reap": Scenario(reap_round),
     "init": Scenario(init_round, n_rounds=1, has_store=False, repeats=False),

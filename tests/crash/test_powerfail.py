@@ -78,6 +78,18 @@ class NoContainerFsync(Kernel):
                 super().fsync(parent)
 
 
+class ParentFsync(Kernel):
+    """After a restore flushes the directory that a tree went to, as trashd did once, not where it came from."""
+
+    def fsync(self, fd: int) -> None:
+        here = Path(os.readlink(f"/proc/self/fd/{int(fd)}"))
+        if here.parent.name != "restoring":
+            super().fsync(fd)
+            return
+        with self.open_path(os.fsencode(here.parents[4]), os.O_RDONLY) as root:
+            super().fsync(root)
+
+
 class ThreeRenames(Kernel):
     """Exchanges by three renames, while others flush."""
 
@@ -184,6 +196,12 @@ def test_pointer_without_fsync_leads_nowhere(fstype: str) -> None:
 def test_removal_on_btrfs_is_not_durable_by_a_flush_of_the_store() -> None:
     result = replay("btrfs", SCENARIOS["rm"], NoContainerFsync)
     assert any("is tree at its name" in failure.text for failure in result.failures), str(result)
+
+
+@pytest.mark.needs("root", "loop", "fuse", "btrfs")
+def test_file_restored_on_btrfs_is_in_two_places_by_a_flush_of_where_it_went() -> None:
+    result = replay("btrfs", SCENARIOS["rm of a file"], ParentFsync)
+    assert any("is tree at its name, nothing elsewhere, ('tree',) stored" in f.text for f in result.failures), result
 
 
 @pytest.mark.needs("root", "loop", "fuse", "btrfs")
