@@ -255,7 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
     def draw_to(self, data: st.DataObject) -> Steps | None:
         """Where a restore goes: mostly to its origin."""
         targets = free_in(self.world.home) + list(paths_of(self.world.home))
-        return data.draw(st.none() | st.sampled_from(targets), "to") if targets else None
+        return data.draw(st.sampled_from(targets), "to") if targets and not data.draw(st.integers(0, 3)) else None
 
     @precondition(_has_orphans)
     @rule(data=st.data(), deaths=DEATHS)
