@@ -22,8 +22,9 @@ N_CALLS = {"swap": 60, "rm": 40}
 """What they make now: more needs a reason, fewer a new number here."""
 
 N_FSYNCS = 2
-MEMORY = frozenset({"brk", "mmap", "munmap", "mremap", "mprotect", "madvise"})
 """Of the record before the exchange, of the container after the adoption (docs/crash.md)."""
+
+MEMORY = frozenset({"brk", "mmap", "munmap", "mremap", "mprotect", "madvise"})
 
 VERBS: dict[str, Callable[[Path, Kernel], object]] = {"swap": swap, "rm": remove}
 PRIVATE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
