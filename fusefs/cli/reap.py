@@ -97,9 +97,10 @@ def _reap_all(kernel: Kernel, volumes: Sequence[bytes], due: list[Entry], *, as_
 
 
 def _reap(entry: Entry, progress: Progress, folder: UserFolder, _visible: Visible | None) -> Reaped:
+    from fusefs.reaper.engine import Wishes
     from fusefs.reaper.reap import reap
 
-    return reap(folder, entry.id, progress)
+    return reap(folder, entry.id, Wishes(progress=progress))
 
 
 def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:
@@ -124,7 +125,7 @@ def _entries(count: int) -> str:
 def _bar(entry: Entry, *, as_json: bool) -> AbstractContextManager[Progress]:
     """A counter for who looks at a terminal; nothing for the rest."""
     if as_json or not sys.stderr.isatty():
-        return nullcontext(lambda _n: None)
+        return nullcontext(lambda _entries, _bytes: None)
     return _Bar(entry.id)
 
 
@@ -150,7 +151,7 @@ class _Bar(AbstractContextManager[Progress]):
         self._bar.start()
         return self._advance
 
-    def _advance(self, n_entries: int) -> None:
+    def _advance(self, n_entries: int, _n_bytes: int) -> None:
         now = time.monotonic()
         self._bar.advance(self._task, n_entries)
         if now - self._drawn > 0.1:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from fusefs.core.names import ContainerId
 
-Progress = Callable[[int], None]
-"""Called with the number of entries removed since the last call."""
+Progress = Callable[[int, int], None]
+"""Called with the entries removed and the bytes freed since the last call (bytes: as far as they were looked at)."""
 
 
 class Failure(NamedTuple):
@@ -25,11 +25,20 @@ class Failure(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Entries removed, failures (the first ones, see `MAX_FAILURES`), and how many failed in all."""
+    """What a removal did.
+
+    removed   entries that are gone
+    failures  the first that could not be removed, see `MAX_FAILURES`
+    n_failed  how many there are in all
+    n_bytes   freed by what was removed; None if nobody looked (that costs a stat a file)
+    stopped   it was asked to stop before it was done
+    """
 
     removed: int
     failures: tuple[Failure, ...]
     n_failed: int
+    n_bytes: int | None = None
+    stopped: bool = False
 
 
 class Reaped(NamedTuple):

@@ -8,17 +8,16 @@ import pwd
 import select
 import signal
 import socket
-import struct
 from collections.abc import Callable
 
 from fusefs.linux import libc
+from fusefs.linux.channel import receive, send
 
 Ask = Callable[[bytes], bytes]
 """Puts a question to the process that we act for, and returns its answer."""
 
 _NOBODY_GID = 65534
-_LENGTH = struct.Struct("=cQ")
-_MESSAGE_MAX = 256 * 1024 * 1024
+_QUESTION, _RESULT = b"q", b"r"
 _GLANCE_MS = 200
 
 
@@ -91,10 +90,10 @@ def _child(
             os._exit(code)  # it died before we asked to die with it
 
         def ask(question: bytes) -> bytes:
-            _send(channel, b"q", question)
-            return _receive(channel)[1]
+            send(channel, _QUESTION + question)
+            return receive(channel)[0]
 
-        _send(channel, b"r", body(ask))
+        send(channel, _RESULT + body(ask))
         code = 0
     finally:
         os._exit(code)
@@ -112,30 +111,12 @@ def _serve(pid: int, channel: socket.socket, answer: Ask) -> bytes:
                 raise ChildLost
 
     while True:
-        kind, message = _receive(channel, watch)
-        if kind == b"r":
-            return message
-        _send(channel, b"a", answer(message))
-
-
-def _send(channel: socket.socket, kind: bytes, message: bytes) -> None:
-    channel.sendall(_LENGTH.pack(kind, len(message)) + message)
-
-
-def _receive(channel: socket.socket, watch: Callable[[], None] = lambda: None) -> tuple[bytes, bytes]:
-    kind, length = _LENGTH.unpack(_read(channel, _LENGTH.size, watch))
-    if length > _MESSAGE_MAX:
-        raise ChildLost
-    return kind, _read(channel, length, watch)
-
-
-def _read(channel: socket.socket, size: int, watch: Callable[[], None]) -> bytes:
-    parts = []
-    while size:
-        watch()
-        part = channel.recv(min(size, 1 << 20))
-        if not part:
-            raise ChildLost
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        try:
+            message, fds = receive(channel, watch)
+        except EOFError as error:
+            raise ChildLost from error
+        for fd in fds:
+            fd.close()  # nobody asked for any
+        if message[:1] == _RESULT:
+            return message[1:]
+        send(channel, answer(message[1:]))

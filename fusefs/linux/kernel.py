@@ -9,15 +9,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 from fusefs.core.identity import Identity
 from fusefs.linux import libc
 from fusefs.linux.fd import Fd
 
 Gate = Callable[[str], None]
+Refused = list[tuple[str, int]]
+"""Names, and why not."""
 
 FUSE_MAGIC = 0x65735546
 _LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010, 0x2FC12FC1, 0x794C7630})
@@ -141,6 +145,20 @@ class Kernel:
         with os.scandir(dir_fd) as entries:
             return {os.fsencode(entry.name): entry.inode() for entry in entries}
 
+    def scan(self, dir_fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        """A directory's entries one by one, for a directory that is too large for `list`.
+
+        Don't ask an entry for what needs a stat, not even for its type where `tells_types` says no.
+        """
+        self._gate("getdents")
+        return os.scandir(dir_fd)
+
+    def tells_types(self, dir_fd: int) -> bool:
+        """Whether a listing tells the type of each entry (d_type), judged by this directory's first ones."""
+        self._gate("getdents")
+        with self.open_dir(dir_fd) as fd:
+            return 0 not in libc.getdents_types(fd)
+
     def is_empty(self, dir_fd: int) -> bool:
         """Whether a directory has no entries; reads no more than the first."""
         self._gate("getdents")
@@ -172,6 +190,18 @@ class Kernel:
         """unlinkat."""
         self._gate("unlink")
         os.unlink(name, dir_fd=dir_fd)
+
+    def unlink_all(self, dir_fd: int, names: Iterable[str]) -> Refused:
+        """unlinkat of each name, one call a name; those that it refused, with the errno."""
+        gate, unlink = self._gate, os.unlink
+        refused: Refused = []
+        for name in names:
+            try:
+                gate("unlink")
+                unlink(name, dir_fd=dir_fd)
+            except OSError as error:
+                refused.append((name, error.errno or errno.EIO))
+        return refused
 
     def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """rename(2): only where the new name is ours and free, or a file of ours that it may replace."""
@@ -280,6 +310,26 @@ class Kernel:
         """fremovexattr."""
         self._gate("removexattr")
         os.removexattr(fd, name)
+
+    def lease(self, fd: int) -> None:
+        """A write lease: EAGAIN if anybody else has the file open; it ends with the fd.
+
+        Whoever opens the file then waits for us; the signal that tells us so is one that does nothing.
+        Source  fcntl(2), F_SETLEASE, F_SETSIG
+        """
+        self._gate("lease")
+        fcntl.fcntl(fd, libc.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+    def has_lease(self, fd: int) -> bool:
+        """Whether our write lease is whole: nobody waits for its end."""
+        self._gate("lease")
+        return fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK
+
+    def truncate(self, fd: int, size: int) -> None:
+        """ftruncate."""
+        self._gate("truncate")
+        os.ftruncate(fd, size)
 
     def ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
         """ioctl."""

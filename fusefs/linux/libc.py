@@ -21,6 +21,7 @@ RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
+F_SETSIG = 10
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
@@ -88,6 +89,18 @@ def name_to_handle_at(fd: int) -> str:
     _checked(_libc.name_to_handle_at(fd, b"", buffer, ctypes.byref(mount_id), AT_EMPTY_PATH))
     size, kind = struct.unpack_from("=Ii", buffer)
     return f"{kind}:{buffer.raw[8 : 8 + size].hex()}"
+
+
+def getdents_types(fd: int) -> set[int]:
+    """The d_type values in the first buffer of a directory's listing; the fd's position moves."""
+    buffer = ctypes.create_string_buffer(4096)
+    size = _checked(_libc.getdents64(fd, buffer, ctypes.c_size_t(len(buffer))))
+    found, at = set(), 0
+    while at < size:
+        length, kind = struct.unpack_from("=HB", buffer, at + 16)
+        found.add(kind)
+        at += length
+    return found
 
 
 def statfs_type(fd: int) -> int:

@@ -10,8 +10,8 @@ from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import quote
-from fusefs.core.report import MAX_FAILURES, Failure, Progress, Reaped, Report
-from fusefs.reaper.remover import remove_contents
+from fusefs.core.report import MAX_FAILURES, Failure, Reaped, Report
+from fusefs.reaper.engine import NOTHING_SPECIAL, Wishes, remove_contents
 from fusefs.store.ballast import FOR_REAPER, with_room
 from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite
@@ -22,9 +22,10 @@ _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
 
 
-def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda _n: None) -> Reaped:
+def reap(folder: UserFolder, container: ContainerId, wishes: Wishes = NOTHING_SPECIAL) -> Reaped:
     """Reap an orphan, or finish one that a killed reaper left; to be run as the folder's owner.
 
+    If it is stopped the orphan stays in reaping/, where the next reap goes on.
     Raises  BadRecord; OSError of the container itself
     """
     try:
@@ -38,7 +39,9 @@ def reap(folder: UserFolder, container: ContainerId, progress: Progress = lambda
     if isinstance(held, Lost):
         return Reaped(container, held.value, Report(0, (), 0))
     with held:
-        report = remove_contents(folder.store.kernel, held.fd, progress)
+        report = remove_contents(folder.store.kernel, held.fd, wishes)
+        if report.stopped:
+            return Reaped(container, None, report)
         if report.n_failed == 0:
             report = _retire(held, report)
         if report.n_failed:

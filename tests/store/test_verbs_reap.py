@@ -13,7 +13,7 @@ import pytest
 from fusefs.core.errors import Busy, Incomplete
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.remover import DEPTH_LIMIT
+DEPTH_LIMIT = 64
 from fusefs.store.claim import claim
 from fusefs.store.container import Held
 from fusefs.store.stage import Options

@@ -1,0 +1,266 @@
+"""The plan of a removal: which slice of work comes next, and what a finished slice leaves to do.
+
+Pure: directories are fds that somebody else opens, reads and closes (reaper/strip.py). The plan holds a node for
+each directory that was begun and not finished in one slice; the last begun is worked on first, so that few are
+open at a time whatever the tree's shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fusefs.core.names import join
+from fusefs.core.report import MAX_FAILURES, Failure, Report
+
+MAX_FDS = 100
+"""Directories that a plan and its running slices hold open together, about; each worker has as many at most."""
+MIN_DEPTH = 4
+MAX_PASSES = 16
+MAX_FAILED_NAMES = 10_000
+_MIN_NAMES, _MAX_NAMES, _MAX_SUBDIRS = 256, 4096, 1024
+
+
+def raw(name: str) -> bytes:
+    """A name as the kernel has it; the remover keeps names as os.scandir gives them, which is faster."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+@dataclass(slots=True)
+class Work:
+    """What is to be done in one directory, or with one large file.
+
+    names          entries to unlink; one that turns out to be a directory becomes a subdirectory
+    subdirs        directories to remove with all that they hold
+    is_listed      nothing but these is known to be left; otherwise the directory is to be listed (again)
+    failed         entries that can't be removed: the next listing passes over them
+    n_failed       how many there are; over MAX_FAILED_NAMES not all are in `failed`
+    n_passes       complete listings so far
+    is_productive  something was removed since the last listing began
+    cut_bytes      a file that is unlinked already: what is left to cut off; None for a directory
+    """
+
+    names: list[str] = field(default_factory=list)
+    subdirs: list[str] = field(default_factory=list)
+    is_listed: bool = True
+    failed: set[str] = field(default_factory=set)
+    n_failed: int = 0
+    n_passes: int = 0
+    is_productive: bool = False
+    cut_bytes: int | None = None
+
+    def fail(self, name: str) -> None:
+        """Pass over an entry from now on."""
+        self.n_failed += 1
+        if len(self.failed) < MAX_FAILED_NAMES:
+            self.failed.add(name)
+
+    def has_rest(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.names or self.subdirs or self.cut_bytes) or not self.is_listed
+
+    def look_again(self) -> None:
+        """When all is done: list once more where something failed and something was removed.
+
+        readdir may have skipped entries meanwhile (pitfall 14), and here no rmdir will tell.
+        """
+        if self.failed and self.is_productive and self.n_failed <= MAX_FAILED_NAMES and self.n_passes < MAX_PASSES:
+            self.is_listed = False
+
+    def put_back(self, rest: Work) -> None:
+        """Take over what a slice has left of its part of this work."""
+        self.names += rest.names
+        self.subdirs += rest.subdirs
+        self.is_listed &= rest.is_listed
+        for name in rest.failed:
+            self.fail(name)
+        self.n_failed += rest.n_failed - len(rest.failed)
+        self.n_passes = max(self.n_passes, rest.n_passes)
+        self.is_productive |= rest.is_productive
+        self.cut_bytes = rest.cut_bytes
+
+
+class Slice(NamedTuple):
+    """One bounded piece of work in one directory.
+
+    key         the plan's number for the directory
+    path        of the directory, below the container, for failures
+    max_depth   directories that may be open below this one
+    is_hoisted  it is the directory that takes what is too deep
+    """
+
+    key: int
+    fd: int
+    path: bytes
+    work: Work
+    max_depth: int
+    is_hoisted: bool
+
+
+class Left(NamedTuple):
+    """A directory (or large file) that a slice began and did not finish."""
+
+    name: str
+    fd: int
+    work: Work
+
+
+class Outcome(NamedTuple):
+    """What a slice did.
+
+    n_bytes   freed, as far as it was looked at (paced)
+    rest      of the slice's own directory
+    left      what it had entered, each inside the one before
+    hoisted   names of what was too deep, in the directory for it
+    """
+
+    removed: int
+    n_bytes: int
+    failures: tuple[Failure, ...]
+    n_failed: int
+    rest: Work
+    left: tuple[Left, ...] = ()
+    hoisted: tuple[str, ...] = ()
+
+
+class _Node:
+    """A directory that is begun: its work that nobody has, and how much of it is under way."""
+
+    __slots__ = ("fd", "is_hoisted", "n_children", "n_running", "name", "parent", "path", "work")
+
+    def __init__(self, parent: int | None, name: str, fd: int, path: bytes, work: Work, *, is_hoisted: bool) -> None:
+        self.parent = parent
+        self.name = name
+        self.fd = fd
+        self.path = path
+        self.work = work
+        self.is_hoisted = is_hoisted
+        self.n_running = 0
+        self.n_children = 0
+
+
+class Plan:
+    """The slices of one removal, the sum of what they did, and the fds that they no longer need."""
+
+    def __init__(self, n_workers: int, *, splits_names: bool) -> None:
+        """splits_names: whether two workers are faster than one in one flat directory, here."""
+        self._n_workers = n_workers
+        self._splits_names = splits_names
+        self._nodes: dict[int, _Node] = {}
+        self._n_added = 0
+        self._removed = 0
+        self._n_bytes = 0
+        self._failures: list[Failure] = []
+        self._n_failed = 0
+
+    def add(self, fd: int, path: bytes, work: Work, *, is_hoisted: bool = False) -> int:
+        """A directory to begin with, whose fd stays its owner's; its key."""
+        return self._add(_Node(None, "", fd, path, work, is_hoisted=is_hoisted))
+
+    def _add(self, node: _Node) -> int:
+        key = self._n_added
+        self._n_added += 1
+        self._nodes[key] = node
+        return key
+
+    def push(self, key: int, subdirs: tuple[str, ...]) -> None:
+        """More directories to remove in one that was added; it is kept for that until the end."""
+        self._nodes[key].work.subdirs += subdirs
+
+    def is_dry(self) -> bool:
+        """Whether there is no work that `next` could give."""
+        return self._find() is None
+
+    def next(self) -> Slice | None:
+        """A slice that may run beside those that do; None if there is none at the moment."""
+        key = self._find()
+        if key is None:
+            return None
+        node = self._nodes[key]
+        node.n_running += 1
+        depth = max((MAX_FDS - len(self._nodes)) // self._n_workers, MIN_DEPTH)
+        return Slice(key, node.fd, node.path, self._cut(node.work), depth, node.is_hoisted)
+
+    def _find(self) -> int | None:
+        return next((key for key in reversed(self._nodes) if self._can_run(self._nodes[key])), None)
+
+    def _can_run(self, node: _Node) -> bool:
+        work = node.work
+        if work.subdirs or (work.names and self._splits_names):
+            return True
+        # A listing would find again what others are at.
+        return not node.n_running and (bool(work.names) or (not node.n_children and work.has_rest()))
+
+    def _cut(self, work: Work) -> Work:
+        """A share of a directory's work, taken from it."""
+        if work.names:
+            n = min(max(-(-len(work.names) // self._n_workers), _MIN_NAMES), _MAX_NAMES)
+            share = Work(work.names[-n:])
+            del work.names[-n:]
+            return share
+        if work.subdirs:
+            n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)
+            share = Work(subdirs=work.subdirs[-n:])
+            del work.subdirs[-n:]
+            return share
+        share = Work(
+            is_listed=work.is_listed,
+            failed=work.failed,
+            n_failed=work.n_failed,
+            n_passes=work.n_passes,
+            cut_bytes=work.cut_bytes,
+        )
+        work.is_listed, work.failed, work.n_failed, work.cut_bytes = True, set(), 0, None
+        work.is_productive = False
+        return share
+
+    def done(self, done: Slice, outcome: Outcome) -> list[int]:
+        """Take in what a slice did; the fds that may be closed now."""
+        self._removed += outcome.removed
+        self._n_bytes += outcome.n_bytes
+        self._failures += outcome.failures[: MAX_FAILURES - len(self._failures)]
+        self._n_failed += outcome.n_failed
+        node = self._nodes[done.key]
+        node.n_running -= 1
+        node.work.put_back(outcome.rest)
+        key, path = done.key, done.path
+        for left in outcome.left:
+            self._nodes[key].n_children += 1
+            path = join(path, raw(left.name))
+            key = self._add(_Node(key, left.name, left.fd, path, left.work, is_hoisted=False))
+        return self._finish(key)
+
+    def lost(self, lost: Slice) -> None:
+        """A slice ended with its worker, nobody knows how far: all of it is to be done again."""
+        node = self._nodes[lost.key]
+        node.n_running -= 1
+        node.work.put_back(lost.work)
+
+    def _finish(self, key: int) -> list[int]:
+        """Let go of a directory in which nothing is left, and of those above it for which it was the last."""
+        fds: list[int] = []
+        while True:
+            node = self._nodes[key]
+            if node.n_running or node.n_children or node.work.has_rest():
+                return fds
+            node.work.look_again()
+            if node.parent is None or node.work.has_rest():
+                return fds
+            del self._nodes[key]
+            fds.append(node.fd)
+            above = self._nodes[node.parent]
+            above.n_children -= 1
+            if node.work.n_failed:
+                above.work.fail(node.name)
+            elif node.work.cut_bytes is None:
+                # Entered once more it is found empty, or with what came late, and goes.
+                above.work.subdirs.append(node.name)
+            key = node.parent
+
+    def fds(self) -> list[int]:
+        """The fds of what is unfinished: to be closed if it is left so."""
+        return [node.fd for node in self._nodes.values() if node.parent is not None]
+
+    def report(self, *, paced: bool, stopped: bool) -> Report:
+        """The sum so far."""
+        return Report(self._removed, tuple(self._failures), self._n_failed, self._n_bytes if paced else None, stopped)

@@ -1,0 +1,310 @@
+"""One slice of a removal: a directory emptied by its fd, one component at a time, never through a link, over a
+mount, or up again (I6).
+
+What is named is unlinked first and asked afterwards: the kernel says EISDIR of a directory, so that no file costs
+a stat, and nothing that lies about its type is ever descended into.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+from itertools import islice
+
+from fusefs.core.budget import Budget
+from fusefs.core.names import join
+from fusefs.core.report import MAX_FAILURES, Failure
+from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, raw
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.large import LargeFiles
+from fusefs.reaper.strategy import Strategy
+from fusefs.store.layout import HOISTED
+
+_AT_ONCE = 128
+"""Names between two looks at the clock: about a millisecond's work."""
+_LOOKED_AT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+_DENIED = (errno.EACCES, errno.EPERM)
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+_NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+
+
+class Stripper:
+    """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them."""
+
+    def __init__(self, kernel: Kernel, container: Fd, strategy: Strategy) -> None:
+        self.kernel = kernel
+        self.container = container
+        self.strategy = strategy
+
+    def run(self, work: Slice, budget: Budget) -> Outcome:
+        """Do a slice. Raises nothing: what the kernel refuses is in the outcome."""
+        return _Run(self, work, budget).run()
+
+
+class _Frame:
+    """An open directory on the way down, or a large file that is being cut."""
+
+    __slots__ = ("fd", "is_opened_up", "name", "path", "work")
+
+    def __init__(self, name: str, fd: Fd, path: bytes, work: Work) -> None:
+        self.name = name
+        self.fd = fd
+        self.path = path
+        self.work = work
+        self.is_opened_up = False
+
+
+class _Run:
+    """One run of one slice."""
+
+    def __init__(self, stripper: Stripper, work: Slice, budget: Budget) -> None:
+        self._kernel = stripper.kernel
+        self._container = stripper.container
+        self._strategy = stripper.strategy
+        self._slice = work
+        self._large = LargeFiles(stripper.kernel, budget) if budget.is_paced() else None
+        self._frames = [_Frame("", Fd(work.fd), work.path, work.work)]
+        self._ends_at = time.monotonic() + budget.seconds
+        self._removed = 0
+        self._failures: list[Failure] = []
+        self._n_failed = 0
+        self._hoisted: list[str] = []
+
+    def run(self) -> Outcome:
+        while not self._step():
+            if time.monotonic() >= self._ends_at or (self._large is not None and self._large.is_spent(self._removed)):
+                break
+        bottom, *above = self._frames
+        return Outcome(
+            self._removed,
+            self._large.n_bytes if self._large is not None else 0,
+            tuple(self._failures),
+            self._n_failed,
+            bottom.work,
+            tuple(Left(frame.name, frame.fd, frame.work) for frame in above),
+            tuple(self._hoisted),
+        )
+
+    def _step(self) -> bool:
+        """Do the next thing; whether the slice is done."""
+        frame = self._frames[-1]
+        work = frame.work
+        if work.cut_bytes:
+            assert self._large is not None
+            work.cut_bytes = self._large.cut(frame.fd, work.cut_bytes)
+        elif work.names:
+            # From the end, where taking away costs nothing; the listing put the first ones there.
+            names = work.names[: -_AT_ONCE - 1 : -1]
+            del work.names[-_AT_ONCE:]
+            self._unlink(frame, names)
+        elif work.subdirs:
+            self._enter(frame, work.subdirs.pop())
+        elif not work.is_listed:
+            self._list(frame)
+        else:
+            work.look_again()
+            if work.is_listed:
+                if len(self._frames) == 1:
+                    return True
+                self._leave(frame)
+        return False
+
+    # Files.
+
+    def _unlink(self, frame: _Frame, names: list[str]) -> None:
+        if self._large is not None:
+            n_left = self._large.n_entries_left(self._removed)
+            frame.work.names += names[n_left:][::-1]
+            names = self._look_at(frame, names[:n_left])
+        refused = self._kernel.unlink_all(frame.fd, names)
+        n_removed = len(names) - len(refused)
+        if refused:
+            n_removed += self._refused(frame, refused)
+        self._removed += n_removed
+        frame.work.is_productive |= n_removed > 0
+
+    def _refused(self, frame: _Frame, refused: list[tuple[str, int]]) -> int:
+        """Deal with what unlink refused; how many went after all."""
+        may_again = any(number == errno.EACCES for _name, number in refused) and self._open_up(frame)
+        again = [name for name, number in refused if may_again and number == errno.EACCES]
+        final = self._kernel.unlink_all(frame.fd, again)
+        n_removed = len(again) - len(final)
+        final += [(name, number) for name, number in refused if not (may_again and number == errno.EACCES)]
+        for name, number in final:
+            if number == errno.EISDIR:
+                frame.work.subdirs.append(name)
+            elif number != errno.ENOENT:
+                self._fail(frame, name, number, "unlink")
+        return n_removed
+
+    def _look_at(self, frame: _Frame, names: list[str]) -> list[str]:
+        """Paced: count the bytes of each, and begin with a large one; those that may be unlinked now."""
+        assert self._large is not None
+        for at, name in enumerate(names):
+            large = self._large.look(frame.fd, name)
+            if large is not None:
+                self._removed += 1
+                frame.work.is_productive = True
+                frame.work.names += names[at + 1 :][::-1]
+                path = join(frame.path, raw(name))
+                self._frames.append(_Frame(name, large.fd, path, Work(cut_bytes=large.n_bytes)))
+                return names[:at]
+            if self._large.is_spent(self._removed + at + 1):
+                frame.work.names += names[at + 1 :][::-1]
+                return names[: at + 1]
+        return names
+
+    # Directories.
+
+    def _enter(self, frame: _Frame, name: str) -> None:
+        if len(self._frames) > self._slice.max_depth and self._hoist(frame, name):
+            frame.work.is_productive = True
+            return
+        try:
+            fd = self._open(frame, name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno in _NOT_A_DIRECTORY:
+                self._swapped(frame, name)
+            else:
+                self._fail(frame, name, error.errno or errno.EIO, "open")
+            return
+        self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), Work(is_listed=False)))
+
+    def _swapped(self, frame: _Frame, name: str) -> None:
+        """Something else has the name of a directory now: unlink that, but don't play this game for ever."""
+        frame.work.n_passes += 1
+        if frame.work.n_passes < MAX_PASSES:
+            frame.work.names.append(name)
+        else:
+            self._fail(frame, name, errno.ENOTDIR, "open")
+
+    def _open(self, frame: _Frame, name: str) -> Fd:
+        """A directory for reading; its owner gives himself the permission if its mode forbids it."""
+        try:
+            return self._kernel.open_dir(frame.fd, raw(name))
+        except PermissionError:
+            pass
+        for is_last in (False, True):
+            try:
+                with self._kernel.open_beneath(frame.fd, raw(name), _LOOKED_AT) as fd:
+                    self._kernel.chmod(fd, stat.S_IRWXU)
+                break
+            except PermissionError:
+                if is_last or not self._open_up(frame):
+                    raise
+        return self._kernel.open_dir(frame.fd, raw(name))
+
+    def _list(self, frame: _Frame) -> None:
+        """Find what is to be done in a directory; in a large one only as much as memory allows."""
+        work = frame.work
+        work.is_productive = False
+        # Those that are not remembered by name are at the front, as nothing before them is left.
+        n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
+        try:
+            with self._kernel.scan(frame.fd) as entries:
+                unknown = (entry for entry in islice(entries, n_passed, None) if entry.name not in work.failed)
+                self._sort_out(work, list(islice(unknown, self._strategy.window)))
+                is_complete = next(unknown, None) is None
+        except OSError as error:
+            work.is_listed = True
+            self._fail(frame, "", error.errno or errno.EIO, "getdents")
+            return
+        work.n_passes += is_complete
+        work.is_listed = is_complete
+
+    def _sort_out(self, work: Work, entries: list[os.DirEntry[str]]) -> None:
+        """Add entries to the work, in the order in which their inodes lie on the disk if that matters."""
+        if self._strategy.by_inode:
+            entries.sort(key=os.DirEntry.inode, reverse=True)
+        else:
+            entries.reverse()
+        names, subdirs = work.names, work.subdirs
+        if not self._strategy.tells_types:
+            names += [entry.name for entry in entries]
+            return
+        for entry in entries:
+            (subdirs if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
+
+    def _leave(self, frame: _Frame) -> None:
+        """Nothing is left to do in a directory: rmdir it, unless something in it failed. A file is gone already."""
+        if frame.work.cut_bytes is None:
+            parent = self._frames[-2]
+            if not frame.work.n_failed and not self._rmdir(parent, frame):
+                return
+            if frame.work.n_failed:
+                parent.work.fail(frame.name)
+        frame.fd.close()
+        self._frames.pop()
+
+    def _rmdir(self, parent: _Frame, frame: _Frame) -> bool:
+        """Remove an empty directory; whether we are done with it, gone or failed."""
+        name = raw(frame.name)
+        for is_last in (False, True):
+            try:
+                self._kernel.rmdir(parent.fd, name)
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                if error.errno in _NOT_EMPTY and frame.work.n_passes < MAX_PASSES:
+                    frame.work.is_listed = False
+                    return False
+                if not is_last and error.errno == errno.EACCES and self._open_up(parent):
+                    continue
+                self._fail(frame, "", error.errno or errno.EIO, "rmdir")
+                return True
+            else:
+                self._removed += 1
+                parent.work.is_productive = True
+                return True
+        return True
+
+    def _hoist(self, frame: _Frame, name: str) -> bool:
+        """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it)."""
+        with suppress(FileExistsError):
+            self._kernel.mkdir(self._container, HOISTED)
+        # By chance, as a number could meet one of an earlier, killed run, or of another worker.
+        new = os.urandom(8).hex()
+        with self._kernel.open_dir(self._container, HOISTED) as hoisted:
+            for is_last in (False, True):
+                try:
+                    self._kernel.rename(frame.fd, raw(name), hoisted, raw(new))
+                except OSError as error:
+                    if is_last or error.errno not in _DENIED:
+                        return False
+                    self._open_up(frame)
+                    with suppress(OSError), self._open(frame, name) as fd:
+                        self._kernel.chmod(fd, stat.S_IRWXU)
+                else:
+                    break
+        if self._slice.is_hoisted:
+            self._frames[0].work.subdirs.append(new)
+        else:
+            self._hoisted.append(new)
+        return True
+
+    # What stands in the way.
+
+    def _open_up(self, frame: _Frame) -> bool:
+        """Give ourselves all permissions in a directory of ours, once."""
+        if not frame.is_opened_up:
+            frame.is_opened_up = True
+            with suppress(OSError):
+                self._kernel.chmod(frame.fd, stat.S_IRWXU)
+                return True
+        return False
+
+    def _fail(self, frame: _Frame, name: str, number: int, call: str) -> None:
+        """Note a failure of an entry, or (without a name) of the directory itself."""
+        self._n_failed += 1
+        if name:
+            frame.work.fail(name)
+        else:
+            frame.work.n_failed += 1
+        if len(self._failures) < MAX_FAILURES:
+            self._failures.append(Failure(join(frame.path, raw(name)), number, call))
