@@ -12,6 +12,7 @@ import click
 from fusefs.core.durations import format_duration, parse_duration
 from fusefs.core.errors import UsageError
 from fusefs.core.record import NOTE_MAX_CHARS
+from fusefs.core.sizes import parse_rate
 
 _CHUNK = 1 << 16
 
@@ -27,6 +28,21 @@ class Duration(click.ParamType[int]):
             return value
         try:
             return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Rate(click.ParamType[int]):
+    """An amount a second."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read one."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_rate(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

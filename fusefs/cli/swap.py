@@ -73,7 +73,7 @@ def command(
             _tell_holders(swapped, as_json=as_json)
         if not now:
             return 0
-        from fusefs.cli.reap import reap_ids
+        from fusefs.cli.reaping import reap_ids
 
         return reap_ids(Kernel(), (swapped.path,), (swapped.id,), as_json=as_json)
 

@@ -38,24 +38,25 @@ class Limits(NamedTuple):
 
 
 class Allowance:
-    """A rate as a bucket: it fills as time goes by, holds a tenth of a second's worth, and may be overdrawn once.
+    """A rate as a bucket: it fills as time goes by, gives out a slice's worth or more, and may be overdrawn.
 
-    Overdrawn, because a file's size is known only when it goes: the debt is waited for before the next one.
+    Overdrawn, because a file's size is known only when it goes: the debt is waited for before the next slice.
     """
 
     def __init__(self, per_s: int, now_s: float) -> None:
         self._per_s = per_s
-        self._most = max(per_s / 10, 1.0)
-        self._left = self._most
+        self._least = max(per_s * SLICE_S, 1.0)
+        self._most = 2 * self._least
+        self._left = self._least
         self._at_s = now_s
 
     def take(self, now_s: float) -> int:
-        """All that may be spent now; 0 if nothing may. What is not spent comes back by `give_back`."""
+        """All that may be spent now; 0 if it is not worth a slice yet. What is not spent comes back by `give_back`."""
         self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
-        taken = int(self._left)
-        if taken < 1:
+        if self._left < self._least:
             return 0
+        taken = int(self._left)
         self._left -= taken
         return taken
 
@@ -64,5 +65,5 @@ class Allowance:
         self._left += n
 
     def wait_s(self) -> float:
-        """Seconds until there is something to spend again; 0 if there is now."""
-        return max(0.0, (1.0 - self._left) / self._per_s)
+        """Seconds until something can be taken; 0 if it can now."""
+        return max(0.0, (self._least - self._left) / self._per_s)

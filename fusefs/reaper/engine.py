@@ -29,12 +29,14 @@ class Wishes(NamedTuple):
     limits     a pace; none: as fast as the kernel
     progress   told what was removed, after each slice
     stops      asked between slices
+    by_force   immutable and append-only flags are taken off where they forbid something
     """
 
     n_workers: int | None = None
     limits: Limits = Limits()
     progress: Progress = lambda _entries, _bytes: None
     stops: Callable[[], bool] = lambda: False
+    by_force: bool = False
 
 
 NOTHING_SPECIAL = Wishes()
@@ -59,7 +61,7 @@ class _Removal:
         self._strategy = strategy
         self._wishes = wishes
         self._owned = owned
-        self._stripper = Stripper(kernel, container, strategy)
+        self._stripper = Stripper(kernel, container, strategy, by_force=wishes.by_force)
         self._plan = Plan(strategy.n_workers, splits_names=strategy.splits)
         self._pace = _Pace(wishes.limits)
         self._hoisted: int | None = None

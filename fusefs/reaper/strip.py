@@ -20,6 +20,7 @@ from fusefs.core.report import MAX_FAILURES, Failure
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, raw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper import force
 from fusefs.reaper.large import LargeFiles
 from fusefs.reaper.strategy import Strategy
 from fusefs.store.layout import HOISTED
@@ -35,7 +36,9 @@ _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 class Stripper:
     """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them."""
 
-    def __init__(self, kernel: Kernel, container: Fd, strategy: Strategy) -> None:
+    def __init__(self, kernel: Kernel, container: Fd, strategy: Strategy, *, by_force: bool = False) -> None:
+        """by_force: immutable and append-only flags are taken off where they forbid something."""
+        self.by_force = by_force
         self.kernel = kernel
         self.container = container
         self.strategy = strategy
@@ -65,6 +68,7 @@ class _Run:
         self._kernel = stripper.kernel
         self._container = stripper.container
         self._strategy = stripper.strategy
+        self._by_force = stripper.by_force
         self._slice = work
         self._large = LargeFiles(stripper.kernel, budget) if budget.is_paced() else None
         self._frames = [_Frame("", Fd(work.fd), work.path, work.work)]
@@ -105,11 +109,11 @@ class _Run:
             self._enter(frame, work.subdirs.pop())
         elif not work.is_listed:
             self._list(frame)
+        elif len(self._frames) == 1:
+            return True  # whether to look again is the plan's to say: others may be at entries of this directory
         else:
             work.look_again()
             if work.is_listed:
-                if len(self._frames) == 1:
-                    return True
                 self._leave(frame)
         return False
 
@@ -137,9 +141,19 @@ class _Run:
         for name, number in final:
             if number == errno.EISDIR:
                 frame.work.subdirs.append(name)
+            elif number == errno.EPERM and self._by_force:
+                n_removed += self._unlink_by_force(frame, name)
             elif number != errno.ENOENT:
                 self._fail(frame, name, number, "unlink")
         return n_removed
+
+    def _unlink_by_force(self, frame: _Frame, name: str) -> bool:
+        try:
+            force.unlink(self._kernel, frame.fd, name)
+        except OSError as error:
+            self._fail(frame, name, error.errno or errno.EIO, "unlink")
+            return False
+        return True
 
     def _look_at(self, frame: _Frame, names: list[str]) -> list[str]:
         """Paced: count the bytes of each, and begin with a large one; those that may be unlinked now."""
@@ -254,7 +268,7 @@ class _Run:
                 if error.errno in _NOT_EMPTY and frame.work.n_passes < MAX_PASSES:
                     frame.work.is_listed = False
                     return False
-                if not is_last and error.errno == errno.EACCES and self._open_up(parent):
+                if not is_last and self._may_rmdir_now(error.errno, parent, frame):
                     continue
                 self._fail(frame, "", error.errno or errno.EIO, "rmdir")
                 return True
@@ -263,6 +277,11 @@ class _Run:
                 parent.work.is_productive = True
                 return True
         return True
+
+    def _may_rmdir_now(self, number: int | None, parent: _Frame, frame: _Frame) -> bool:
+        if number == errno.EPERM and self._by_force:
+            return force.free(self._kernel, parent.fd, frame.fd)
+        return number == errno.EACCES and self._open_up(parent)
 
     def _hoist(self, frame: _Frame, name: str) -> bool:
         """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it)."""

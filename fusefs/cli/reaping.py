@@ -1,0 +1,121 @@
+"""Reaping as a person sees it: one orphan after the other, a bar, what became of each, and the sum."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from fusefs.cli import output
+from fusefs.cli.bar import Shows, bar
+from fusefs.cli.stop import Stop
+from fusefs.core.budget import Limits
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import Incomplete, TrashdError, from_os
+from fusefs.core.names import printable
+from fusefs.core.report import Reaped
+from fusefs.core.sizes import format_size
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find import act_on, find_container
+from fusefs.store.layout import UserFolder
+from fusefs.store.listing import Entry
+from fusefs.store.visible import Visible
+
+_TOLD_FAILURES = 10
+
+
+class How(NamedTuple):
+    """What a person may say about the way.
+
+    n_workers  None: what is best there
+    counts     count first
+    waits      until the space has come back
+    """
+
+    n_workers: int | None = None
+    limits: Limits = Limits()
+    counts: bool = False
+    waits: bool = False
+
+
+PLAINLY = How()
+
+
+def reap_ids(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], *, as_json: bool) -> int:
+    """Reap some containers at once; the exit code."""
+    return reap_all(kernel, volumes, [find_container(kernel, volumes, i) for i in identifiers], as_json=as_json)
+
+
+def reap_all(
+    kernel: Kernel, volumes: Sequence[bytes], due: Sequence[Entry], how: How = PLAINLY, *, as_json: bool
+) -> int:
+    """Reap containers one after the other; the exit code. Ctrl-C ends it between two slices."""
+    began = time.monotonic()
+    codes, reaped = [], []
+    with Stop() as stop:
+        for entry in due:
+            if stop():
+                break
+            try:
+                with bar(entry.id, shown=not as_json) as shows:
+                    act = partial(_reap, entry, how, shows, stop)
+                    reaped.append(act_on(kernel, volumes, entry, act, Reaped))
+                codes.append(_tell(entry, reaped[-1], as_json=as_json))
+            except TrashdError as error:
+                codes.append(output.failed(error, as_json=as_json))
+            except OSError as error:
+                codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
+        if len(due) > 1 and not as_json:
+            print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
+        if stop():
+            return stop.exit_code()
+    bad = [code for code in codes if code]
+    return bad[0] if len(codes) == 1 and bad else Incomplete.exit_code if bad else 0
+
+
+def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, _visible: Visible | None) -> Reaped:
+    from fusefs.reaper.engine import Wishes
+    from fusefs.reaper.reap import reap
+
+    return reap(folder, entry.id, Wishes(how.n_workers, how.limits, shows.advance, stop))
+
+
+def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:
+    """Say what became of one; its exit code."""
+    report = reaped.report
+    gone = f"{_entries(report.removed)} removed"
+    if report.n_bytes is not None:
+        gone += f" ({format_size(report.n_bytes)})"
+    if as_json:
+        output.as_json(reaped)
+    elif reaped.lost:
+        print(f"{entry.id}: skipped, {'somebody else has it' if reaped.lost == 'busy' else 'it is gone already'}")
+    elif report.stopped:
+        print(f"{entry.id}: {gone}, then stopped; the next reap goes on")
+    elif report.n_failed:
+        print(f"{entry.id}: {gone}, {report.n_failed} could not be; it is in quarantine")
+        for failure in report.failures[:_TOLD_FAILURES]:
+            print(f"  {failure.call} {printable(failure.name)}: {os.strerror(failure.errno)}")
+        if report.n_failed > _TOLD_FAILURES:
+            print(f"  and {report.n_failed - _TOLD_FAILURES:,} more (trashd quarantine list)")
+    else:
+        print(f"{entry.id}: {gone}")
+    return Incomplete.exit_code if report.n_failed else 0
+
+
+def _sum(reaped: Sequence[Reaped], n_untried: int, elapsed_s: float) -> str:
+    """One line for many: removed, failed, skipped."""
+    n_entries = sum(one.report.removed for one in reaped)
+    n_failed = sum(bool(one.report.n_failed) for one in reaped)
+    n_skipped = sum(one.lost is not None or one.report.stopped for one in reaped) + n_untried
+    took = f"{format_duration(round(elapsed_s))}, {n_entries / max(elapsed_s, 0.001):,.0f}/s"
+    n_removed = len(reaped) + n_untried - n_failed - n_skipped
+    return (
+        f"{n_removed} removed, {n_failed} failed (in quarantine), {n_skipped} skipped: {_entries(n_entries)} in {took}"
+    )
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count:,} entries"

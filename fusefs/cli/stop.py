@@ -1,0 +1,49 @@
+"""Ctrl-C, asked politely: what is under way comes to a clean end."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop(AbstractContextManager["Stop"]):
+    """Whether SIGINT or SIGTERM came, in this process or in one that it forked or was forked from.
+
+    The second one ends the process at once, which loses nothing either.
+    """
+
+    def __init__(self) -> None:
+        self._number = mmap.mmap(-1, 1)  # shared: a command that acts as somebody else does so in a child
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._let_go()
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self._number[0] != 0
+
+    def exit_code(self) -> int:
+        """128 and the signal's number, as shells tell it."""
+        return 128 + self._number[0]
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        self._let_go()
+        self._number[0] = number
+        if os.getpid() == self._pid:
+            os.write(2, b"trashd: stopping; once more to stop at once\n")
+
+    def _let_go(self) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,203 @@
+"""The plan of a removal: whatever slices do, in whatever order they end, nothing is left, done twice or leaked."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.core.report import Failure
+from fusefs.core.slices import MAX_FAILED_NAMES, Left, Outcome, Plan, Slice, Work
+
+STUCK = "stuck"
+"""A name that the model's kernel refuses to unlink."""
+ROOT_FD = 0
+
+
+@dataclass
+class Model:
+    """A tree as slices meet it: fds for directories, one entry a tick."""
+
+    tree: dict[str, object]
+    window: int
+    unlinked: list[tuple[str, ...]] = field(default_factory=list)
+    open: dict[int, tuple[str, ...]] = field(default_factory=lambda: {ROOT_FD: ()})
+    fds: count[int] = field(default_factory=lambda: count(1))
+
+    def at(self, path: tuple[str, ...]) -> dict[str, object]:
+        here = self.tree
+        for name in path:
+            below = here[name]
+            assert isinstance(below, dict)
+            here = below
+        return here
+
+    def run(self, job: Slice, ticks: int) -> Outcome:
+        """Do a slice for some ticks."""
+        frames: list[tuple[str, int, Work]] = [("", job.fd, job.work)]
+        removed, failures = 0, []
+        for _ in range(ticks):
+            name, fd, work = frames[-1]
+            path = self.open[fd]
+            here = self.at(path)
+            if work.names:
+                one = work.names.pop()
+                if isinstance(here[one], dict):
+                    work.subdirs.append(one)
+                elif one.startswith(STUCK):
+                    failures.append(Failure(one.encode(), 1, "unlink"))
+                    work.fail(one)
+                else:
+                    del here[one]
+                    self.unlinked.append((*path, one))
+                    removed += 1
+                    work.is_productive = True
+            elif work.subdirs:
+                one = work.subdirs.pop()
+                inner = next(self.fds)
+                self.open[inner] = (*path, one)
+                frames.append((one, inner, Work(is_listed=False)))
+            elif not work.is_listed:
+                work.is_productive = False
+                new = [n for n in here if n not in work.failed]
+                work.names += new[: self.window]
+                work.is_listed = len(new) <= self.window
+                work.n_passes += work.is_listed
+            else:
+                if len(frames) == 1:
+                    break
+                work.look_again()
+                if not work.is_listed:
+                    continue
+                frames.pop()
+                del self.open[fd]
+                above, over = frames[-1][2], self.at(self.open[frames[-1][1]])
+                if work.n_failed:
+                    above.fail(name)
+                else:
+                    assert not over[name], "a directory is removed before it is empty"
+                    del over[name]
+                    removed += 1
+                    above.is_productive = True
+        left = tuple(Left(name, fd, work) for name, fd, work in frames[1:])
+        return Outcome(removed, 0, tuple(failures), len(failures), frames[0][2], left)
+
+
+def leaves(tree: dict[str, object]) -> int:
+    """Entries of a tree, directories too."""
+    return sum(1 + (leaves(below) if isinstance(below, dict) else 0) for below in tree.values())
+
+
+def only_stuck(tree: dict[str, object]) -> bool:
+    """Whether nothing is left but what can't be removed and what holds it."""
+    return all(
+        bool(below) and only_stuck(below) if isinstance(below, dict) else name.startswith(STUCK)
+        for name, below in tree.items()
+    )
+
+
+def n_stuck(tree: dict[str, object]) -> int:
+    """How many entries can't be removed."""
+    return sum(n_stuck(below) if isinstance(below, dict) else name.startswith(STUCK) for name, below in tree.items())
+
+
+names = st.sampled_from(["a", "b", "c", "d", "e", STUCK, STUCK + "2"])
+trees: st.SearchStrategy[dict[str, object]] = st.recursive(
+    st.dictionaries(names, st.none(), max_size=6),
+    lambda below: st.dictionaries(st.sampled_from("abcdefgh"), st.none() | below, max_size=8),
+    max_leaves=25,
+)
+
+
+@given(st.integers(0, 2**32), trees, st.integers(1, 4), st.booleans(), st.integers(1, 4))
+def test_whatever_order_slices_end_in_all_goes_but_what_is_stuck(
+    seed: int, tree: dict[str, object], n_workers: int, splits: bool, window: int
+) -> None:
+    chance = random.Random(seed)
+    tree = {"tree": tree}
+    stuck, total = n_stuck(tree), leaves(tree)
+    model = Model(tree, window)
+    plan = Plan(n_workers, splits_names=splits)
+    plan.add(ROOT_FD, b"", Work(names=["tree"]))
+    running: list[Slice] = []
+    while True:
+        while len(running) < n_workers and (job := plan.next()) is not None:
+            running.append(job)
+        if not running:
+            break
+        job = running.pop(chance.randrange(len(running)))
+        # A lost worker did nothing that it told of; here it did nothing at all.
+        if chance.random() < 0.1:
+            plan.lost(job)
+            continue
+        for fd in plan.done(job, model.run(job, chance.randint(1, 30))):
+            del model.open[fd]
+    assert plan.is_dry()
+    assert only_stuck(tree)
+    assert set(model.open) == {ROOT_FD}, "an fd is leaked"
+    assert plan.fds() == []
+    assert len(set(model.unlinked)) == len(model.unlinked)
+    report = plan.report(paced=False, stopped=False)
+    assert (report.n_failed > 0) == (stuck > 0)
+    assert report.n_failed == stuck
+    assert report.removed == total - leaves(tree)
+
+
+@given(st.integers(0, 3000), st.integers(1, 8), st.booleans())
+def test_two_slices_of_one_directory_share_no_name(n_names: int, n_workers: int, splits: bool) -> None:
+    plan = Plan(n_workers, splits_names=splits)
+    plan.add(ROOT_FD, b"", Work(names=[str(n) for n in range(n_names)]))
+    given_out = []
+    for _ in range(n_workers):
+        job = plan.next()
+        given_out += job.work.names if job is not None else []
+    assert len(set(given_out)) == len(given_out)
+    assert splits or len(given_out) <= max(-(-n_names // n_workers), 256)
+
+
+def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
+    plan = Plan(2, splits_names=True)
+    plan.add(ROOT_FD, b"", Work(names=["a"], is_listed=False))
+    first = plan.next()
+    assert first is not None
+    assert first.work.names == ["a"]
+    assert plan.next() is None
+    plan.done(first, Outcome(1, 0, (), 0, Work()))
+    again = plan.next()
+    assert again is not None
+    assert not again.work.is_listed
+
+
+def test_lost_slice_is_done_again() -> None:
+    plan = Plan(2, splits_names=True)
+    plan.add(ROOT_FD, b"", Work(names=["a", "b"]))
+    first = plan.next()
+    assert first is not None
+    plan.lost(first)
+    again = plan.next()
+    assert again is not None
+    assert sorted(again.work.names) == ["a", "b"]
+
+
+def test_last_begun_directory_comes_first_so_that_few_are_open() -> None:
+    plan = Plan(1, splits_names=False)
+    plan.add(ROOT_FD, b"", Work(subdirs=["a", "b"]))
+    first = plan.next()
+    assert first is not None
+    left = Left("a", 7, Work(names=["x"], is_listed=False))
+    plan.done(first, Outcome(0, 0, (), 0, Work(subdirs=["b"]), (left,)))
+    following = plan.next()
+    assert following is not None
+    assert (following.fd, following.path) == (7, b"a")
+
+
+@pytest.mark.parametrize("n_failed", [MAX_FAILED_NAMES, MAX_FAILED_NAMES + 1, 10 * MAX_FAILED_NAMES])
+def test_names_of_failed_entries_take_bounded_memory(n_failed: int) -> None:
+    work = Work()
+    for number in range(n_failed):
+        work.fail(str(number))
+    assert (work.n_failed, len(work.failed)) == (n_failed, MAX_FAILED_NAMES)
