@@ -32,6 +32,7 @@ class Work:
 
     names          entries to unlink; one that turns out to be a directory becomes a subdirectory
     subdirs        directories to remove with all that they hold
+    emptied        directories in which nothing was left, and how often each was listed: to be removed
     is_listed      nothing but these is known to be left; otherwise the directory is to be listed (again)
     failed         entries that can't be removed: the next listing passes over them
     n_failed       how many there are; over MAX_FAILED_NAMES not all are in `failed`
@@ -42,6 +43,7 @@ class Work:
 
     names: list[str] = field(default_factory=list)
     subdirs: list[str] = field(default_factory=list)
+    emptied: list[tuple[str, int]] = field(default_factory=list)
     is_listed: bool = True
     failed: set[str] = field(default_factory=set)
     n_failed: int = 0
@@ -57,7 +59,7 @@ class Work:
 
     def has_rest(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.names or self.subdirs or self.cut_bytes) or not self.is_listed
+        return bool(self.names or self.subdirs or self.emptied or self.cut_bytes) or not self.is_listed
 
     def look_again(self) -> None:
         """When all is done: list once more where something failed and something was removed.
@@ -71,6 +73,7 @@ class Work:
         """Take over what a slice has left of its part of this work."""
         self.names += rest.names
         self.subdirs += rest.subdirs
+        self.emptied += rest.emptied
         self.is_listed &= rest.is_listed
         for name in rest.failed:
             self.fail(name)
@@ -186,13 +189,17 @@ class Plan:
 
     def _can_run(self, node: _Node) -> bool:
         work = node.work
-        if work.subdirs or (work.names and self._splits_names):
+        if work.subdirs or work.emptied or (work.names and self._splits_names):
             return True
         # A listing would find again what others are at.
         return not node.n_running and (bool(work.names) or (not node.n_children and work.has_rest()))
 
     def _cut(self, work: Work) -> Work:
         """A share of a directory's work, taken from it."""
+        if work.emptied:
+            share = Work(emptied=work.emptied)
+            work.emptied = []
+            return share
         if work.names:
             n = min(max(-(-len(work.names) // self._n_workers), _MIN_NAMES), _MAX_NAMES)
             share = Work(work.names[-n:])
@@ -253,8 +260,7 @@ class Plan:
             if node.work.n_failed:
                 above.work.fail(node.name)
             elif node.work.cut_bytes is None:
-                # Entered once more it is found empty, or with what came late, and goes.
-                above.work.subdirs.append(node.name)
+                above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
 
     def fds(self) -> list[int]:

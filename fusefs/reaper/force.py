@@ -15,22 +15,18 @@ _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
 
 
 def unlink(kernel: Kernel, dir_fd: Fd, name: str) -> None:
-    """Unlink a file, its own flags and its directory's taken off; another link of it gets its flags back.
+    """Unlink a file, its own flags and its directory's taken off.
 
-    Raises  OSError
+    Raises  OSError: EPERM for a file with other names too: they would lose its flags with this one
     """
     inode_flags.take_off(kernel, dir_fd)
     with kernel.open_beneath(dir_fd, raw(name), _LOOKED_AT) as seen:
-        if not stat.S_ISREG(kernel.fstat(seen).st_mode):
-            kernel.unlink(dir_fd, raw(name))  # opening a device or a FIFO would act on it; they have no flags
-            return
-        with kernel.reopen(seen, os.O_RDONLY) as fd:
-            flags = inode_flags.take_off(kernel, fd)
-            try:
-                kernel.unlink(dir_fd, raw(name))
-            finally:
-                if flags and kernel.fstat(fd).st_nlink:
-                    inode_flags.put(kernel, fd, flags)
+        st = kernel.fstat(seen)
+        # Only these have flags; to open a device or a FIFO would act on it.
+        if stat.S_ISREG(st.st_mode) and st.st_nlink == 1:
+            with kernel.reopen(seen, os.O_RDONLY | os.O_NONBLOCK) as fd:
+                inode_flags.take_off(kernel, fd)
+    kernel.unlink(dir_fd, raw(name))
 
 
 def free(kernel: Kernel, *directories: Fd) -> bool:

@@ -100,6 +100,8 @@ class _Run:
         if work.cut_bytes:
             assert self._large is not None
             work.cut_bytes = self._large.cut(frame.fd, work.cut_bytes)
+        elif work.emptied:
+            self._rmdir_or_enter(frame, *work.emptied.pop())
         elif work.names:
             # From the end, where taking away costs nothing; the listing put the first ones there.
             names = work.names[: -_AT_ONCE - 1 : -1]
@@ -174,7 +176,19 @@ class _Run:
 
     # Directories.
 
-    def _enter(self, frame: _Frame, name: str) -> None:
+    def _rmdir_or_enter(self, frame: _Frame, name: str, n_passes: int) -> None:
+        """Remove a directory that should be empty; if the kernel doubts it, look what came into it."""
+        try:
+            self._kernel.rmdir(frame.fd, raw(name))
+        except FileNotFoundError:
+            return
+        except OSError:
+            self._enter(frame, name, n_passes)
+            return
+        self._removed += 1
+        frame.work.is_productive = True
+
+    def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
         if len(self._frames) > self._slice.max_depth and self._hoist(frame, name):
             frame.work.is_productive = True
             return
@@ -188,7 +202,7 @@ class _Run:
             else:
                 self._fail(frame, name, error.errno or errno.EIO, "open")
             return
-        self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), Work(is_listed=False)))
+        self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), Work(is_listed=False, n_passes=n_passes)))
 
     def _swapped(self, frame: _Frame, name: str) -> None:
         """Something else has the name of a directory now: unlink that, but don't play this game for ever."""

@@ -1,0 +1,394 @@
+"""The engine of a reap: few calls, a crew that may lose hands, a stop that is clean, a pace, large files in steps."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.budget import CUT_BYTES, Limits
+from fusefs.core.report import Reaped, Report
+from fusefs.core.slices import Slice
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.crew import crew_of
+from fusefs.reaper.engine import Wishes, remove_contents
+from fusefs.reaper.reap import reap
+from fusefs.reaper.strategy import Workers, choose
+from fusefs.reaper.strip import Stripper
+from tests.support.command import TRASHD, environment
+from tests.support.orphans import ids
+from tests.support.store import in_child, init, own, swap
+from tests.support.volumes import loop_volume
+
+pytestmark = pytest.mark.needs("root")
+
+
+def fill(path: Path, n_files: int) -> Path:
+    """A directory with that many empty files."""
+    path.mkdir(parents=True)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    for number in range(n_files):
+        os.mknod(b"f%d" % number, 0o600, dir_fd=fd)
+    os.close(fd)
+    return path
+
+
+@contextmanager
+def container(parent: Path) -> Iterator[tuple[Path, Fd]]:
+    """A container outside of any store: its directory and fd."""
+    path = parent / "container"
+    path.mkdir()
+    (path / "record.json").touch()
+    with Kernel().open_path(os.fsencode(path), os.O_RDONLY | os.O_DIRECTORY) as fd:
+        yield path, fd
+
+
+def reap_with(volume: Path, identifier: str, wishes: Wishes, kernel: Kernel | None = None) -> Reaped:
+    with own(volume) as folder:
+        if kernel is not None:
+            folder = folder._replace(store=folder.store._replace(kernel=kernel))
+        return reap(folder, next(e for e in ids(volume) if e == identifier), wishes)  # type: ignore[arg-type]
+
+
+# Calls
+
+
+def system_calls(volume: Path, identifier: str, log: Path, *options: str) -> Counter[str]:
+    """The calls of a whole `trashd reap`, its workers' too."""
+    command = [str(TRASHD), "reap", "--now", "--volume", str(volume), *options, identifier]
+    traced = ["strace", "-f", "-qq", "--signal=none", "-o", str(log), *command]
+    subprocess.run(traced, env=environment({}), check=True, capture_output=True, timeout=120)
+    begun = (re.match(r"\d+ +(\w+)\(", line) for line in log.read_text(errors="replace").splitlines())
+    return Counter(match[1] for match in begun if match)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", ["flat", "tree"])
+def test_a_file_costs_one_unlink_and_no_stat_and_a_thousand_cost_one_getdents(
+    tmp_path: Path, shape: str, threads: int
+) -> None:
+    n_files, n_few, n_dirs = 24_000, 1000, 1 if shape == "flat" else 12
+    with loop_volume("ext4", 128, ("-N", "50000")) as volume:
+        init(volume)
+        few = swap(fill(volume / "few", n_few))
+        for number in range(n_dirs):
+            fill(volume / "many" / str(number), n_files // n_dirs)
+        many = swap(volume / "many")
+        least = system_calls(volume, few.id, tmp_path / "few", "--threads", str(threads))
+        most = system_calls(volume, many.id, tmp_path / "many", "--threads", str(threads))
+    more = most - least
+    stats = sum(more[call] for call in ("stat", "lstat", "fstat", "newfstatat", "statx", "openat2"))
+    assert more["unlinkat"] <= n_files - n_few + 3 * n_dirs + 20
+    # A buffer of 32 KiB holds 1,024 short names; each directory is read to its end, and once more if it was split.
+    assert more["getdents64"] <= n_files // 1000 + 4 * n_dirs + 20
+    assert stats <= 6 * n_dirs + 100, most
+
+
+# The crew
+
+
+@pytest.mark.parametrize("workers", Workers)
+def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
+    with container(volume) as (path, fd):
+        for number in range(20):
+            fill(path / "tree" / str(number) / "deep", 100)
+        strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
+        with crew_of(3, workers, Stripper(Kernel(), fd, strategy)) as crew:
+            report = drive(crew.submit, fd)
+        assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
+
+
+def drive(submit: Callable[..., object], fd: Fd) -> Report:
+    """Run a plan with a crew, one slice after the other, each of them short."""
+    from fusefs.core.budget import Budget
+    from fusefs.core.slices import Plan, Work
+
+    plan = Plan(3, splits_names=True)
+    plan.add(fd, b"", Work(names=["tree"]))
+    while (job := plan.next()) is not None:
+        outcome = submit(job, Budget(seconds=0.0)).result()  # type: ignore[attr-defined]
+        for spare in plan.done(job, outcome):
+            os.close(spare)
+    return plan.report(paced=False, stopped=False)
+
+
+class DiesOnce:
+    """A gate that ends a forked worker before its n-th unlink; the process that made it never."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+        self.pid = os.getpid()
+
+    def __call__(self, call: str) -> None:
+        self.left -= call == "unlink"
+        if self.left < 0 and os.getpid() != self.pid:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_that_are_killed_cost_nothing_but_time(volume: Path) -> None:
+    with container(volume) as (path, fd):
+        for number in range(30):
+            fill(path / "tree" / str(number), 2000)
+        report = remove_contents(Kernel(DiesOnce(5000)), fd, Wishes(n_workers=2))
+        assert (report.n_failed, report.stopped, os.listdir(path)) == (0, False, ["record.json"])
+
+
+def test_no_worker_outlives_its_reaper(volume: Path) -> None:
+    with container(volume) as (path, fd):
+        fill(path / "tree", 40_000)
+        seen: set[str] = set()
+
+        def look(_entries: int, _bytes: int) -> None:
+            seen.update(children())
+
+        remove_contents(Kernel(), fd, Wishes(n_workers=2, progress=look))
+        assert seen, "no worker was ever forked"
+        assert children() == set()
+
+
+def children() -> set[str]:
+    """Our child processes."""
+    return {pid for task in os.listdir("/proc/self/task") for pid in read_children(task)}
+
+
+def read_children(task: str) -> list[str]:
+    return Path(f"/proc/self/task/{task}/children").read_text().split()
+
+
+def test_slices_hand_back_all_fds(volume: Path) -> None:
+    with container(volume) as (path, fd):
+        deepest = path / "tree"
+        for number in range(150):
+            deepest /= str(number % 7)
+        deepest.mkdir(parents=True)
+        fill(path / "tree/wide", 20_000)
+        before = len(os.listdir("/proc/self/fd"))
+        remove_contents(Kernel(), fd, Wishes(n_workers=2))
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert os.listdir(path) == ["record.json"]
+
+
+# Stop
+
+
+def test_stopped_reap_is_finished_by_the_next(volume: Path) -> None:
+    swapped = swap(fill(volume / "job", 30_000))
+    asked = []
+
+    def stops() -> bool:
+        asked.append(None)
+        return len(asked) > 3
+
+    first = reap_with(volume, swapped.id, Wishes(stops=stops))
+    assert (first.report.stopped, first.report.n_failed) == (True, 0)
+    assert 0 < first.report.removed < 30_000
+    second = reap_with(volume, swapped.id, Wishes())
+    assert not second.report.stopped
+    assert first.report.removed + second.report.removed == 30_001
+    assert ids(volume) == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_reap_between_two_slices_and_the_next_one_goes_on(volume: Path, number: signal.Signals) -> None:
+    swapped = swap(fill(volume / "job", 2000))
+    command = [str(TRASHD), "reap", "--now", "--volume", str(volume), "--max-rate", "200", swapped.id]
+    with subprocess.Popen(command, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        tree = volume / f".trashd/u/0/reaping/{swapped.id}/tree"
+        while process.poll() is None and (not tree.exists() or len(os.listdir(tree)) == 2000):
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert b"stopped; the next reap goes on" in out, out
+    assert b"stopping" in err
+    assert 0 < len(os.listdir(tree)) < 2000
+    assert not reap_with(volume, swapped.id, Wishes()).report.n_failed
+    assert ids(volume) == set()
+
+
+# Pace
+
+
+def test_pace_is_kept(volume: Path) -> None:
+    with container(volume) as (path, fd):
+        fill(path / "tree", 600)
+        began = time.monotonic()
+        report = remove_contents(Kernel(), fd, Wishes(limits=Limits(entries_per_s=1000)))
+        assert time.monotonic() - began >= 0.5
+        assert (report.removed, report.n_bytes, os.listdir(path)) == (601, 0, ["record.json"])
+
+
+def test_pace_in_bytes_counts_what_is_freed() -> None:
+    with loop_volume("ext4", 64) as volume, container(volume) as (path, fd):
+        (path / "tree").mkdir()
+        for number in range(20):
+            (path / f"tree/{number}").write_bytes(b"x" * 100_000)
+        os.sync()
+        n_bytes = sum(os.stat(path / f"tree/{number}").st_blocks * 512 for number in range(20))
+        began = time.monotonic()
+        report = remove_contents(Kernel(), fd, Wishes(limits=Limits(bytes_per_s=4 << 20)))
+        assert time.monotonic() - began >= 0.4
+        assert report.n_bytes == n_bytes
+        assert os.listdir(path) == ["record.json"]
+
+
+class Noting:
+    """A gate that keeps the calls which change a file's content."""
+
+    def __init__(self) -> None:
+        self.truncated = 0
+
+    def __call__(self, call: str) -> None:
+        self.truncated += call == "truncate"
+
+
+def large(path: Path, n_steps: int = 3) -> Path:
+    """A file that is cut in that many steps."""
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, (n_steps - 1) * CUT_BYTES + (1 << 20))
+    return path
+
+
+PACED = Wishes(limits=Limits(bytes_per_s=1 << 40))
+
+
+def test_large_file_is_cut_in_steps_when_paced() -> None:
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        (path / "tree").mkdir()
+        size = large(path / "tree/large").stat().st_size
+        (path / "tree/small").write_text("x")
+        gate = Noting()
+        report = remove_contents(Kernel(gate), fd, PACED)
+        assert (gate.truncated, report.removed, report.n_failed) == (3, 3, 0)
+        assert report.n_bytes == pytest.approx(size, abs=1 << 16)
+        assert os.listdir(path) == ["record.json"]
+
+
+def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        large(path / "tree")
+        gate = Noting()
+        assert remove_contents(Kernel(gate), fd).removed == 1
+        assert gate.truncated == 0
+
+
+def test_large_file_with_a_link_outside_keeps_its_content() -> None:
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        large(path / "tree")
+        os.link(path / "tree", volume / "outside")
+        before = os.stat(volume / "outside")
+        remove_contents(Kernel(), fd, PACED)
+        after = os.stat(volume / "outside")
+        assert (after.st_size, after.st_blocks, after.st_nlink) == (before.st_size, before.st_blocks, 1)
+
+
+def test_large_file_that_gets_a_link_at_the_last_moment_keeps_its_content() -> None:
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        large(path / "tree")
+        before = os.stat(path / "tree")
+
+        def link(call: str) -> None:
+            if call == "unlink" and not (volume / "outside").exists():
+                os.link(path / "tree", volume / "outside")
+
+        remove_contents(Kernel(link), fd, PACED)
+        after = os.stat(volume / "outside")
+        assert (after.st_size, after.st_blocks) == (before.st_size, before.st_blocks)
+
+
+def test_large_file_that_somebody_has_open_is_not_cut() -> None:
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        large(path / "tree")
+        with (path / "tree").open("rb") as held:
+            size = os.fstat(held.fileno()).st_size
+            remove_contents(Kernel(), fd, PACED)
+            assert os.fstat(held.fileno()).st_size == size
+        assert os.listdir(path) == ["record.json"]
+
+
+def test_large_file_whose_mode_forbids_writing_is_cut_for_its_owner() -> None:
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        large(path / "tree").chmod(0o400)
+        for owned in (path, path / "tree", path / "record.json"):
+            os.chown(owned, 1000, 1000)
+        gate = Noting()
+
+        def as_owner() -> None:
+            os.setresgid(1000, 1000, 1000)
+            os.setresuid(1000, 1000, 1000)
+            remove_contents(Kernel(gate), fd, PACED)
+            assert gate.truncated == 3
+
+        assert in_child(as_owner) == 0
+        assert os.listdir(path) == ["record.json"]
+
+
+def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
+    """Somebody opens the file between our lease and the unlink: he waits in open(2), and must not read a stump."""
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        large(path / "tree")
+        read, write = os.pipe()
+        opener = 0
+
+        def open_it(call: str) -> None:
+            nonlocal opener
+            if call != "unlink" or opener:
+                return
+            opener = os.fork()
+            if opener == 0:
+                os.closerange(write + 1, 1000)  # an inherited fd would keep the lease
+                held = os.open(path / "tree", os.O_RDONLY)
+                os.write(write, b"%d" % os.fstat(held).st_size)
+                os._exit(0)
+            while " BREAKING " not in Path("/proc/locks").read_text():
+                time.sleep(0.001)
+
+        size = os.stat(path / "tree").st_size
+        remove_contents(Kernel(open_it), fd, PACED)
+        assert int(os.read(read, 100)) == size
+        os.waitpid(opener, 0)
+        os.close(read)
+        os.close(write)
+
+
+def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> int:
+        raise OSError(22, "no leases here")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        large(path / "tree")
+        gate = Noting()
+        report = remove_contents(Kernel(gate), fd, PACED)
+        assert (gate.truncated, report.removed) == (0, 1)
+
+
+# Slices
+
+
+def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
+    from fusefs.core.budget import Budget
+    from fusefs.core.slices import Work
+
+    with container(volume) as (path, fd):
+        fill(path / "tree", 1000)
+        stripper = Stripper(Kernel(), fd, choose(Kernel(), fd))
+        outcome = stripper.run(Slice(0, fd, b"", Work(names=["tree"]), 10, False), Budget(seconds=0.0))
+        assert outcome.removed == 0
+        assert outcome.rest.subdirs == ["tree"]
+        outcome = stripper.run(Slice(0, fd, b"", outcome.rest, 10, False), Budget(n_entries=100))
+        assert outcome.removed == 100
+        (left,) = outcome.left
+        assert left.name == "tree"
+        assert len(left.work.names) + len(os.listdir(path / "tree")) == 2 * len(os.listdir(path / "tree"))
+        os.close(left.fd)
