@@ -1,12 +1,20 @@
-"""What benchmarks and the demo share: trees made quickly, commands timed, volumes to do it on."""
+"""What benchmarks and the demo share: trees made quickly, commands timed, volumes to do it on, results kept."""
 
 import contextlib
+import datetime
+import errno
+import json
 import os
+import platform
+import select
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.support.volumes import loop_volume, tmpfs_volume
 
@@ -51,18 +59,21 @@ def volume(filesystem: str) -> Iterator[Path]:
             yield path
 
 
-def make_files(parent: Path, n_files: int) -> int:
-    """Put empty files into a directory; the number."""
+def make_files(parent: Path, n_files: int, content: bytes = b"") -> int:
+    """Put equal files into a directory; the number."""
     fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for number in range(n_files):
-            os.close(os.open(b"f%d" % number, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=fd))
+            file = os.open(b"f%d" % number, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=fd)
+            if content:
+                os.write(file, content)
+            os.close(file)
     finally:
         os.close(fd)
     return n_files
 
 
-def make_tree(path: Path, n_files: int) -> int:
+def make_tree(path: Path, n_files: int, content: bytes = b"") -> int:
     """A tree of directories with at most a thousand files each; the number of files."""
     path.mkdir()
     n_made = 0
@@ -70,7 +81,7 @@ def make_tree(path: Path, n_files: int) -> int:
         number = n_made // FILES_PER_DIRECTORY
         directory = path / f"{number // 10}" / f"{number % 10}"
         directory.mkdir(parents=True)
-        n_made += make_files(directory, min(FILES_PER_DIRECTORY, n_files - n_made))
+        n_made += make_files(directory, min(FILES_PER_DIRECTORY, n_files - n_made), content)
     return n_made
 
 
@@ -97,20 +108,91 @@ def make_chain(path: Path, n_files: int) -> int:
     return n_files
 
 
-def time_command(command: Sequence[str | Path], stdin: Path = Path("/dev/null")) -> float:
-    """Wall seconds of a command whose output nobody reads.
-
-    Raises  OSError if it fails
-    """
+@contextlib.contextmanager
+def running(command: Sequence[str | Path], stdin: Path = Path("/dev/null"), stderr: int = 2) -> Iterator[int]:
+    """The pid of a command whose output nobody reads; its process group is its own and ends with the `with`."""
     arguments = [os.fspath(word) for word in command]
     redirected = [
         (os.POSIX_SPAWN_OPEN, 0, os.fspath(stdin), os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+        (os.POSIX_SPAWN_DUP2, stderr, 2),
     ]
-    began = time.perf_counter()
-    pid = os.posix_spawnp(arguments[0], arguments, os.environ, file_actions=redirected)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    seconds = time.perf_counter() - began
+    pid = os.posix_spawnp(arguments[0], arguments, os.environ, file_actions=redirected, setpgroup=0)
+    try:
+        yield pid
+    finally:
+        # Nobody has waited yet, so the number can't be another's; who is left over must not keep the volume busy.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def time_command(
+    command: Sequence[str | Path], stdin: Path = Path("/dev/null"), timeout_s: float | None = None
+) -> float:
+    """Wall seconds of a command, killed when its time is out.
+
+    Raises  OSError if it fails, with the beginning of what it wrote to standard error
+    """
+    stderr = os.memfd_create("stderr")
+    try:
+        began = time.perf_counter()
+        with running(command, stdin, stderr) as pid:
+            code = wait(pid, timeout_s)
+            seconds = time.perf_counter() - began
+        said = " ".join(os.pread(stderr, 200, 0).decode(errors="replace").split())
+    finally:
+        os.close(stderr)
+    if code is None:
+        raise OSError(errno.ETIME, f"not done after {timeout_s:.0f} s", os.fspath(command[0]))
     if code:
-        raise OSError(code, f"exit code {code}", " ".join(arguments))
+        ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        raise OSError(errno.ECHILD, f"{ended}: {said}", os.fspath(command[0]))
     return seconds
+
+
+def wait(pid: int, timeout_s: float | None = None) -> int | None:
+    """The exit code of a child (-n: signal n), which stays to be waited for; None if the time is out."""
+    if timeout_s is not None:
+        pidfd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(timeout_s * 1e3):
+                return None
+        finally:
+            os.close(pidfd)
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def only_orphan(root: Path) -> str:
+    """The id of the one orphan in a volume's store."""
+    listed = subprocess.run([TRASHD, "list", "--json", "--volume", root], stdout=subprocess.PIPE, check=True)
+    (entry,) = [json.loads(line) for line in listed.stdout.splitlines()]
+    return str(entry["id"])
+
+
+def machine() -> dict[str, Any]:
+    """What these figures were measured on."""
+    names = [line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line]
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "kernel": platform.release(),
+        "cpu": names[0].partition(": ")[2] if names else platform.machine(),
+        "n_cpus": os.cpu_count(),
+        "memory_gib": round(memory_bytes / 2**30),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def keep(results: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Append a result to its file; as it stands there, with the time and the machine."""
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    kept = {"at": at, **row, "machine": machine()}
+    results.parent.mkdir(exist_ok=True)
+    with results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(kept) + "\n")
+    return kept

@@ -8,17 +8,13 @@ Each run appends a line per filesystem to bench/results/swap.jsonl.
 """
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.support import PYTHON, TRASHD, compiled, make_tree, time_command, volume
+from bench.support import PYTHON, TRASHD, compiled, keep, make_tree, only_orphan, time_command, volume
 
 RESULTS = Path(__file__).with_name("results") / "swap.jsonl"
 N_SMALL = 10
@@ -60,9 +56,7 @@ def measure(filesystem: str, n_files: int, n_rounds: int, n_names: int) -> dict[
 def time_swap(root: Path, victim: Path, *options: str) -> float:
     """Seconds of a swap, which is then taken back."""
     seconds = time_command([TRASHD, "swap", *options, victim])
-    listed = subprocess.run([TRASHD, "list", "--json", "--volume", root], stdout=subprocess.PIPE, check=True)
-    (entry,) = [json.loads(line) for line in listed.stdout.splitlines()]
-    time_command([TRASHD, "restore", "--volume", root, entry["id"]])
+    time_command([TRASHD, "restore", "--volume", root, only_orphan(root)])
     return seconds
 
 
@@ -96,20 +90,6 @@ def time_names(root: Path, n_names: int) -> float:
             name.touch()
             file.write(os.fsencode(name) + b"\0")
     return time_command([TRASHD, "rm", "-0", "--no-fsync"], stdin=listed)
-
-
-def machine() -> dict[str, Any]:
-    """What these figures were measured on."""
-    names = [line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if "model name" in line]
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "kernel": platform.release(),
-        "cpu": names[0].partition(": ")[2] if names else platform.machine(),
-        "n_cpus": os.cpu_count(),
-        "memory_gib": round(memory_bytes / 2**30),
-        "python": platform.python_version(),
-        "load": round(os.getloadavg()[0], 2),
-    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -163,13 +143,8 @@ def main() -> None:
             except OSError as error:
                 print(f"{filesystem}: not measured: {error}")
                 continue
-            at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             options = {"quick": asked.quick, "n_rounds": n_rounds}
-            rows.append({"at": at, "filesystem": filesystem, "n_files": n_files, "options": options, **found})
-            rows[-1]["machine"] = machine()
-            RESULTS.parent.mkdir(exist_ok=True)
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+            rows.append(keep(RESULTS, {"filesystem": filesystem, "n_files": n_files, "options": options, **found}))
             print("\n".join(verdicts(rows[-1])), flush=True)
     print(table(rows))
 
