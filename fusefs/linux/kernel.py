@@ -66,6 +66,11 @@ class Kernel:
         """A directory beneath, opened for reading: to list it, fsync it or set its attributes."""
         return self.open_beneath(dir_fd, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
+    def reopen(self, fd: int, flags: int) -> Fd:
+        """One more fd, with other flags, for exactly what an fd of any kind holds (by its magic link)."""
+        self._gate("open")
+        return Fd(os.open(f"/proc/self/fd/{int(fd)}", flags | os.O_CLOEXEC))
+
     def create(self, dir_fd: int, name: bytes, flags: int = os.O_RDWR) -> Fd:
         """A new file, 0600; EEXIST if anything has the name."""
         self._gate("create")
@@ -103,6 +108,12 @@ class Kernel:
         """The filesystem's magic number."""
         self._gate("statfs")
         return libc.statfs_type(fd)
+
+    def free_bytes(self, fd: int) -> int:
+        """Space that nobody uses on the filesystem, root's share included."""
+        self._gate("statfs")
+        volume = os.fstatvfs(fd)
+        return volume.f_bfree * volume.f_frsize
 
     def is_local(self, fd: int) -> bool:
         """Whether only one kernel can have this filesystem mounted, so that its locks tell of everybody."""

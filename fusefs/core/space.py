@@ -1,0 +1,206 @@
+"""Space that should come back: what a tree takes, what keeps some of it, and how long to wait for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from functools import reduce
+from typing import NamedTuple
+
+_BLOCK_BYTES = 512
+INLINE_MAX_BYTES = 2048
+"""btrfs keeps a file up to this size (max_inline) in its metadata, and says of it that it has a block."""
+_LEAST_TOLERANCE_BYTES = 256 << 10
+_STEPS = 16
+_SETTLED = 10
+
+
+class Survey(NamedTuple):
+    """What a walk found in a container.
+
+    n_entries     as a reaper counts them
+    n_bytes       the blocks of all inodes, each inode once
+    linked_bytes  of these: they stay, as hard links outside keep them
+    shared_bytes  of these: at most as many stay, as snapshots or reflinks share them; 0 if nobody asked. Those
+                  that only the tree's own files share with each other are counted too: nobody can tell them apart.
+    n_failed      what could not be looked at: entries, or directories with all that is in them
+    is_at_least   there are more hard links than can be remembered: of those beyond, each name counts as its part of
+                  the inode, and none as one that stays
+    """
+
+    n_entries: int
+    n_bytes: int
+    linked_bytes: int
+    shared_bytes: int
+    n_failed: int
+    is_at_least: bool
+
+
+class Kind(Enum):
+    """Why space does not come back."""
+
+    OPEN = "open"
+    LINKS = "links"
+    LEFT = "left"
+    SHARED = "shared"
+    UNKNOWN = "unknown"
+
+
+class Reason(NamedTuple):
+    """One thing that keeps space, how much of it, and what a person should know of it."""
+
+    kind: Kind
+    n_bytes: int
+    detail: str
+
+
+class Waited(NamedTuple):
+    """What became of the space that a reaped tree took.
+
+    came_bytes      the most that was free at a time, above what was free before
+    expected_bytes  what the tree took
+    reasons         for what is missing; none if nothing is
+    is_complete     it all came, within `tolerance_bytes`
+    """
+
+    came_bytes: int
+    expected_bytes: int
+    reasons: tuple[Reason, ...]
+    is_complete: bool
+
+
+class Step(Enum):
+    """What a waiting process does next."""
+
+    DONE = "all came that can"
+    KEEP_WAITING = "it still grows, or did not long ago"
+    GIVE_UP = "it has not grown for too long"
+
+
+class Course(NamedTuple):
+    """How free space went since a moment before the tree was removed.
+
+    before_bytes   free then
+    highest_bytes  the most that was free since
+    grown_bytes    free when it had last grown
+    grown_at_s     when that was; growth by less than a step does not count, so that waiting must end
+    """
+
+    before_bytes: int
+    highest_bytes: int
+    grown_bytes: int
+    grown_at_s: float
+
+    def came_bytes(self) -> int:
+        """What came: by the highest, as others may have used it since."""
+        return self.highest_bytes - self.before_bytes
+
+
+def begin(before_bytes: int, now_s: float) -> Course:
+    """The course before the first look."""
+    return Course(before_bytes, before_bytes, before_bytes, now_s)
+
+
+def look(course: Course, expected_bytes: int, free_bytes: int, now_s: float) -> Course:
+    """The course after one more look at free space."""
+    course = course._replace(highest_bytes=max(course.highest_bytes, free_bytes))
+    if free_bytes < course.grown_bytes + tolerance_bytes(expected_bytes) // _STEPS:
+        return course
+    return course._replace(grown_bytes=free_bytes, grown_at_s=now_s)
+
+
+def decide(course: Course, expected_bytes: int, reasons: Sequence[Reason], now_s: float, patience_s: float) -> Step:
+    """Say whether to wait on.
+
+    reasons     as far as they are known; SHARED is only an upper bound: what may come in spite of it is waited for
+                too, though not for long
+    patience_s  how long free space may stay as it is
+    """
+    missing = expected_bytes - course.came_bytes() - tolerance_bytes(expected_bytes)
+    certain = sum(reason.n_bytes for reason in reasons if reason.kind is not Kind.SHARED)
+    if missing <= certain:
+        return Step.DONE
+    if missing <= sum(reason.n_bytes for reason in reasons):
+        patience_s /= _SETTLED
+    return Step.KEEP_WAITING if now_s - course.grown_at_s < patience_s else Step.GIVE_UP
+
+
+def conclude(course: Course, expected_bytes: int, reasons: Sequence[Reason], unknown: str) -> Waited:
+    """What to tell at the end; `unknown` is the detail of what no reason explains."""
+    came = max(course.came_bytes(), 0)
+    missing = expected_bytes - came
+    tolerance = tolerance_bytes(expected_bytes)
+    if missing <= tolerance:
+        return Waited(came, expected_bytes, (), True)
+    told = []
+    for reason in sorted(reasons, key=lambda reason: reason.kind is Kind.SHARED):
+        if reason.kind is Kind.SHARED:
+            reason = reason._replace(n_bytes=min(reason.n_bytes, max(missing, 0)))
+            if not reason.n_bytes:
+                continue
+        missing -= reason.n_bytes
+        told.append(reason)
+    if missing > tolerance:
+        told.append(Reason(Kind.UNKNOWN, missing, unknown))
+    return Waited(came, expected_bytes, tuple(told), False)
+
+
+def tolerance_bytes(expected_bytes: int) -> int:
+    """How much may be missing without a word: metadata comes and goes, and others write a little all the time."""
+    return max(_LEAST_TOLERANCE_BYTES, expected_bytes // 50)
+
+
+def foreseen(survey: Survey, left_bytes: int) -> list[Reason]:
+    """The reasons that are known before anything is waited for.
+
+    left_bytes  of the tree that could not be removed
+    """
+    links = "other names outside the tree keep files" + (", maybe more" if survey.is_at_least else "")
+    shared = "snapshots or reflinks share it (at most)"
+    found = [
+        Reason(Kind.LINKS, survey.linked_bytes, links),
+        Reason(Kind.LEFT, left_bytes, "could not be removed"),
+        Reason(Kind.SHARED, survey.shared_bytes, shared),
+    ]
+    return [reason for reason in found if reason.n_bytes]
+
+
+def describe_unknown(*, is_local: bool, sees_all: bool) -> str:
+    """What may keep space when nothing was found that does.
+
+    is_local  no server has a part in it
+    sees_all  we may look at all processes
+    """
+    causes = ["others wrote meanwhile"]
+    if not sees_all:
+        causes.append("processes of other users have deleted files open (root would see them)")
+    causes.append("a snapshot keeps it" if is_local else "the server frees it later, or keeps it in a snapshot")
+    return ", or ".join(causes)
+
+
+def total(surveys: Iterable[Survey]) -> Survey:
+    """Several surveys as one. Links between their trees count as links outside."""
+    return reduce(_add, surveys, Survey(0, 0, 0, 0, 0, False))
+
+
+def _add(one: Survey, other: Survey) -> Survey:
+    return Survey(
+        one.n_entries + other.n_entries,
+        one.n_bytes + other.n_bytes,
+        one.linked_bytes + other.linked_bytes,
+        one.shared_bytes + other.shared_bytes,
+        one.n_failed + other.n_failed,
+        one.is_at_least or other.is_at_least,
+    )
+
+
+def taken_bytes(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: int) -> int:
+    """The space that a file takes, by its stat.
+
+    n_blocks          of 512 bytes
+    block_bytes       the filesystem's own
+    inline_max_bytes  files up to this size may lie in the metadata; 0 where all have blocks of their own
+    """
+    taken = n_blocks * _BLOCK_BYTES
+    is_inline = 0 < size <= inline_max_bytes and taken <= block_bytes
+    return size if is_inline else taken

@@ -1,0 +1,47 @@
+"""Blocks that a file shares with others, by FIEMAP: with a snapshot, a reflink, a deduplicated copy."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+
+BTRFS_MAGIC = 0x9123683E
+_SHARING = frozenset({BTRFS_MAGIC, 0x58465342, 0xCA451A4E})
+"""btrfs, xfs, bcachefs"""
+_FS_IOC_FIEMAP = 0xC020660B
+_HEADER = struct.Struct("=QQIIII")  # start, length, flags, extents told, extents wanted
+_EXTENT = struct.Struct("=QQQ16xI12x")  # logical, physical, length, flags
+_LAST, _SHARED = 0x0001, 0x2000
+_AT_ONCE = 256
+_WHOLE = (1 << 64) - 1
+
+
+def may_share(magic: int) -> bool:
+    """Whether files of that filesystem can share blocks, and FIEMAP says so."""
+    return magic in _SHARING
+
+
+def shared_bytes(kernel: Kernel, file: Fd) -> int:
+    """The bytes of a regular file that lie in shared extents, holes left out; compressed ones in their full size.
+
+    file    may be O_PATH: it is opened again by its magic link, so that it can't be another one
+    Raises  OSError: not ours to read; EOPNOTSUPP
+    """
+    start = found = 0
+    with kernel.reopen(file, os.O_RDONLY | os.O_NONBLOCK) as fd:
+        while True:
+            buffer = bytearray(_HEADER.size + _AT_ONCE * _EXTENT.size)
+            _HEADER.pack_into(buffer, 0, start, _WHOLE - start, 0, 0, _AT_ONCE, 0)
+            kernel.ioctl(fd, _FS_IOC_FIEMAP, buffer)
+            n_extents = _HEADER.unpack_from(buffer)[3]
+            if not n_extents:
+                return found
+            for at in range(n_extents):
+                logical, _physical, length, flags = _EXTENT.unpack_from(buffer, _HEADER.size + at * _EXTENT.size)
+                found += length if flags & _SHARED else 0
+            if flags & _LAST:
+                return found
+            start = logical + length

@@ -1,0 +1,159 @@
+"""Waiting until the space of a reaped tree is free, or knowing why it is not (pitfall 20)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+
+from fusefs.core.names import STORE, ContainerId, printable
+from fusefs.core.space import (
+    Course,
+    Kind,
+    Reason,
+    Step,
+    Survey,
+    Waited,
+    begin,
+    conclude,
+    decide,
+    describe_unknown,
+    foreseen,
+    look,
+)
+from fusefs.linux.deleted import Deleted, device_of, find_deleted
+from fusefs.linux.kernel import Kernel
+
+PATIENCE_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_MOST_TOLD = 20
+
+Tell = Callable[[int, int], None]
+"""Called with the bytes that came, and those that are expected."""
+
+
+def free_bytes(kernel: Kernel, fd: int) -> int:
+    """Free space of the volume that an fd (of any kind) is on: ask before the reap, and hand it to `wait_for_space`."""
+    return kernel.free_bytes(fd)
+
+
+def wait_for_space(
+    kernel: Kernel,
+    fd: int,
+    before_bytes: int,
+    survey: Survey,
+    *,
+    left_bytes: int = 0,
+    containers: Collection[ContainerId] = (),
+    patience_s: float = PATIENCE_S,
+    tell: Tell = lambda _came, _expected: None,
+    stops: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Waited:
+    """Wait until a volume has the space that reaped trees took; or say what keeps it.
+
+    Run it as who typed the command: processes are seen as far as that user may look.
+    fd            any directory on the volume
+    before_bytes  `free_bytes` before the reap
+    survey        of the trees before the reap, `core.space.total` of several
+    left_bytes    what is left of them in quarantine
+    containers    whose files are looked for in processes; any in a store if none is named
+    patience_s    how long free space may stay as it is; 0 for one look
+    tell          before each pause
+    stops         asked after each pause: whoever says yes gets what is known by then
+    """
+    waiting = _Waiting(kernel, fd, survey.n_bytes, foreseen(survey, left_bytes), containers, clock)
+    course, pause_s = begin(before_bytes, clock()), _FIRST_PAUSE_S
+    while True:
+        has_grown, course = waiting.look(course)
+        reasons = waiting.known
+        if (not has_grown or patience_s <= 0) and waiting.is_missing_some(course):
+            # Nothing comes by itself: what a commit would free comes now, and what is still missing has a reason.
+            waiting.commit()
+            _, course = waiting.look(course)
+            reasons = waiting.reasons()
+        if stops() or decide(course, survey.n_bytes, reasons, clock(), patience_s) is not Step.KEEP_WAITING:
+            return waiting.conclude(course, reasons)
+        tell(course.came_bytes(), survey.n_bytes)
+        pause(pause_s)
+        pause_s = _FIRST_PAUSE_S if has_grown else min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _Waiting:
+    """What stays the same while we wait."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        fd: int,
+        expected_bytes: int,
+        known: list[Reason],
+        containers: Collection[ContainerId],
+        clock: Callable[[], float],
+    ) -> None:
+        self._kernel = kernel
+        self._fd = fd
+        self._expected = expected_bytes
+        self._clock = clock
+        self._is_local = kernel.is_local(fd)
+        self._parts = [b"/%s/" % name.encode() for name in containers] or [b"/%s/" % STORE]
+        self.known = known
+
+    def look(self, course: Course) -> tuple[bool, Course]:
+        """The course after a look, and whether free space has grown."""
+        now = self._clock()
+        after = look(course, self._expected, free_bytes(self._kernel, self._fd), now)
+        return after.grown_bytes > course.grown_bytes, after
+
+    def is_missing_some(self, course: Course) -> bool:
+        """Whether not everything came."""
+        return not conclude(course, self._expected, (), "").is_complete
+
+    def commit(self) -> None:
+        """Hurry up what is freed by a commit (btrfs). On a network it would only be work for the server."""
+        if self._is_local:
+            with suppress(OSError), self._kernel.open_dir(self._fd) as directory:
+                self._kernel.syncfs(directory)
+
+    def reasons(self) -> list[Reason]:
+        """All that are known now."""
+        device = device_of(self._fd)
+        if device is None:
+            return self.known
+        return [*_held_open(find_deleted(device, self._is_ours)), *self.known]
+
+    def _is_ours(self, path: bytes) -> bool:
+        return any(part in path for part in self._parts)
+
+    def conclude(self, course: Course, reasons: list[Reason]) -> Waited:
+        """What to tell."""
+        unknown = describe_unknown(is_local=self._is_local, sees_all=os.geteuid() == 0)
+        return conclude(course, self._expected, reasons, unknown)
+
+
+def _held_open(found: Iterable[Deleted]) -> list[Reason]:
+    """A reason for each process. A file that several have counts for the first one: each of them must let go of it."""
+    by_process: dict[int, list[Deleted]] = {}
+    for deleted in found:
+        by_process.setdefault(deleted.pid, []).append(deleted)
+    counted: set[tuple[int, int]] = set()
+    reasons = []
+    for pid, files in sorted(by_process.items()):
+        n_bytes = sum(file.n_bytes for file in files if file.inode not in counted)
+        counted.update(file.inode for file in files)
+        reasons.append(Reason(Kind.OPEN, n_bytes, _describe(pid, files)))
+    reasons.sort(key=lambda reason: -reason.n_bytes)
+    if len(reasons) > _MOST_TOLD:
+        rest = reasons[_MOST_TOLD - 1 :]
+        n_bytes = sum(reason.n_bytes for reason in rest)
+        reasons[_MOST_TOLD - 1 :] = [Reason(Kind.OPEN, n_bytes, f"{len(rest)} more processes have deleted files open")]
+    return reasons
+
+
+def _describe(pid: int, files: list[Deleted]) -> str:
+    largest = max(files, key=lambda file: file.n_bytes)
+    what = "a deleted file" if len(files) == 1 else f"{len(files)} deleted files"
+    where = f": {printable(largest.path)}" if largest.path else ""
+    return f"{printable(largest.command.encode())} (pid {pid}) has {what} open{where}"
