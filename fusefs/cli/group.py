@@ -17,6 +17,7 @@ _COMMANDS = {
     "list": "fusefs.cli.listing",
     "restore": "fusefs.cli.restore",
     "reap": "fusefs.cli.reap",
+    "quarantine": "fusefs.cli.quarantine",
     "doctor": "fusefs.cli.doctor",
 }
 

@@ -11,6 +11,7 @@ from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import find_container, tend_all
+from fusefs.store.restore import Restored
 from fusefs.store.restore_verb import restore_by_id
 
 
@@ -38,6 +39,11 @@ def command(identifier: str, inside: bytes | None, to: bytes | None, volumes: tu
         output.warn(problem)
     entry = find_container(kernel, volumes, identifier)
     done = restore_by_id(kernel, volumes, entry, None if inside is None else os.path.normpath(inside), to)
+    return tell_restored(done, as_json=as_json)
+
+
+def tell_restored(done: Restored, *, as_json: bool) -> int:
+    """Print the result of a restore; the exit code."""
     if as_json:
         output.as_json(done)
         return 0

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from fusefs.core.errors import NotFound, TrashdError, UsageError, from_os
+from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
+from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below, is_inside
 from fusefs.store.authority import as_owner
 from fusefs.store.discover import discover, folders, with_lower
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import Store, UserFolder, open_store
 from fusefs.store.listing import Entry, entries
 from fusefs.store.tend import tend
 from fusefs.store.visible import Direct, Visible
@@ -116,3 +120,38 @@ def act_on(
                         for result in as_owner(folder, act, list[kind], visible):
                             return result
     raise NotFound(entry.id)
+
+
+@contextmanager
+def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: Entry) -> Iterator[UserFolder]:
+    """The folder that an entry is in, opened by ourselves: for what root does with his own hands.
+
+    Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
+    """
+    base = entry.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/u/FOLDER/STATE/ID
+    for upper in discover(kernel, volumes):
+        with upper:
+            store = _beneath(upper, base) if is_inside(base, upper.base_path) else None
+        if store is None:
+            continue
+        with store:
+            for folder in folders(store):
+                with folder:
+                    if folder.uid == entry.uid and entry.path.startswith(folder.path() + b"/"):
+                        yield folder
+                        return
+    raise NotFound(entry.id)
+
+
+def _beneath(upper: Store, base: bytes) -> Store | None:
+    """The store in the directory of another one's or in one beneath it; None if no way leads there."""
+    lower = below(base, upper.base_path) or b"."
+    try:
+        base_fd = upper.kernel.open_beneath(upper.base_fd, lower, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None  # another volume is mounted on the way, or somebody moved it
+    try:
+        return open_store(upper.kernel, base_fd, base)
+    except Untrusted as error:
+        hint = f"root takes it over, with what is in it, by: trashd init {printable(base)}"
+        raise Untrusted(error.detail, hint) from error

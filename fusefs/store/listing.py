@@ -10,6 +10,7 @@ from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.record import RECORD_MAX_BYTES, Method, Record
+from fusefs.core.report import Failure
 from fusefs.core.wire import decode
 from fusefs.store.claim import open_record
 from fusefs.store.layout import UserFolder
@@ -18,9 +19,10 @@ from fusefs.store.layout import UserFolder
 class Entry(NamedTuple):
     """One container as a list shows it.
 
-    path     its directory
-    origin   full path that the tree came from; None for what was dropped
-    problem  why its record can't be read; the other fields are then empty
+    path      its directory
+    origin    full path that the tree came from; None for what was dropped
+    problem   why its record can't be read; the other fields are then empty
+    failures  why it is in quarantine, as far as the record had room; `n_failed` of them
     """
 
     id: ContainerId
@@ -35,6 +37,7 @@ class Entry(NamedTuple):
     partial: bool
     n_failed: int
     problem: str
+    failures: tuple[Failure, ...] = ()
 
 
 def entries(folder: UserFolder) -> Iterator[Entry]:
@@ -75,6 +78,7 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         partial=record.partial,
         n_failed=len(record.failures),
         problem="",
+        failures=record.failures,
     )
 
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fusefs.core.errors import NotFound, UsageError, from_os
-from fusefs.core.names import Name, RelPath, join, split
+from fusefs.core.errors import NotFound, Refused, UsageError, from_os
+from fusefs.core.names import STORE, Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside
@@ -32,6 +32,9 @@ def restore_by_id(
     except ValueError as error:
         raise UsageError(inside or b"", "PATH-INSIDE is relative to the tree, without `..`") from error
     if to is None:
+        if entry.origin is not None and STORE in entry.origin.split(b"/"):
+            # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
+            raise Refused(entry.origin, "it was taken out of a trash store: restore it with --to PATH")
         return _explained(entry, lambda: act_on(kernel, volumes, entry, partial(_home, entry, within), Restored))
     if within is not None and entry.uid != os.geteuid():
         raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")

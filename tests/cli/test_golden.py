@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from tests.support.command import Done, done_well, swapped, trashd
-from tests.support.tree import make_tree
+from tests.support.tree import IMMUTABLE, make_tree, set_flags
 
 GOLDEN = Path(__file__).with_name("golden")
-COMMANDS = ("init", "swap", "rm", "check", "holders", "list", "restore", "reap", "doctor")
+COMMANDS = ("init", "swap", "rm", "check", "holders", "list", "restore", "reap", "quarantine", "doctor")
+QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")
 ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-([A-Za-z0-9._-]*)-[0-9a-f]{12}")
 CHANGING = {
     "created_ns": "<ns>", "expires_ns": "<ns>", "restorable_for_s": "<s>",
@@ -52,9 +53,9 @@ def steady(value: Any, words: Mapping[str, str], key: str = "") -> Any:
     return value
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *QUARANTINE])
 def test_help_is_as_promised(command: str) -> None:
-    compare(f"help-{command or 'trashd'}.txt", done_well(*command.split(), "--help").out)
+    compare(f"help-{command.replace(' ', '-') or 'trashd'}.txt", done_well(*command.split(), "--help").out)
 
 
 Act = Callable[[Path, Path], Done]
@@ -101,6 +102,31 @@ def told_reap(volume: Path, victim: Path) -> Done:
     return done_well("reap", "--json", "--now", "--volume", volume, swapped(victim)["id"])
 
 
+def quarantined(volume: Path, victim: Path) -> str:
+    """The id of what could not be reaped."""
+    set_flags(victim / "file", IMMUTABLE)
+    identifier = str(swapped(victim, "--note", "a note")["id"])
+    assert trashd("reap", "--now", "--volume", volume, identifier).code == 13
+    return identifier
+
+
+def told_quarantine_list(volume: Path, victim: Path) -> Done:
+    quarantined(volume, victim)
+    return done_well("quarantine", "list", "--json", "--volume", volume)
+
+
+def told_quarantine_retry(volume: Path, victim: Path) -> Done:
+    return trashd("quarantine", "retry", "--json", "--volume", volume, quarantined(volume, victim))
+
+
+def told_quarantine_restore(volume: Path, victim: Path) -> Done:
+    return done_well("quarantine", "restore", "--json", "--volume", volume, quarantined(volume, victim))
+
+
+def told_quarantine_delete(volume: Path, victim: Path) -> Done:
+    return done_well("quarantine", "delete", "--yes", "--json", "--volume", volume, quarantined(volume, victim))
+
+
 def told_doctor(volume: Path, _victim: Path) -> Done:
     stray = volume / ".trashd/u/0/orphans/stray"
     stray.mkdir()
@@ -119,7 +145,8 @@ def told_error(volume: Path, _victim: Path) -> Done:
     "act",
     [
         told_init, told_swap, told_swap_now, told_rm, told_check, told_check_refused, told_holders, told_list,
-        told_restore, told_reap, told_doctor, told_error,
+        told_restore, told_reap, told_quarantine_list, told_quarantine_retry, told_quarantine_restore,
+        told_quarantine_delete, told_doctor, told_error,
     ],
     ids=lambda act: act.__name__.removeprefix("told_"),
 )  # fmt: skip

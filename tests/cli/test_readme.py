@@ -24,7 +24,10 @@ def find_command(name: str) -> click.Command:
 
 
 def options_of(command: click.Command) -> set[str]:
+    """Its options, those of the commands inside it too."""
     found = {"--help", "-h"}
+    if isinstance(command, click.Group):
+        found.update(*(options_of(one) for one in command.commands.values()))
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             found.update(parameter.opts)

@@ -1,0 +1,295 @@
+"""trashd quarantine: what could not be reaped, why, and what becomes of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+
+from fusefs.cli import output
+from fusefs.cli.bar import Shows, bar
+from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.cli.reaping import reap_ids
+from fusefs.cli.restore import tell_restored
+from fusefs.cli.stop import Stop
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import (
+    BadRecord,
+    Busy,
+    Incomplete,
+    NotFound,
+    NotPermitted,
+    Refused,
+    TrashdError,
+    UsageError,
+    from_os,
+)
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, printable
+from fusefs.core.record import NOTE_MAX_CHARS
+from fusefs.core.report import MAX_FAILURES, Failure, Reaped, Report
+from fusefs.linux.credentials import user_name
+from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import Lost
+from fusefs.store.find import all_entries, find_container, opened_folder, tend_all
+from fusefs.store.listing import Entry
+from fusefs.store.restore_verb import restore_by_id
+from fusefs.store.seize import seize
+from fusefs.store.verbs import own_folder
+
+_FIRST = 3
+"""Reasons that a list shows of each; --json has all."""
+_LOST: dict[str, type[TrashdError]] = {Lost.BUSY.value: Busy, Lost.GONE.value: NotFound}
+
+
+class InOrder(click.Group):
+    """A group whose commands are listed in the order in which people need them: the one that deletes is the last."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """As they were defined."""
+        return list(self.commands)
+
+
+@click.group("quarantine", cls=InOrder, short_help="See to what could not be deleted.")
+def command() -> None:
+    """See to what the reaper could not delete: it lies in quarantine, with the reasons, until somebody decides.
+
+    \b
+    Examples:
+      trashd quarantine list
+      trashd quarantine retry 2fe7e4cb8ba8      the cause is gone: reap it again
+      trashd quarantine restore 2fe7e4cb8ba8    take back what is left of it
+      trashd quarantine delete 2fe7e4cb8ba8     as root: delete it whoever's it is
+    """
+
+
+@command.command("list", short_help="List what is there, and why.")
+@volume_option
+@json_option
+def list_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """List what is in quarantine: its age, owner and origin, and the first reasons why it could not be deleted.
+
+    Everybody sees his own, root everybody's. A reason names the call, the path in the container, and what the
+    kernel said. --json has all that were recorded, at most 50.
+
+    \b
+    Examples:
+      trashd quarantine list
+      trashd quarantine list --json | jq -r .id | xargs trashd quarantine retry
+    """
+    kernel = _tended(volumes)
+    lost: list[TrashdError] = []
+    found = [entry for entry in all_entries(kernel, volumes, lost) if entry.state is State.QUARANTINE]
+    codes = [output.failed(error, as_json=as_json) for error in lost]
+    if as_json:
+        for entry in found:
+            output.as_json(entry)
+    elif found:
+        _show(found)
+    else:
+        click.echo("nothing is in quarantine", err=True)
+    return max(codes, default=0)
+
+
+@command.command("retry", short_help="Reap it again.")
+@click.argument("identifiers", nargs=-1, metavar="[ID…]")
+@click.option("--all", "everything", is_flag=True, help="All of your own, not only those named.")
+@volume_option
+@json_option
+def retry_command(identifiers: tuple[str, ...], everything: bool, volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """Reap what is in quarantine again, with its owner's authority as before; the report is that of `trashd reap`.
+
+    What still can't be deleted goes back to quarantine, with the new reasons.
+
+    \b
+    Examples:
+      trashd quarantine retry 2fe7e4cb8ba8
+      trashd quarantine retry --all
+    """
+    if bool(identifiers) == everything:
+        raise UsageError("ID with --all" if everything else "no ID", "name what to try again, or --all of your own")
+    kernel = _tended(volumes)
+    lost: list[TrashdError] = []
+    if everything:
+        found = all_entries(kernel, volumes, lost)
+        chosen = [entry for entry in found if entry.state is State.QUARANTINE and entry.uid == os.geteuid()]
+    else:
+        chosen = _quarantined(kernel, volumes, identifiers)
+    if not chosen and not as_json:
+        click.echo("nothing is in quarantine", err=True)
+    codes = [output.failed(error, as_json=as_json) for error in lost]
+    code = reap_ids(kernel, volumes, [entry.id for entry in chosen], as_json=as_json)
+    return code or (Incomplete.exit_code if codes else 0)
+
+
+@command.command("restore", short_help="Take back what is left of it.", no_args_is_help=True)
+@click.argument("identifier", metavar="ID")
+@click.option("--to", type=PathBytes(), metavar="PATH", help="Restore to PATH, which must not exist, instead.")
+@volume_option
+@json_option
+def restore_command(identifier: str, to: bytes | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """Put what is left of it back where it was, as `trashd restore` does, or to another place.
+
+    What the reaper had removed before it met what it could not is gone.
+
+    \b
+    Examples:
+      trashd quarantine restore 2fe7e4cb8ba8
+      trashd quarantine restore 2fe7e4cb8ba8 --to /scratch/job.left
+    """
+    kernel = _tended(volumes)
+    (entry,) = _quarantined(kernel, volumes, (identifier,))
+    return tell_restored(restore_by_id(kernel, volumes, entry, None, to), as_json=as_json)
+
+
+@command.command("delete", short_help="As root: delete it whoever's it is.", no_args_is_help=True)
+@click.argument("identifiers", nargs=-1, required=True, metavar="ID…")
+@click.option("--yes", is_flag=True, help="Don't ask; needed where there is no terminal.")
+@volume_option
+@json_option
+def delete_command(identifiers: tuple[str, ...], yes: bool, volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """Delete it with root's own authority: everything in it, also what its owner may not delete.
+
+    Other people's files and directories go too, and what is immutable or append-only. If one of the IDs is wrong,
+    nothing is deleted. What even root can't delete is in root's own quarantine afterwards, under a new id.
+
+    \b
+    Examples:
+      trashd quarantine delete 2fe7e4cb8ba8
+      trashd quarantine delete --yes 2fe7e4cb8ba8 3fc2b800eb1e
+    """
+    if os.geteuid() != 0:
+        hint = "its owner can: trashd quarantine retry ID, or restore ID; an administrator runs this as root"
+        raise NotPermitted("only root deletes what its owner can't", hint)
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
+    kernel = _tended(volumes)
+    chosen = _quarantined(kernel, volumes, identifiers)
+    if not yes:
+        _ask(chosen)
+    with Stop() as stop:
+        codes = [_delete(kernel, volumes, entry, stop, as_json=as_json) for entry in chosen if not stop()]
+        if stop():
+            return stop.exit_code()
+    bad = [code for code in codes if code]
+    return bad[0] if len(codes) == 1 and bad else Incomplete.exit_code if bad else 0
+
+
+def _tended(volumes: Sequence[bytes]) -> Kernel:
+    kernel = Kernel()
+    for problem in tend_all(kernel, volumes):
+        output.warn(problem)
+    return kernel
+
+
+def _quarantined(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str]) -> list[Entry]:
+    """What is named, each once.
+
+    Raises  NotFound, UsageError; Refused if one of them is not in quarantine; BadRecord if nobody knows what it is
+    """
+    found = {entry.path: entry for entry in (find_container(kernel, volumes, one) for one in identifiers)}
+    for entry in found.values():
+        if entry.state is not State.QUARANTINE:
+            raise Refused(f"{entry.id} is not in quarantine", "trashd list shows what it is; trashd reap deletes it")
+        if entry.problem:
+            raise BadRecord(f"{entry.id}: {entry.problem}")
+    return list(found.values())
+
+
+def _show(found: list[Entry]) -> None:
+    now_ns = time.time_ns()
+    rows = [("ID", "AGE", "OWNER", "FAILED", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for row, entry in zip(rows, (None, *found), strict=True):
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+        if entry is not None and not entry.problem:
+            for line in _reasons(entry.failures):
+                print(f"  {line}")
+
+
+def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
+    owner = user_name(entry.uid)
+    if entry.problem:
+        return (entry.id, "?", owner, "?", f"unreadable: {entry.problem}")
+    age = format_duration((now_ns - entry.created_ns) // 1_000_000_000)
+    return (entry.id, age, owner, _count(entry.n_failed), _origin(entry))
+
+
+def _count(n_failed: int) -> str:
+    return f"{n_failed}+" if n_failed >= MAX_FAILURES else str(n_failed)
+
+
+def _origin(entry: Entry) -> str:
+    return "(dropped)" if entry.origin is None else printable(entry.origin)
+
+
+def _reasons(failures: Sequence[Failure]) -> list[str]:
+    lines = [_told(failure) for failure in failures[:_FIRST]]
+    if not failures:
+        lines = ["no reason was recorded: the volume was full, or somebody put it there"]
+    elif len(failures) > _FIRST:
+        lines.append(f"… and {_count(len(failures) - _FIRST)} more: --json shows them")
+    return lines
+
+
+def _told(failure: Failure) -> str:
+    """One reason. Its words may be a user's own: any number, any text."""
+    known = failure.errno in errno.errorcode
+    reason = os.strerror(failure.errno) if known else f"error {failure.errno}"
+    return f"{printable(os.fsencode(failure.call))} {printable(failure.name or b'.')}: {reason}"
+
+
+def _ask(chosen: Sequence[Entry]) -> None:
+    for entry in chosen:
+        click.echo(f"{entry.id}  {user_name(entry.uid)}  {_origin(entry)}", err=True)
+    if not click.confirm("Delete this for good, whoever's files are in it?", err=True):
+        raise Refused("nothing was deleted")
+
+
+def _delete(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, stop: Stop, *, as_json: bool) -> int:
+    try:
+        with bar(entry.id, shown=not as_json) as shows:
+            reaped = _by_force(kernel, volumes, entry, shows, stop)
+    except TrashdError as error:
+        return output.failed(error, as_json=as_json)
+    except OSError as error:
+        return output.failed(from_os(error, entry.id), as_json=as_json)
+    if reaped.lost is not None:
+        return output.failed(_LOST[reaped.lost](entry.id), as_json=as_json)
+    report = reaped.report
+    if as_json:
+        kept = reaped.id if report.n_failed or report.stopped else None
+        output.as_json({**output.plain(reaped), "id": entry.id, "kept_as": kept})
+    elif report.stopped:
+        print(f"{entry.id}: {report.removed:,} removed, then stopped; trashd reap goes on with what is root's now:")
+        print(f"  {reaped.id}")
+    elif report.n_failed:
+        print(f"{entry.id}: {report.removed:,} removed, {report.n_failed:,} could not be; in root's quarantine it is")
+        print(f"  {reaped.id}")
+        for line in _reasons(report.failures):
+            print(f"  {line}")
+    else:
+        print(f"{entry.id}: {report.removed:,} removed")
+    return Incomplete.exit_code if report.n_failed else 0
+
+
+def _by_force(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, shows: Shows, stop: Stop) -> Reaped:
+    """Reap it as root's own, which it is made first."""
+    from fusefs.reaper.engine import Wishes
+    from fusefs.reaper.reap import reap
+
+    with opened_folder(kernel, volumes, entry) as folder, own_folder(folder.store) as own:
+        container: ContainerId = entry.id
+        if folder.uid != own.uid:
+            note = f"taken from {user_name(folder.uid)}'s quarantine to be deleted; was {_origin(entry)}"
+            seized = seize(folder, entry.id, own, note[:NOTE_MAX_CHARS])
+            if isinstance(seized, Lost):
+                return Reaped(entry.id, seized.value, Report(0, (), 0))
+            for warning in seized.warnings:
+                output.warn(warning)
+            container = seized.id
+        return reap(own, container, Wishes(progress=shows.advance, stops=stop, by_force=True))

@@ -1,0 +1,84 @@
+"""Seize: root takes what lies in a user's quarantine into a folder of his own, to delete it with root's authority.
+
+Where its owner may rename, root must not work by name: a claim there would make root's records and directories in
+the user's folder, and read his. So root removes the whole container, as `trashd rm` would, by one rename between
+two directories that he holds open: what comes after is root's own orphan, which root asked for, and root reaps it in
+a folder that nobody else can enter (I13). Of the user's folder root reads nothing; he locks the record, so that no
+reaper and no restore is at it meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from fusefs.core.errors import BadRecord, NoStore
+from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE, ContainerId, Name, RelPath, join
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.store.claim import Lost
+from fusefs.store.layout import RECORD, USERS, UserFolder, is_regular
+from fusefs.store.locate import Victim
+from fusefs.store.remove import remove
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from fusefs.store.verbs import explain
+from fusefs.store.visible import Direct
+
+_QUARANTINE = Name(State.QUARANTINE.value.encode())
+
+
+def seize(folder: UserFolder, container: ContainerId, own: UserFolder, note: str) -> Swapped | Lost:
+    """Make an orphan of root's, kept until asked for, of a container in a user's quarantine; to be run as root.
+
+    folder   the user's; nothing is made in it
+    own      root's in the same store
+    note     kept with the orphan, which is restored with --to alone
+    Raises   BadRecord if there is no record of that user's to lock; TrashdError as for `remove_path`: the container
+             is where it was, or, Unsettled, kept and the message says where
+    """
+    kernel = folder.store.kernel
+    name = Name(container.encode())
+    with ExitStack() as owned:
+        try:
+            # Not by UserFolder.open, which makes what is missing: it would be root's.
+            parent = owned.enter_context(kernel.open_dir(folder.fd, _QUARANTINE))
+            fd = owned.enter_context(kernel.open_dir(parent, name))
+            record = owned.enter_context(_open_to_lock(kernel, fd, folder.uid))
+        except (FileNotFoundError, NotADirectoryError):
+            return Lost.GONE
+        if not kernel.lock(record):
+            return Lost.BUSY
+        if not (kernel.is_named(fd, parent, name) and kernel.is_named(record, fd, RECORD)):
+            return Lost.GONE
+        victim = _victim(folder, parent, name, fd)
+        try:
+            # It looks again after the rename: what was put to the name meanwhile is given back.
+            return remove(own, victim, victim.parent, Options(None, note), Direct(kernel, parent, name))
+        except OSError as error:
+            raise explain(error, victim) from error
+
+
+def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
+    """The record's fd, looked at before it is opened: root's open of a device node that a user put there would act."""
+    with kernel.open_beneath(container_fd, RECORD) as there:
+        if not is_regular(kernel, there) or kernel.fstat(there).st_uid != uid:
+            raise BadRecord(f"not an ordinary file of uid {uid}")
+        return kernel.reopen(there, os.O_RDWR | os.O_NONBLOCK)
+
+
+def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
+    """The container as what root removes; it borrows all its fds."""
+    kernel, store = folder.store.kernel, folder.store
+    st = kernel.fstat(fd)
+    if st.st_uid != folder.uid:
+        raise BadRecord(f"its directory belongs to uid {st.st_uid}")
+    mounts = tuple(read_mounts())
+    mnt_id = kernel.statx(fd).mnt_id
+    mount = next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
+    if mount is None:
+        raise NoStore(store.base_path, "its mount is not visible from here (a chroot?): run trashd outside of it")
+    relative = RelPath(join(STORE, USERS, folder.name, _QUARANTINE))
+    return Victim(store.base_fd, store.base_path, relative, parent, name, fd, st, mount, mounts)

@@ -1,0 +1,384 @@
+"""What could not be reaped: the reasons, another try, the way back, and root's last word."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import BadRecord, Busy, NotFound, NotPermitted, Refused, UsageError
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import hold
+from fusefs.store.container import Held
+from fusefs.store.find import opened_folder
+from fusefs.store.listing import Entry
+from fusefs.store.stage import Options
+from tests.support.orphans import command, orphan_in
+from tests.support.store import (
+    assert_silent,
+    entries,
+    folder_of,
+    forge,
+    init,
+    own,
+    place,
+    raw,
+    reap_now,
+    recover_all,
+    restore,
+    swap,
+    tree_of,
+)
+from tests.support.tree import IMMUTABLE, Dir, flags_of, make_tree, set_flags, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import bind_mount, full, loop_volume, tmpfs_volume, unmount
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE, BOB = 1001, 1002
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A store of root's, and a directory of Alice's."""
+    with tmpfs_volume() as path:
+        init(path)
+        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
+        yield path
+        assert_silent(path)
+
+
+def stuck(volume: Path, name: str = "job") -> Entry:
+    """What is in quarantine of a directory of Alice's, in which root had made one of his own."""
+
+    def act() -> str:
+        make_tree(volume / "alice" / name, {"results": "hers"})
+        return str(swap(volume / "alice" / name).id)
+
+    identifier = as_user(ALICE, act)
+    make_tree(place(volume, identifier) / "tree" / "roots", {"file": "root's"})
+    reap_now(volume, identifier)
+    (entry,) = [entry for entry in entries(volume) if entry.id == identifier]
+    assert entry.state is State.QUARANTINE
+    return entry
+
+
+def quarantine(volume: Path, verb: str, *words: str) -> int:
+    """The exit code of `trashd quarantine VERB`."""
+    return command(volume, "quarantine", verb, *words)
+
+
+def free(entry: Entry) -> None:
+    """Give Alice what root had made in her tree."""
+    for name in ("tree/roots", "tree/roots/file"):
+        os.chown(Path(os.fsdecode(entry.path)) / name, ALICE, ALICE)
+
+
+# List
+
+
+def test_the_list_tells_why(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = stuck(volume)
+    assert [(f.name, f.errno, f.call) for f in entry.failures] == [(b"tree/roots/file", errno.EACCES, "unlink")]
+    assert quarantine(volume, "list") == 0
+    head, row, reason = capsys.readouterr().out.splitlines()
+    assert head.split() == ["ID", "AGE", "OWNER", "FAILED", "ORIGIN"]
+    assert row.split()[0] == entry.id
+    assert row.split()[2:] == [str(ALICE), "1", f"{volume}/alice/job"]
+    assert reason == "  unlink tree/roots/file: Permission denied"
+
+
+def test_the_list_has_nothing_but_what_is_in_quarantine(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    orphan_in(volume)
+    assert quarantine(volume, "list") == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "nothing is in quarantine\n"
+
+
+def test_the_list_shows_the_first_reasons_and_says_that_there_are_more(
+    volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = stuck(volume)
+    record = Path(os.fsdecode(entry.path)) / "record.json"
+    forge(record, failures=[{"name": f"tree/{n}", "errno": errno.EIO, "call": "unlink"} for n in range(5)])
+    quarantine(volume, "list")
+    *_, third, more = capsys.readouterr().out.splitlines()
+    assert third == "  unlink tree/2: Input/output error"
+    assert more == "  … and 2 more: --json shows them"
+
+
+def test_forged_reasons_neither_break_the_list_nor_move_the_cursor(
+    volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = stuck(volume)
+    forged = {"name": "%1B[2J", "errno": 2**62, "call": "\x1b[2J"}
+    forge(Path(os.fsdecode(entry.path)) / "record.json", failures=[forged])
+    quarantine(volume, "list")
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert f"error {2**62}" in told
+
+
+def test_everybody_sees_his_own(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stuck(volume)
+    as_user(BOB, partial(quarantine, volume, "list"))
+    assert capsys.readouterr().out == ""
+
+
+# Retry
+
+
+def test_a_retry_finishes_when_the_cause_is_gone(volume: Path) -> None:
+    entry = stuck(volume)
+    free(entry)
+    assert quarantine(volume, "retry", entry.id) == 0
+    assert entries(volume) == []
+
+
+def test_a_retry_has_its_owners_authority_and_no_more(volume: Path) -> None:
+    entry = stuck(volume)
+    assert quarantine(volume, "retry", entry.id) == 13
+    assert (Path(os.fsdecode(entry.path)) / "tree/roots/file").read_text() == "root's"
+
+
+def test_all_are_all_of_ones_own(volume: Path) -> None:
+    hers = stuck(volume)
+    free(hers)
+    assert quarantine(volume, "retry", "--all") == 0
+    assert [entry.id for entry in entries(volume)] == [hers.id]
+    assert as_user(ALICE, partial(quarantine, volume, "retry", "--all")) == 0
+    assert entries(volume) == []
+
+
+@pytest.mark.parametrize("verb", ["retry", "restore", "delete"])
+def test_what_is_not_in_quarantine_is_refused_and_stays(volume: Path, verb: str) -> None:
+    swapped = orphan_in(volume)
+    words = [swapped.id, "--yes"] if verb == "delete" else [swapped.id]
+    assert quarantine(volume, verb, *words) == Refused.exit_code
+    assert (tree_of(swapped) / "sub/b").read_text() == "2"
+
+
+@pytest.mark.parametrize("words", [(), ("--all", "2fe7e4cb8ba8")])
+def test_a_retry_of_nothing_in_particular_is_a_wrong_command_line(volume: Path, words: tuple[str, ...]) -> None:
+    assert quarantine(volume, "retry", *words) == UsageError.exit_code
+
+
+# Restore
+
+
+def test_a_restore_brings_back_what_is_left(volume: Path) -> None:
+    entry = stuck(volume)
+    assert quarantine(volume, "restore", entry.id) == 0
+    assert os.listdir(volume / "alice/job") == ["roots"]
+    assert entries(volume) == []
+
+
+def test_a_restore_goes_elsewhere_if_told(volume: Path) -> None:
+    entry = stuck(volume)
+    assert quarantine(volume, "restore", entry.id, "--to", str(volume / "left")) == 0
+    assert os.listdir(volume / "left") == ["roots"]
+
+
+# Delete
+
+
+def delete(volume: Path, *identifiers: str) -> int:
+    """The exit code of `trashd quarantine delete --yes`."""
+    return quarantine(volume, "delete", "--yes", *identifiers)
+
+
+def test_root_deletes_what_its_owner_could_not(volume: Path) -> None:
+    entry = stuck(volume)
+    assert delete(volume, entry.id) == 0
+    assert entries(volume) == []
+
+
+def test_root_deletes_what_is_immutable_or_append_only(volume: Path) -> None:
+    append_only = 0x20
+    entry = stuck(volume)
+    tree = Path(os.fsdecode(entry.path)) / "tree"
+    make_tree(tree / "closed", {"sub": {"log": "x"}, "file": "x"})
+    set_flags(tree / "closed/sub/log", append_only)
+    set_flags(tree / "closed/file", IMMUTABLE)
+    set_flags(tree / "closed/sub", append_only)
+    set_flags(tree / "closed", IMMUTABLE)
+    assert delete(volume, entry.id) == 0
+    assert entries(volume) == []
+
+
+def test_a_file_that_has_a_name_outside_keeps_its_flags_and_its_content(volume: Path) -> None:
+    outside = make_tree(volume / "spared", {"log": "x"}) / "log"
+    entry = stuck(volume)
+    (Path(os.fsdecode(entry.path)) / "tree/roots/log").hardlink_to(outside)
+    set_flags(outside, IMMUTABLE)
+    delete(volume, entry.id)
+    assert flags_of(outside) & IMMUTABLE
+    assert outside.read_text() == "x"
+    set_flags(outside, IMMUTABLE, on=False)
+
+
+def test_nothing_of_roots_comes_to_be_in_the_users_folder(volume: Path) -> None:
+    entry = stuck(volume)
+    (folder_of(volume, ALICE) / "reaping").rmdir()
+    assert delete(volume, entry.id) == 0
+    found = [path.stat().st_uid for path in folder_of(volume, ALICE).rglob("*")]
+    assert set(found) == {ALICE}
+
+
+def test_what_root_can_not_delete_either_is_roots_then(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tree(volume / "spared", {"file": "x"})
+    entry = stuck(volume)
+    inside = Path(os.fsdecode(entry.path)) / "tree/roots/mount"
+    inside.mkdir()
+    with bind_mount(volume / "spared", inside):
+        assert delete(volume, entry.id) == 13
+        (left,) = entries(volume)
+        assert (left.uid, left.state) == (0, State.QUARANTINE)
+        assert left.id in capsys.readouterr().out
+        moved = Path(os.fsdecode(left.path)) / "tree/tree/roots/mount"
+        assert (moved / "file").read_text() == "x"
+        unmount(moved)  # it went with its directory
+    assert delete(volume, left.id) == 0
+    assert entries(volume) == []
+    assert (volume / "spared/file").read_text() == "x"
+
+
+def test_what_root_took_and_could_not_delete_is_restorable_elsewhere(volume: Path) -> None:
+    make_tree(volume / "spared", {})
+    entry = stuck(volume)
+    inside = Path(os.fsdecode(entry.path)) / "tree/roots/mount"
+    inside.mkdir()
+    with bind_mount(volume / "spared", inside):
+        delete(volume, entry.id)
+        (left,) = entries(volume)
+        unmount(Path(os.fsdecode(left.path)) / "tree/tree/roots/mount")
+    restore(volume, left.id, to=volume / "left")
+    assert os.listdir(volume / "left/tree/roots") == ["mount"]
+
+
+def test_only_root_deletes(volume: Path) -> None:
+    entry = stuck(volume)
+    assert as_user(ALICE, partial(delete, volume, entry.id)) == NotPermitted.exit_code
+    assert (Path(os.fsdecode(entry.path)) / "tree/roots/file").read_text() == "root's"
+
+
+def test_one_wrong_id_stops_it_before_anything_is_deleted(volume: Path) -> None:
+    entry = stuck(volume)
+    assert delete(volume, entry.id, "missing") == NotFound.exit_code
+    assert delete(volume, entry.id, orphan_in(volume).id) == Refused.exit_code
+    assert (Path(os.fsdecode(entry.path)) / "tree/roots/file").read_text() == "root's"
+
+
+def test_several_are_deleted_each_once(volume: Path) -> None:
+    first, second = stuck(volume), stuck(volume, "other")
+    assert delete(volume, first.id, second.id, first.id) == 0
+    assert entries(volume) == []
+
+
+def test_nobody_there_to_be_asked_is_a_wrong_command_line(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = stuck(volume)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert quarantine(volume, "delete", entry.id) == UsageError.exit_code
+    assert place(volume, entry.id).exists()
+
+
+class Terminal(io.StringIO):
+    """Somebody at a terminal, who types what it holds."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("n\n", Refused.exit_code), ("\n", Refused.exit_code)])
+def test_on_a_terminal_it_asks_first(
+    volume: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, code: int
+) -> None:
+    entry = stuck(volume)
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    assert quarantine(volume, "delete", entry.id) == code
+    assert f"{entry.id}  {ALICE}  {volume}/alice/job" in capsys.readouterr().err
+    assert len(entries(volume)) == (0 if code == 0 else 1)
+
+
+def test_a_deletion_loses_to_whoever_is_at_work(volume: Path) -> None:
+    entry = stuck(volume)
+    with opened_folder(Kernel(), [raw(volume)], entry) as folder:
+        held = hold(folder, State.QUARANTINE, entry.id)
+        assert isinstance(held, Held)
+        with held:
+            assert delete(volume, entry.id) == Busy.exit_code
+    assert place(volume, entry.id) == Path(os.fsdecode(entry.path))
+
+
+def test_roots_own_needs_no_other_folder(volume: Path) -> None:
+    swapped = orphan_in(volume, options=Options(retention_s=0))
+    set_flags(tree_of(swapped) / "sub", IMMUTABLE)
+    assert command(volume, "reap") == 13
+    assert delete(volume, swapped.id) == 0
+    assert entries(volume) == []
+
+
+def test_what_has_no_readable_record_is_kept(volume: Path) -> None:
+    entry = stuck(volume)
+    record = Path(os.fsdecode(entry.path)) / "record.json"
+    text = record.read_text()
+    record.write_text("{}")
+    assert delete(volume, entry.id) == BadRecord.exit_code
+    record.write_text(text)
+    assert place(volume, entry.id).exists()
+
+
+def test_a_store_that_root_does_not_trust_is_told_with_the_way_out(
+    volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = stuck(volume)
+    lower = volume / "alice"
+    os.rename(volume / ".trashd/u/1001", volume / "kept")
+    as_user(ALICE, partial(init, lower))
+    os.rename(Path(volume / "kept"), volume / ".trashd/u/1001")
+    (volume / ".trashd/u/1001/quarantine" / entry.id).rename(lower / ".trashd/u/1001/quarantine" / entry.id)
+    pointer = volume / ".trashd/u/1001/pointers/lower"
+    pointer.write_text("alice")
+    os.chown(pointer, ALICE, ALICE)
+    assert delete(volume, entry.id) == 6
+    assert f"trashd init {lower}" in capsys.readouterr().err
+    before = snapshot(lower / ".trashd/u/1001/quarantine")
+    assert command_init(lower) == 0
+    assert snapshot(lower / ".trashd/u/1001/quarantine") == before
+    assert delete(volume, entry.id) == 0
+    assert entries(volume) == []
+
+
+def command_init(path: Path) -> int:
+    """The exit code of `trashd init`."""
+    from fusefs.cli.main import run
+
+    return run(["init", str(path)])
+
+
+def test_root_finds_his_own_folder_in_the_same_store(volume: Path) -> None:
+    entry = stuck(volume)
+    with opened_folder(Kernel(), [raw(volume)], entry) as folder, own(volume) as roots:
+        assert (folder.uid, roots.uid) == (ALICE, 0)
+        assert folder.store.volume == roots.store.volume
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("filesystem", ["ext4", pytest.param("xfs", marks=pytest.mark.needs("xfs"))])
+def test_a_deletion_needs_no_room_on_a_full_volume(filesystem: str) -> None:
+    with loop_volume(filesystem) as path:
+        init(path)
+        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
+        entry = stuck(path)
+        with full(path):
+            assert delete(path, entry.id) == 0
+        assert entries(path) == []
+        assert recover_all(path) == []  # it gave its reserve, which comes back when there is room
+        assert_silent(path)

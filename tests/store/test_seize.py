@@ -1,0 +1,216 @@
+"""Root takes what is in a user's quarantine: what its owner does meanwhile harms nobody else, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import BadRecord, NotPermitted, Refused, TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import Lost
+from fusefs.store.find import opened_folder
+from fusefs.store.listing import Entry
+from fusefs.store.seize import seize
+from fusefs.store.swap import Swapped
+from fusefs.store.verbs import own_folder
+from tests.support.store import (
+    Before,
+    Counting,
+    DyingAt,
+    FailingAt,
+    assert_silent,
+    entries,
+    folder_of,
+    in_child,
+    init,
+    place,
+    raw,
+    reap_now,
+    recover_all,
+    restore,
+    swap,
+)
+from tests.support.tree import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE = 1001
+CANARY: Spec = {"secret": "s", "job": {"record.json": "{}", "tree": {"results": "root's"}}}
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A store of root's, a directory of Alice's, and the canary, which is root's."""
+    with tmpfs_volume() as path:
+        init(path)
+        make_tree(path / "canary", CANARY)
+        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
+        before = snapshot(path / "canary", with_times=True)
+        yield path
+        assert snapshot(path / "canary", with_times=True) == before
+        assert_silent(path)
+
+
+def stuck(volume: Path) -> Entry:
+    """What is in quarantine of a directory of Alice's, in which root had made one of his own."""
+
+    def act() -> str:
+        make_tree(volume / "alice" / "job", {"results": "hers"})
+        return str(swap(volume / "alice" / "job").id)
+
+    identifier = as_user(ALICE, act)
+    make_tree(place(volume, identifier) / "tree" / "roots", {"file": "root's"})
+    reap_now(volume, identifier)
+    (entry,) = entries(volume)
+    assert entry.state is State.QUARANTINE
+    return entry
+
+
+def taken(volume: Path, entry: Entry, kernel: Kernel | None = None) -> Swapped | Lost:
+    """What seizing it returns."""
+    with opened_folder(kernel or Kernel(), [raw(volume)], entry) as folder, own_folder(folder.store) as own:
+        return seize(folder, entry.id, own, "a note")
+
+
+def path_of(entry: Entry) -> Path:
+    """Its container."""
+    return Path(os.fsdecode(entry.path))
+
+
+def test_it_is_an_orphan_of_roots_then_and_kept_until_asked_for(volume: Path) -> None:
+    entry = stuck(volume)
+    before = snapshot(path_of(entry))
+    seized = taken(volume, entry)
+    assert isinstance(seized, Swapped)
+    (orphan,) = entries(volume)
+    assert (orphan.id, orphan.uid, orphan.state, orphan.expires_ns) == (seized.id, 0, State.ORPHANS, None)
+    assert orphan.note == "a note"
+    assert snapshot(path_of(orphan) / "tree") == before
+
+
+def test_it_is_restored_elsewhere_and_never_into_the_store(volume: Path) -> None:
+    entry = stuck(volume)
+    seized = taken(volume, entry)
+    assert isinstance(seized, Swapped)
+    for inside in (None, b"tree/roots"):
+        with pytest.raises(Refused) as told:
+            restore(volume, seized.id, inside=inside)
+        assert "--to" in told.value.hint
+    restore(volume, seized.id, to=volume / "left")
+    assert (volume / "left/tree/roots/file").read_text() == "root's"
+
+
+def test_what_has_gone_is_a_race_lost(volume: Path) -> None:
+    entry = stuck(volume)
+    path_of(entry).rename(volume / "alice/mine")
+    assert taken(volume, entry) is Lost.GONE
+
+
+@pytest.mark.parametrize("call", ["flock", "rename"])
+def test_another_thing_at_the_name_is_left_where_it_is(volume: Path, call: str) -> None:
+    entry = stuck(volume)
+
+    def exchange() -> None:
+        path_of(entry).rename(volume / "alice/mine")
+        make_tree(path_of(entry), Dir({"other": "thing"}, owner=(ALICE, ALICE)))
+
+    kernel = Kernel(Before(call, exchange))
+    if call == "flock":
+        assert taken(volume, entry, kernel) is Lost.GONE
+    else:
+        with pytest.raises(Refused):
+            taken(volume, entry, kernel)
+    assert (path_of(entry) / "other").read_text() == "thing"
+    assert (volume / "alice/mine/tree/roots/file").read_text() == "root's"
+    assert list(folder_of(volume, 0).glob("[!r]*/*")) == []
+    (path_of(entry) / "other").unlink()
+    path_of(entry).rmdir()
+
+
+PLANTED: dict[str, Callable[[Path, Path], object]] = {
+    "a FIFO": lambda record, _canary: os.mkfifo(record),
+    "a directory": lambda record, _canary: record.mkdir(),
+    "a link": lambda record, canary: record.symlink_to(canary / "secret"),
+    "a hard link": lambda record, canary: record.hardlink_to(canary / "secret"),
+    "a file of root's": lambda record, _canary: record.write_text("{}"),
+    "a device": lambda record, _canary: os.mknod(record, 0o20666, os.makedev(240, 0)),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_is_no_record_of_its_owners_is_not_even_opened(volume: Path, planted: str) -> None:
+    entry = stuck(volume)
+    record = path_of(entry) / "record.json"
+    record.rename(volume / "alice/record")
+    PLANTED[planted](record, volume / "canary")
+    counting = Counting()
+    with pytest.raises(BadRecord):
+        taken(volume, entry, Kernel(counting))
+    assert counting.calls[-1] == "fstat"
+    record.rmdir() if planted == "a directory" else record.unlink()
+    (volume / "alice/record").rename(record)
+
+
+@pytest.mark.parametrize("part", ["quarantine", "quarantine/ID"])
+def test_a_link_on_the_way_leads_nowhere(volume: Path, part: str) -> None:
+    entry = stuck(volume)
+    link = folder_of(volume, ALICE) / part.replace("ID", entry.id)
+    link.rename(volume / "alice/aside")
+    link.symlink_to(volume / "canary")
+    assert taken(volume, entry) is Lost.GONE
+    link.unlink()
+    (volume / "alice/aside").rename(link)
+
+
+def test_a_frozen_container_is_told(volume: Path) -> None:
+    entry = stuck(volume)
+    set_flags(path_of(entry), IMMUTABLE)
+    with pytest.raises(NotPermitted) as told:
+        taken(volume, entry)
+    assert "chattr" in told.value.hint
+    set_flags(path_of(entry), IMMUTABLE, on=False)
+
+
+def back(volume: Path, entry: Entry) -> None:
+    """Put it back where it was, whoever has it."""
+    (found,) = entries(volume)
+    if found.uid == 0:
+        restore(volume, found.id, to=path_of(entry))
+
+
+def calls_of_taking(volume: Path, entry: Entry) -> int:
+    """How many calls it makes."""
+    counting = Counting()
+    taken(volume, entry, Kernel(counting))
+    back(volume, entry)
+    return len(counting.calls)
+
+
+def test_killed_at_any_call_it_is_in_exactly_one_place(volume: Path) -> None:
+    entry = stuck(volume)
+    before = snapshot(path_of(entry))
+    for n in range(calls_of_taking(volume, entry)):
+        assert in_child(partial(taken, volume, entry, Kernel(DyingAt(n)))) == DyingAt.EXIT_CODE
+        assert recover_all(volume) == []
+        back(volume, entry)
+        assert snapshot(path_of(entry)) == before, n
+
+
+def test_whatever_call_fails_nothing_is_lost(volume: Path) -> None:
+    entry = stuck(volume)
+    before = snapshot(path_of(entry))
+    for n in range(calls_of_taking(volume, entry)):
+        with suppress(TrashdError, OSError):
+            taken(volume, entry, Kernel(FailingAt(n, errno.EIO)))
+        assert recover_all(volume) == []
+        back(volume, entry)
+        assert snapshot(path_of(entry)) == before, n
