@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fusefs.cli import output
 from fusefs.cli.bar import Shows, bar
 from fusefs.cli.stop import Stop
+from fusefs.cli.waiting import Waits
 from fusefs.core.budget import Limits
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, from_os
@@ -54,21 +55,23 @@ def reap_all(
     """Reap containers one after the other; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()
     codes, reaped = [], []
-    with Stop() as stop:
+    with Stop() as stop, Waits(kernel, due if how.waits else ()) as space:
         for entry in due:
             if stop():
                 break
             try:
-                with bar(entry.id, shown=not as_json) as shows:
+                with bar(_title(entry), shown=not as_json) as shows:
                     act = partial(_reap, entry, how, shows, stop)
                     reaped.append(act_on(kernel, volumes, entry, act, Reaped))
                 codes.append(_tell(entry, reaped[-1], as_json=as_json))
+                space.reaped(entry, reaped[-1])
             except TrashdError as error:
                 codes.append(output.failed(error, as_json=as_json))
             except OSError as error:
                 codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
         if len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
+        codes += space.wait(stop, as_json=as_json)
         if stop():
             return stop.exit_code()
     bad = [code for code in codes if code]
@@ -79,7 +82,16 @@ def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, 
     from fusefs.reaper.engine import Wishes
     from fusefs.reaper.reap import reap
 
-    return reap(folder, entry.id, Wishes(how.n_workers, how.limits, shows.advance, stop))
+    # Whoever sees a slow reap go by wants to know how long it takes.
+    counts = how.counts or (how.limits.is_paced() and shows.is_seen)
+    counted = shows.counted if counts else None
+    wishes = Wishes(how.n_workers, how.limits, shows.advance, stop)
+    return reap(folder, entry.id, wishes._replace(counted=counted, counting=shows.counting, waits=how.waits))
+
+
+def _title(entry: Entry) -> str:
+    """What people call it."""
+    return entry.id if entry.origin is None else printable(os.path.basename(entry.origin))
 
 
 def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fusefs.core.names import ContainerId
+from fusefs.core.space import Survey
 
 Progress = Callable[[int, int], None]
 """Called with the entries removed and the bytes freed since the last call (bytes: as far as they were looked at)."""
@@ -44,13 +45,17 @@ class Report(NamedTuple):
 class Reaped(NamedTuple):
     """What became of one orphan.
 
-    lost    why it was not ours to reap; None if it was
-    report  what was removed and what failed; with failures it is in quarantine now
+    lost        why it was not ours to reap; None if it was
+    report      what was removed and what failed; with failures it is in quarantine now
+    survey      what was in it before, if that was asked for
+    left_bytes  what was surveyed and is in quarantine now
     """
 
     id: ContainerId
     lost: str | None
     report: Report
+    survey: Survey | None = None
+    left_bytes: int = 0
 
 
 MAX_FAILURES = 50

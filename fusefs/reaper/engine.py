@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fusefs.core.budget import SLICE_S, Allowance, Budget, Limits
 from fusefs.core.report import Progress, Report
 from fusefs.core.slices import Outcome, Plan, Slice, Work
+from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.crew import Crew, WorkerLost, crew_of
@@ -30,6 +31,9 @@ class Wishes(NamedTuple):
     progress   told what was removed, after each slice
     stops      asked between slices
     by_force   immutable and append-only flags are taken off where they forbid something
+    counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
+    counting   told how the counting goes
+    waits      somebody will wait for the space: count, and look for what snapshots share too
     """
 
     n_workers: int | None = None
@@ -37,6 +41,9 @@ class Wishes(NamedTuple):
     progress: Progress = lambda _entries, _bytes: None
     stops: Callable[[], bool] = lambda: False
     by_force: bool = False
+    counted: Callable[[Survey], None] | None = None
+    counting: Progress = lambda _entries, _bytes: None
+    waits: bool = False
 
 
 NOTHING_SPECIAL = Wishes()

@@ -11,7 +11,11 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import quote
 from fusefs.core.report import MAX_FAILURES, Failure, Reaped, Report
+from fusefs.core.space import Survey
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
 from fusefs.reaper.engine import NOTHING_SPECIAL, Wishes, remove_contents
+from fusefs.reaper.survey import survey
 from fusefs.store.ballast import FOR_REAPER, with_room
 from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite
@@ -39,15 +43,28 @@ def reap(folder: UserFolder, container: ContainerId, wishes: Wishes = NOTHING_SP
     if isinstance(held, Lost):
         return Reaped(container, held.value, Report(0, (), 0))
     with held:
-        report = remove_contents(folder.store.kernel, held.fd, wishes)
+        seen = _survey(folder.store.kernel, held.fd, wishes)
+        report, left_bytes = remove_contents(folder.store.kernel, held.fd, wishes), 0
         if report.stopped:
-            return Reaped(container, None, report)
+            return Reaped(container, None, report, seen)
         if report.n_failed == 0:
             report = _retire(held, report)
         if report.n_failed:
+            if wishes.waits:
+                left_bytes = survey(folder.store.kernel, held.fd).n_bytes
             _set_aside(held, report)
     restock(folder)
-    return Reaped(container, None, report)
+    return Reaped(container, None, report, seen, left_bytes)
+
+
+def _survey(kernel: Kernel, container: Fd, wishes: Wishes) -> Survey | None:
+    """What is in a container, if somebody wants to know; stopped it is less than that, and nothing is removed then."""
+    if wishes.counted is None and not wishes.waits:
+        return None
+    seen = survey(kernel, container, wishes.counting, with_shared=wishes.waits, stops=wishes.stops)
+    if wishes.counted is not None:
+        wishes.counted(seen)
+    return seen
 
 
 def _retire(held: Held, report: Report) -> Report:

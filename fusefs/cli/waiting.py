@@ -1,0 +1,106 @@
+"""`trashd reap --wait`: each volume's space before and after, and what keeps the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple, Self
+
+from fusefs.cli import output
+from fusefs.cli.stop import Stop
+from fusefs.core.errors import Incomplete
+from fusefs.core.names import STORE, ContainerId, printable
+from fusefs.core.report import Reaped
+from fusefs.core.sizes import format_size
+from fusefs.core.space import Kind, Survey, Waited, total
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.listing import Entry
+
+_AS_MEANT = frozenset({Kind.LINKS, Kind.SHARED})
+"""Others use it still: that is no failure of the reap."""
+
+
+class _Volume(NamedTuple):
+    """The directory that holds a store, its free space before, and what was reaped there."""
+
+    fd: Fd
+    before_bytes: int
+    containers: list[ContainerId]
+    surveys: list[Survey]
+    left_bytes: list[int]
+
+
+class Waits:
+    """The volumes whose space is waited for; none if nobody wants to wait."""
+
+    def __init__(self, kernel: Kernel, due: Sequence[Entry]) -> None:
+        self._kernel = kernel
+        self._due = due
+        self._volumes: dict[bytes, _Volume] = {}
+        self._owned = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Note the free space of each volume."""
+        for base in dict.fromkeys(_base(entry) for entry in self._due):
+            fd = self._owned.enter_context(self._kernel.open_path(base))
+            self._volumes[base] = _Volume(fd, self._kernel.free_bytes(fd), [], [], [])
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of them."""
+        self._owned.close()
+
+    def reaped(self, entry: Entry, reaped: Reaped) -> None:
+        """One of them is reaped: its space is expected."""
+        volume = self._volumes.get(_base(entry))
+        if volume is not None and reaped.survey is not None and not reaped.report.stopped:
+            volume.containers.append(entry.id)
+            volume.surveys.append(reaped.survey)
+            volume.left_bytes.append(reaped.left_bytes)
+
+    def wait(self, stop: Stop, *, as_json: bool) -> list[int]:
+        """Wait for all of it; exit codes."""
+        from fusefs.reaper.wait import wait_for_space
+
+        codes = []
+        for base, volume in self._volumes.items():
+            if volume.surveys and not stop():
+                waited = wait_for_space(
+                    self._kernel,
+                    volume.fd,
+                    volume.before_bytes,
+                    total(volume.surveys),
+                    left_bytes=sum(volume.left_bytes),
+                    containers=volume.containers,
+                    tell=_draw,
+                    stops=stop,
+                )
+                codes.append(_tell(base, waited, as_json=as_json))
+        return codes
+
+
+def _base(entry: Entry) -> bytes:
+    return entry.path.rpartition(b"/" + STORE + b"/")[0] or b"/"
+
+
+def _draw(came_bytes: int, expected_bytes: int) -> None:
+    if sys.stderr.isatty():
+        text = f"\rwaiting: {format_size(max(came_bytes, 0))} of {format_size(expected_bytes)} came back \x1b[K"
+        os.write(2, text.encode())
+
+
+def _tell(base: bytes, waited: Waited, *, as_json: bool) -> int:
+    is_well = waited.is_complete or all(reason.kind in _AS_MEANT for reason in waited.reasons)
+    if as_json:
+        output.as_json({"volume": base, **output.plain(waited)})
+    else:
+        if sys.stderr.isatty():
+            os.write(2, b"\r\x1b[K")
+        came, expected = format_size(waited.came_bytes), format_size(waited.expected_bytes)
+        print(f"{printable(base)}: {came} came back of the {expected} that were reaped")
+        for reason in waited.reasons:
+            print(f"  {format_size(reason.n_bytes)}: {reason.detail}")
+    return 0 if is_well else Incomplete.exit_code
