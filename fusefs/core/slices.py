@@ -18,7 +18,7 @@ MAX_FDS = 100
 MIN_DEPTH = 4
 MAX_PASSES = 16
 MAX_FAILED_NAMES = 10_000
-_MIN_NAMES, _MAX_NAMES, _MAX_SUBDIRS = 256, 4096, 1024
+_MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
 
 
 def raw(name: str) -> bytes:
@@ -201,9 +201,8 @@ class Plan:
             work.emptied = []
             return share
         if work.names:
-            n = min(max(-(-len(work.names) // self._n_workers), _MIN_NAMES), _MAX_NAMES)
-            share = Work(work.names[-n:])
-            del work.names[-n:]
+            share = Work(work.names[-_MAX_NAMES:])
+            del work.names[-_MAX_NAMES:]
             return share
         if work.subdirs:
             n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)

@@ -183,7 +183,7 @@ def test_slices_hand_back_all_fds(volume: Path) -> None:
 
 def test_stopped_reap_is_finished_by_the_next(volume: Path) -> None:
     swapped = swap(fill(volume / "job", 30_000))
-    asked = []
+    asked: list[None] = []
 
     def stops() -> bool:
         asked.append(None)

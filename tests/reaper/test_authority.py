@@ -1,0 +1,201 @@
+"""A reap does what the person who asked could have done, and nothing more (I13): root's command for him included."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from fusefs.core.errors import NotFound
+from fusefs.core.report import Reaped
+from tests.support.bulk import bulky_tree, fill, roomy_volume
+from tests.support.reapers import Reaping, start_reap, state_of
+from tests.support.reasons import assert_quarantined, left_in, reasons
+from tests.support.store import assert_silent, place, reap_now, swap
+from tests.support.tree import Dir, File, Spec, deep_chain, make_tree, remove_tree_hard, snapshot
+from tests.support.users import as_user
+
+pytestmark = pytest.mark.needs("root")
+
+USER, OTHER = 1000, 1001
+
+
+def by_himself(volume: Path, identifier: str) -> Reaped:
+    """The user's own command."""
+    return as_user(USER, partial(reap_now, volume, identifier))
+
+
+by_both = pytest.mark.parametrize("reap", [by_himself, reap_now], ids=["himself", "root"])
+Reap = Callable[[Path, str], Reaped]
+
+
+def orphan_with(volume: Path, name: str, spec: Spec | Dir) -> str:
+    """The id of a user's orphan, in which root made something after the swap; the user filled the rest."""
+    home = make_tree(volume / "home", Dir(owner=(USER, USER)))
+
+    def give_away() -> str:
+        job = make_tree(home / "job", {"a": "1", "sub": {"b": {"c": "2"}}, "closed": Dir({"d": "3"}, mode=0o500)})
+        fill(job / "many", 500)
+        return str(swap(job).id)
+
+    identifier = as_user(USER, give_away)
+    make_tree(place(volume, identifier) / "tree" / name, spec)
+    return identifier
+
+
+def assert_stays(volume: Path, identifier: str, reap: Reap, name: str, why: dict[bytes, int], left: set[str]) -> None:
+    """Reaped, all but what is not his goes; that stays as it is, and is told with the kernel's reason."""
+    reaped = reap(volume, identifier)
+    assert reasons(reaped) == why
+    assert_quarantined(volume, reaped)
+    assert left_in(volume, identifier) == left
+    before = snapshot(place(volume, identifier) / "tree" / name, with_times=True)
+    assert reasons(reap(volume, identifier)) == why
+    assert snapshot(place(volume, identifier) / "tree" / name, with_times=True) == before
+    remove_tree_hard(place(volume, identifier) / "tree" / name)
+    assert reap(volume, identifier).report.failures == ()
+    assert state_of(volume, identifier) is None
+
+
+@by_both
+def test_file_in_a_directory_of_roots_stays(volume: Path, reap: Reap) -> None:
+    identifier = orphan_with(volume, "roots", {"file": "r", "mine": File(b"m", owner=(USER, USER)), "d": {"x": "y"}})
+    why = dict.fromkeys([b"tree/roots/file", b"tree/roots/mine", b"tree/roots/d/x"], errno.EACCES)
+    left = {"roots", "roots/file", "roots/mine", "roots/d", "roots/d/x"}
+    assert_stays(volume, identifier, reap, "roots", why, left)
+
+
+@by_both
+def test_somebody_elses_file_in_a_sticky_directory_stays_and_ones_own_goes(volume: Path, reap: Reap) -> None:
+    spec = Dir({"theirs": File(b"t", owner=(OTHER, OTHER)), "mine": File(b"m", owner=(USER, USER))}, mode=0o1777)
+    identifier = orphan_with(volume, "sticky", spec)
+    left = {"sticky", "sticky/theirs"}
+    assert_stays(volume, identifier, reap, "sticky", {b"tree/sticky/theirs": errno.EPERM}, left)
+
+
+@pytest.mark.parametrize("fs_type", ["tmpfs", pytest.param("ext4", marks=pytest.mark.needs("loop"))])
+def test_among_more_refused_files_than_a_reaper_remembers_all_of_ones_own_go(fs_type: str) -> None:
+    with roomy_volume(fs_type, 50_000) as volume:
+        identifier = orphan_with(volume, "sticky", Dir({}, mode=0o1777))
+        sticky = fill(place(volume, identifier) / "tree/sticky", 40_000)
+        mine = {f"f{i}" for i in Random("whose").sample(range(40_000), 20_000)}
+        for name in mine:
+            os.chown(sticky / name, USER, USER)
+        reaped = reap_now(volume, identifier)
+        assert reaped.report.n_failed >= 20_000
+        assert_quarantined(volume, reaped)
+        tree = place(volume, identifier) / "tree"
+        assert os.listdir(tree) == ["sticky"]
+        assert mine.isdisjoint(os.listdir(tree / "sticky"))
+        assert len(os.listdir(tree / "sticky")) == 20_000
+        remove_tree_hard(tree / "sticky")
+        assert reap_now(volume, identifier).report.failures == ()
+        assert_silent(volume)
+
+
+@by_both
+def test_directory_of_roots_that_can_not_be_opened_stays_with_what_is_in_it(volume: Path, reap: Reap) -> None:
+    identifier = orphan_with(volume, "secret", Dir({"file": "s", "sub": {"x": "y"}}, mode=0o700))
+    reaped = reap(volume, identifier)
+    assert set(reasons(reaped)) == {b"tree/secret"}
+    assert set(reasons(reaped).values()) <= {errno.EACCES, errno.EPERM}
+    assert left_in(volume, identifier) == {"secret", "secret/file", "secret/sub", "secret/sub/x"}
+    assert (place(volume, identifier) / "tree/secret").stat().st_mode & 0o7777 == 0o700
+    remove_tree_hard(place(volume, identifier) / "tree/secret")
+    assert reap(volume, identifier).report.failures == ()
+
+
+@by_both
+def test_depth_in_a_directory_of_roots_is_not_moved_up(volume: Path, reap: Reap) -> None:
+    identifier = orphan_with(volume, "roots", {})
+    deep_chain(place(volume, identifier) / "tree/roots/deep", 300)
+    before = snapshot(place(volume, identifier) / "tree/roots")
+    reaped = reap(volume, identifier)
+    assert set(reasons(reaped).values()) == {errno.EACCES}
+    assert snapshot(place(volume, identifier) / "tree/roots") == before
+    hoisted = place(volume, identifier) / "hoisted"
+    assert not hoisted.exists() or os.listdir(hoisted) == []
+    remove_tree_hard(place(volume, identifier) / "tree/roots")
+    assert reap(volume, identifier).report.failures == ()
+
+
+@by_both
+def test_what_others_own_in_ones_own_directory_goes(volume: Path, reap: Reap) -> None:
+    """As rm would: the directory's owner may remove any name in it, and an empty directory too."""
+    identifier = orphan_with(volume, "roots", Dir({}))
+    tree = place(volume, identifier) / "tree"
+    (tree / "file").write_text("root's")
+    os.mkfifo(tree / "fifo")
+    assert reap(volume, identifier).report.failures == ()
+    assert state_of(volume, identifier) is None
+
+
+@by_both
+def test_a_users_link_to_roots_file_is_his_to_unlink_and_the_file_stays(volume: Path, reap: Reap) -> None:
+    roots = make_tree(volume / "roots", {"file": File(b"r" * 10_000, mode=0o600)})
+    before = snapshot(roots, with_times=True)
+    identifier = orphan_with(volume, "sub2", Dir({}, owner=(USER, USER)))
+    os.link(roots / "file", place(volume, identifier) / "tree/sub2/link")
+    assert reap(volume, identifier).report.failures == ()
+    assert snapshot(roots, with_times=True) == before
+
+
+def test_root_reaps_his_own_orphan_whoever_owns_what_is_in_it(volume: Path) -> None:
+    spec = Dir({"theirs": File(b"t", owner=(OTHER, OTHER))}, mode=0o1700, owner=(USER, USER))
+    identifier = swap(make_tree(volume / "job", {"sticky": spec, "closed": Dir({"a": "1"}, mode=0)})).id
+    assert reap_now(volume, identifier).report.failures == ()
+    assert state_of(volume, identifier) is None
+
+
+def test_users_orphans_are_out_of_each_others_reach(volume: Path) -> None:
+    identifier = orphan_with(volume, "mine", Dir({}, owner=(USER, USER)))
+    before = snapshot(place(volume, identifier), with_times=True)
+    with pytest.raises(NotFound):
+        as_user(OTHER, partial(reap_now, volume, identifier))
+    assert snapshot(place(volume, identifier), with_times=True) == before
+    reap_now(volume, identifier)
+
+
+def his_processes(reaping: Reaping) -> list[int]:
+    """The processes of a reap that have the user's uid, those that another of them started last."""
+    found = []
+    for pid in reaping.workers():
+        with suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text().split("\n")
+            field = {name: value.split() for name, _, value in (line.partition(":") for line in status)}
+            if field["Uid"][0] == str(USER):
+                found.append((int(field["PPid"][0]) != reaping.pid, pid))
+    return [pid for _, pid in sorted(found)]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_process_that_its_user_stops_or_kills_holds_up_no_reap_of_roots(volume: Path, number: signal.Signals) -> None:
+    home = make_tree(volume / "home", Dir(owner=(USER, USER)))
+    n_hit = 0
+    for n in range(10):
+        identifier = as_user(USER, lambda n=n: str(swap(bulky_tree(home / f"job-{n}")).id))  # type: ignore[misc]
+        reaping = start_reap(volume, identifier)
+        try:
+            while len(his_processes(reaping)) < 2 and not reaping.has_ended(0.001):
+                pass
+            for pid in his_processes(reaping)[-1:]:
+                as_user(USER, partial(os.kill, pid, number))
+                n_hit += 1
+            while not reaping.has_ended(1):
+                pass
+        finally:
+            reaping.signal_all(signal.SIGKILL)
+            reaping.wait()
+        if state_of(volume, identifier) is not None:
+            assert reap_now(volume, identifier).report.failures == ()
+        if n_hit >= 3:
+            break
+    assert n_hit

@@ -1,0 +1,89 @@
+"""What a reap needs does not grow with the tree: 128 fds a process, and 64 MiB above a bare interpreter for all of
+them together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.bulk import fill, roomy_volume
+from tests.support.command import TRASHD
+from tests.support.reapers import state_of
+from tests.support.resources import bare_interpreter_kib, watch
+from tests.support.store import assert_silent, swap
+from tests.support.tree import deep_chain
+
+pytestmark = pytest.mark.needs("root")
+
+MAX_FDS = 128
+MAX_KIB = 64 << 10
+
+
+def chain(path: Path) -> None:
+    """As deep as wide."""
+    deep_chain(path, 20_000)
+
+
+def flat(path: Path) -> None:
+    """One directory."""
+    fill(path, 200_000)
+
+
+def long(path: Path) -> None:
+    """One directory whose names are as long as they can be."""
+    fd = os.open(fill(path, 0), os.O_RDONLY)
+    for i in range(70_000):
+        os.mknod(b"%d" % i + b"\xff" * (255 - len(str(i))), dir_fd=fd)
+    os.close(fd)
+
+
+def wide(path: Path) -> None:
+    """Directories beside each other, one file in each."""
+    path.mkdir()
+    for i in range(20_000):
+        fill(path / f"{i}", 1)
+
+
+def stairs(path: Path) -> None:
+    """A chain on each level of which many directories wait: all of them are open work at once."""
+    fd = os.open(fill(path, 1), os.O_RDONLY)
+    for _ in range(300):
+        for i in range(60):
+            os.mkdir(f"side-{i}", dir_fd=fd)
+        os.mkdir("down", dir_fd=fd)
+        above, fd = fd, os.open("down", os.O_RDONLY, dir_fd=fd)
+        os.close(above)
+    os.close(fd)
+
+
+def assert_bounded(fs_type: str, shape: Callable[[Path], None], *options: str) -> None:
+    """Reaped by the command, a tree of that shape needs no more than a reap may."""
+    with roomy_volume(fs_type, 205_000) as volume:
+        shape(volume / "job")
+        identifier = swap(volume / "job").id
+        code, peak = watch([TRASHD, "reap", "--now", *options, "--volume", str(volume), identifier], MAX_FDS)
+        told = f"{shape.__name__} on {fs_type}: {peak}, a bare interpreter {bare_interpreter_kib()} KiB"
+        assert code == 0, told
+        assert state_of(volume, identifier) is None
+        assert_silent(volume)
+        assert peak.n_processes > 0, told
+        assert peak.n_fds <= MAX_FDS, told
+        assert peak.largest_kib - bare_interpreter_kib() <= MAX_KIB, told
+        assert peak.memory_kib - bare_interpreter_kib() <= MAX_KIB, told
+
+
+on_both = pytest.mark.parametrize("fs_type", ["tmpfs", pytest.param("ext4", marks=pytest.mark.needs("loop"))])
+
+
+@on_both
+@pytest.mark.parametrize("shape", [chain, flat, long, wide, stairs])
+def test_memory_and_fds_stay_bounded_whatever_the_shape(fs_type: str, shape: Callable[[Path], None]) -> None:
+    assert_bounded(fs_type, shape)
+
+
+@on_both
+def test_memory_stays_bounded_with_as_many_workers_as_a_large_machine_has(fs_type: str) -> None:
+    assert_bounded(fs_type, flat, "--threads", "8")

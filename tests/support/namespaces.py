@@ -1,0 +1,40 @@
+"""Mounts that only another mount namespace has."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_CLONE_NEWNS = 0x20000
+_MS_BIND = 0x1000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+
+
+@contextmanager
+def bind_elsewhere(source: Path, target: Path) -> Iterator[None]:
+    """`source` seen at `target` too, by a child in a mount namespace of its own, for the time of the `with`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    ready_read, ready_write = os.pipe()
+    end_read, end_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(end_write)
+            failed = libc.unshare(_CLONE_NEWNS)
+            failed = failed or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None)
+            bind = ctypes.c_ulong(_MS_BIND)
+            failed = failed or libc.mount(os.fsencode(source), os.fsencode(target), None, bind, None)
+            os.write(ready_write, b"x" if failed else b"y")
+            os.read(end_read, 1)
+        finally:
+            os._exit(0)
+    try:
+        assert os.read(ready_read, 1) == b"y"
+        yield
+    finally:
+        for fd in (ready_read, ready_write, end_read, end_write):
+            os.close(fd)
+        os.waitpid(pid, 0)
