@@ -1,8 +1,8 @@
 # Every target makes what it needs first; ARGS go through: make test ARGS='-k restore'
 PYTHON := .venv/bin/python
-SCRIPTS := $(filter-out bench.__init__ bench.support,$(subst /,.,$(basename $(wildcard bench/*.py))))
+SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
-.PHONY: setup demo test lint fmt bench docs dist soak clean
+.PHONY: setup demo test lint fmt bench docs dist soak soak-reap clean
 
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -14,4 +14,5 @@ bench: setup; @echo 'run each by $(PYTHON) -m: $(SCRIPTS)' && $(PYTHON) -m bench
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
 dist: setup; $(PYTHON) -m build
 soak: setup; @.ci/pytest --hypothesis-profile=soak --timeout=0 -k machine tests/store $(ARGS)
+soak-reap: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -s -k killed_at_any_time tests/reaper/test_kills.py $(ARGS)
 clean: ; rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -115,6 +115,7 @@ class Outcome(NamedTuple):
     rest      of the slice's own directory
     left      what it had entered, each inside the one before
     hoisted   names of what was too deep, in the directory for it
+    made_hoisted  that directory was made: the first one that was too deep became it
     """
 
     removed: int
@@ -124,6 +125,7 @@ class Outcome(NamedTuple):
     rest: Work
     left: tuple[Left, ...] = ()
     hoisted: tuple[str, ...] = ()
+    made_hoisted: bool = False
 
 
 class _Node:
@@ -261,6 +263,10 @@ class Plan:
             elif node.work.cut_bytes is None:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
+
+    def count(self, removed: int) -> None:
+        """Entries were removed beside the slices."""
+        self._removed += removed
 
     def fds(self) -> list[int]:
         """The fds of what is unfinished: to be closed if it is left so."""

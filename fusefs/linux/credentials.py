@@ -5,24 +5,19 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import select
 import signal
 import socket
 from collections.abc import Callable
 
 from fusefs.linux import libc
 from fusefs.linux.channel import receive, send
+from fusefs.linux.children import ChildLost, watch
 
 Ask = Callable[[bytes], bytes]
 """Puts a question to the process that we act for, and returns its answer."""
 
 _NOBODY_GID = 65534
 _QUESTION, _RESULT = b"q", b"r"
-_GLANCE_MS = 200
-
-
-class ChildLost(Exception):
-    """The child ended without a result, or was stopped (its user may signal it)."""
 
 
 def groups_of(uid: int) -> tuple[int, list[int]]:
@@ -100,19 +95,10 @@ def _child(
 
 
 def _serve(pid: int, channel: socket.socket, answer: Ask) -> bytes:
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-
-    def watch() -> None:
-        """Wait until there is something to read; a child that was stopped never sends it."""
-        while not poll.poll(_GLANCE_MS):
-            seen = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if seen is not None and seen.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED):
-                raise ChildLost
-
+    wait = watch(pid, channel)
     while True:
         try:
-            message, fds = receive(channel, watch)
+            message, fds = receive(channel, wait)
         except EOFError as error:
             raise ChildLost from error
         for fd in fds:

@@ -146,14 +146,12 @@ class Kernel:
 
     def list(self, dir_fd: int) -> list[bytes]:
         """The names in a directory, sorted; the fd must be open for reading."""
-        self._gate("getdents")
-        with os.scandir(dir_fd) as entries:
+        with self.scan(dir_fd) as entries:
             return sorted(os.fsencode(entry.name) for entry in entries)
 
     def list_inos(self, dir_fd: int) -> dict[bytes, int]:
         """The inode numbers that a directory's listing tells (d_ino), by name."""
-        self._gate("getdents")
-        with os.scandir(dir_fd) as entries:
+        with self.scan(dir_fd) as entries:
             return {os.fsencode(entry.name): entry.inode() for entry in entries}
 
     def scan(self, dir_fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
@@ -162,6 +160,7 @@ class Kernel:
         Don't ask an entry for what needs a stat, not even for its type where `tells_types` says no.
         """
         self._gate("getdents")
+        os.lseek(dir_fd, 0, os.SEEK_SET)  # btrfs lists what was there at the last rewind, and scandir rewinds after
         return os.scandir(dir_fd)
 
     def tells_types(self, dir_fd: int) -> bool:
@@ -172,8 +171,7 @@ class Kernel:
 
     def is_empty(self, dir_fd: int) -> bool:
         """Whether a directory has no entries; reads no more than the first."""
-        self._gate("getdents")
-        with os.scandir(dir_fd) as entries:
+        with self.scan(dir_fd) as entries:
             return next(entries, None) is None
 
     def read(self, fd: int, size: int) -> bytes:

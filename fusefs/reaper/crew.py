@@ -14,7 +14,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from fusefs.core.budget import Budget
 from fusefs.core.slices import Outcome, Slice
 from fusefs.linux import libc
 from fusefs.linux.channel import receive, send
+from fusefs.linux.children import ChildLost, watch
 from fusefs.reaper.strategy import Workers
 
 
@@ -70,9 +71,8 @@ class _Children:
 
     def __init__(self, runner: Runs) -> None:
         self._runner = runner
-        self._pids: list[int] = []
-        self._channels: list[socket.socket] = []
-        self._free: SimpleQueue[socket.socket] = SimpleQueue()
+        self._children: dict[int, socket.socket] = {}
+        self._free: SimpleQueue[int] = SimpleQueue()
 
     def fork(self) -> None:
         ours, theirs = socket.socketpair()
@@ -81,40 +81,40 @@ class _Children:
         pid = os.fork()
         if pid == 0:
             try:
-                for channel in (ours, *self._channels):
+                for channel in (ours, *self._children.values()):
                     channel.close()
                 _work(parent, theirs, self._runner)
             finally:
                 os._exit(0)
         theirs.close()
-        self._pids.append(pid)
-        self._channels.append(ours)
-        self._free.put(ours)
+        self._children[pid] = ours
+        self._free.put(pid)
 
     def run(self, work: Slice, budget: Budget) -> Outcome:
         """Have a slice run by a free worker: there is one, as there are as many as threads.
 
         Raises  WorkerLost
         """
-        channel = self._free.get()
+        pid = self._free.get()
+        channel = self._children[pid]
         try:
             send(channel, pickle.dumps((work, budget)), [work.fd])
-            message, fds = receive(channel)
-        except (EOFError, OSError) as error:
-            self._free.put(channel)  # nobody answers there, and whoever takes it next is told so at once
+            message, fds = receive(channel, watch(pid, channel))
+        except (EOFError, OSError, ChildLost) as error:
+            # Its user may have stopped it, which must not hold up an administrator; and it must not go on later.
+            os.kill(pid, signal.SIGKILL)
             raise WorkerLost from error
-        self._free.put(channel)
+        finally:
+            self._free.put(pid)  # of one that is lost, whoever takes it next is told so at once
         outcome: Outcome = pickle.loads(message)
         left = (one._replace(fd=fd) for one, fd in zip(outcome.left, fds, strict=True))
         return outcome._replace(left=tuple(left))
 
     def end(self) -> None:
         """End all workers; they have nothing to do any more."""
-        for channel in self._channels:
+        for pid, channel in self._children.items():
             channel.close()
-        for pid in self._pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 

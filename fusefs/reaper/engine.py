@@ -75,8 +75,12 @@ class _Removal:
         owned.callback(self._close)
 
     def run(self) -> Report:
-        self._open_hoisted()
-        self._plan.add(self._container, b"", Work(names=[TREE.decode()]))
+        names = [TREE.decode()]
+        try:
+            self._open_hoisted()
+        except OSError:
+            names.append(HOISTED.decode())  # something else has its name
+        self._plan.add(self._container, b"", Work(names=names))
         # Most orphans are small: nobody is forked for what one slice does.
         self._run_alone(once=True)
         if self._strategy.n_workers > 1 and not self._plan.is_dry() and not self._wishes.stops():
@@ -87,6 +91,7 @@ class _Removal:
         if self._hoisted is not None and not stopped:
             with suppress(OSError):  # what failed in there is told already
                 self._kernel.rmdir(self._container, HOISTED)
+                self._plan.count(1)
         return self._plan.report(paced=self._wishes.limits.is_paced(), stopped=stopped)
 
     def _open_hoisted(self) -> None:
@@ -148,8 +153,9 @@ class _Removal:
     def _done(self, work: Slice, budget: Budget, outcome: Outcome) -> None:
         for fd in self._plan.done(work, outcome):
             Fd(fd).close()
-        if outcome.hoisted:
-            self._open_hoisted()
+        if outcome.hoisted or outcome.made_hoisted:
+            with suppress(OSError):  # taken away: whatever is left will be found when the container is removed
+                self._open_hoisted()
             if self._hoisted is not None:
                 self._plan.push(self._hoisted, outcome.hoisted)
         self._pace.give_back(budget, outcome.removed, outcome.n_bytes)

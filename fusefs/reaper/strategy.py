@@ -16,7 +16,9 @@ _NETWORK = frozenset(
 """FUSE, NFS, CIFS, SMB2, SMB, CephFS, Lustre, BeeGFS, 9p"""
 _MANY_THREADS = 16
 _MOST_PROCESSES = 8
-_WINDOW, _SORTED_WINDOW = 16_384, 65_536
+_WINDOW, _SORTED_WINDOW = 16_384, 131_072
+_ROOM, _ROOM_CHARS = 1 << 19, 1 << 22
+"""What two workers may list at a time, times four: more of them need memory themselves, and have smaller windows."""
 
 
 class Workers(Enum):
@@ -31,6 +33,7 @@ class Strategy(NamedTuple):
 
     n_workers    slices at a time
     window       entries of a directory that are looked at together: memory is bounded by it
+    window_chars  the same for the sum of their names' lengths
     by_inode     unlink in the order of inode numbers: ext4 lists in the order of hashes, and finds inodes by number
     splits       two workers in one flat directory are faster than one: what the directory's lock does not cover
                  is a large part of the work
@@ -40,6 +43,7 @@ class Strategy(NamedTuple):
     n_workers: int
     workers: Workers
     window: int
+    window_chars: int
     by_inode: bool
     splits: bool
     tells_types: bool
@@ -52,10 +56,20 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
     """
     magic = kernel.filesystem(container)
     tells_types = kernel.tells_types(container)
+    by_inode = magic == _EXT
     if magic in _NETWORK:
-        return Strategy(n_workers or _MANY_THREADS, Workers.THREADS, _WINDOW, False, True, tells_types)
-    # btrfs serialises on its trees: two workers take as long as one, and twice its time on the processors.
-    most = 1 if magic == _BTRFS else min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
-    by_inode, splits = magic == _EXT, magic == _EXT
-    window = _SORTED_WINDOW if by_inode else _WINDOW
-    return Strategy(n_workers or most, Workers.PROCESSES, window, by_inode, splits, tells_types)
+        most, workers = _MANY_THREADS, Workers.THREADS
+    else:
+        # btrfs serialises on its trees: two workers take as long as one, and twice its time on the processors.
+        most = 1 if magic == _BTRFS else min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+        workers = Workers.PROCESSES
+    most = n_workers or most
+    return Strategy(
+        n_workers=most,
+        workers=workers,
+        window=min(_SORTED_WINDOW if by_inode else _WINDOW, _ROOM // most**2),
+        window_chars=_ROOM_CHARS // most**2,
+        by_inode=by_inode,
+        splits=by_inode or magic in _NETWORK,
+        tells_types=tells_types,
+    )

@@ -23,10 +23,13 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper import force
 from fusefs.reaper.large import LargeFiles
 from fusefs.reaper.strategy import Strategy
+from fusefs.reaper.window import read_window
 from fusefs.store.layout import HOISTED
 
 _AT_ONCE = 128
 """Names between two looks at the clock: about a millisecond's work."""
+_MOST_FRAMES = 400
+"""Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
 _LOOKED_AT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
@@ -77,6 +80,7 @@ class _Run:
         self._failures: list[Failure] = []
         self._n_failed = 0
         self._hoisted: list[str] = []
+        self._made_hoisted = False
 
     def run(self) -> Outcome:
         while not self._step():
@@ -91,6 +95,7 @@ class _Run:
             bottom.work,
             tuple(Left(frame.name, frame.fd, frame.work) for frame in above),
             tuple(self._hoisted),
+            self._made_hoisted,
         )
 
     def _step(self) -> bool:
@@ -178,20 +183,17 @@ class _Run:
 
     def _rmdir_or_enter(self, frame: _Frame, name: str, n_passes: int) -> None:
         """Remove a directory that should be empty; if the kernel doubts it, look what came into it."""
-        try:
-            self._kernel.rmdir(frame.fd, raw(name))
-        except FileNotFoundError:
-            return
-        except OSError:
+        if not self._rmdir_unseen(frame, name):
             self._enter(frame, name, n_passes)
-            return
-        self._removed += 1
-        frame.work.is_productive = True
 
     def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
-        if len(self._frames) > self._slice.max_depth and self._hoist(frame, name):
-            frame.work.is_productive = True
-            return
+        if len(self._frames) > self._slice.max_depth:
+            if self._hoist(frame, name):
+                frame.work.is_productive = True
+                return
+            if len(self._frames) > _MOST_FRAMES:
+                self._fail(frame, name, errno.EMFILE, "open")
+                return
         try:
             fd = self._open(frame, name)
         except FileNotFoundError:
@@ -199,10 +201,20 @@ class _Run:
         except OSError as error:
             if error.errno in _NOT_A_DIRECTORY:
                 self._swapped(frame, name)
-            else:
+            elif error.errno not in _DENIED or not self._rmdir_unseen(frame, name):
                 self._fail(frame, name, error.errno or errno.EIO, "open")
             return
         self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), Work(is_listed=False, n_passes=n_passes)))
+
+    def _rmdir_unseen(self, frame: _Frame, name: str) -> bool:
+        """Remove a directory without a look into it, whether it is empty is the kernel's to say; whether it went."""
+        try:
+            self._kernel.rmdir(frame.fd, raw(name))
+        except OSError:
+            return False
+        self._removed += 1
+        frame.work.is_productive = True
+        return True
 
     def _swapped(self, frame: _Frame, name: str) -> None:
         """Something else has the name of a directory now: unlink that, but don't play this game for ever."""
@@ -236,28 +248,15 @@ class _Run:
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
         try:
             with self._kernel.scan(frame.fd) as entries:
-                unknown = (entry for entry in islice(entries, n_passed, None) if entry.name not in work.failed)
-                self._sort_out(work, list(islice(unknown, self._strategy.window)))
-                is_complete = next(unknown, None) is None
+                found = read_window(islice(entries, n_passed, None), work.failed, self._strategy)
         except OSError as error:
             work.is_listed = True
             self._fail(frame, "", error.errno or errno.EIO, "getdents")
             return
-        work.n_passes += is_complete
-        work.is_listed = is_complete
-
-    def _sort_out(self, work: Work, entries: list[os.DirEntry[str]]) -> None:
-        """Add entries to the work, in the order in which their inodes lie on the disk if that matters."""
-        if self._strategy.by_inode:
-            entries.sort(key=os.DirEntry.inode, reverse=True)
-        else:
-            entries.reverse()
-        names, subdirs = work.names, work.subdirs
-        if not self._strategy.tells_types:
-            names += [entry.name for entry in entries]
-            return
-        for entry in entries:
-            (subdirs if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
+        work.names += found.names
+        work.subdirs += found.subdirs
+        work.n_passes += found.is_all
+        work.is_listed = found.is_all
 
     def _leave(self, frame: _Frame) -> None:
         """Nothing is left to do in a directory: rmdir it, unless something in it failed. A file is gone already."""
@@ -298,28 +297,42 @@ class _Run:
         return number == errno.EACCES and self._open_up(parent)
 
     def _hoist(self, frame: _Frame, name: str) -> bool:
-        """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it)."""
-        with suppress(FileExistsError):
-            self._kernel.mkdir(self._container, HOISTED)
-        # By chance, as a number could meet one of an earlier, killed run, or of another worker.
-        new = os.urandom(8).hex()
-        with self._kernel.open_dir(self._container, HOISTED) as hoisted:
-            for is_last in (False, True):
-                try:
-                    self._kernel.rename(frame.fd, raw(name), hoisted, raw(new))
-                except OSError as error:
-                    if is_last or error.errno not in _DENIED:
-                        return False
-                    self._open_up(frame)
-                    with suppress(OSError), self._open(frame, name) as fd:
-                        self._kernel.chmod(fd, stat.S_IRWXU)
-                else:
-                    break
+        """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it).
+
+        The first one becomes the directory that the others go to: a full volume has no room for a new one.
+        """
+        try:
+            with self._kernel.open_dir(self._container, HOISTED) as hoisted:
+                # By chance, as a number could meet one of an earlier, killed run, or of another worker.
+                new = os.urandom(8).hex()
+                if not self._rename_up(frame, name, hoisted, raw(new)):
+                    return False
+        except FileNotFoundError:
+            with suppress(OSError), self._open(frame, name) as fd:
+                self._kernel.chmod(fd, stat.S_IRWXU)
+            self._made_hoisted |= self._rename_up(frame, name, self._container, HOISTED)
+            return self._made_hoisted
+        except OSError:
+            return False
         if self._slice.is_hoisted:
             self._frames[0].work.subdirs.append(new)
         else:
             self._hoisted.append(new)
         return True
+
+    def _rename_up(self, frame: _Frame, name: str, target: Fd, new: bytes) -> bool:
+        for is_last in (False, True):
+            try:
+                self._kernel.rename_free(frame.fd, raw(name), target, new)
+            except OSError as error:
+                if is_last or error.errno not in _DENIED:
+                    return False
+                self._open_up(frame)
+                with suppress(OSError), self._open(frame, name) as fd:
+                    self._kernel.chmod(fd, stat.S_IRWXU)
+            else:
+                return True
+        return False
 
     # What stands in the way.
 

@@ -13,7 +13,8 @@ import msgspec
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import is_container_id
-from fusefs.linux.credentials import Ask, ChildLost, call_as, user_name
+from fusefs.linux.children import ChildLost
+from fusefs.linux.credentials import Ask, call_as, user_name
 from fusefs.store.container import Held
 from fusefs.store.layout import Store, UserFolder, open_user
 from fusefs.store.verbs import own_folder

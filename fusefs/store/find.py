@@ -57,12 +57,13 @@ def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: Visible 
 
 
 def all_entries(kernel: Kernel, volumes: Sequence[bytes], lost: list[TrashdError] | None = None) -> list[Entry]:
-    """The entries of all folders, oldest first; a store reached by two ways is listed once.
+    """The entries of all folders, oldest first.
 
+    A store reached by two ways is listed once, and a container that changes its state meanwhile is what it became.
     lost, Raises  as for `each_folder`
     """
     found = {
-        entry.path: entry
+        (entry.path.rsplit(b"/", 2)[0], entry.id): entry
         for part in each_folder(kernel, volumes, lambda folder: list(entries(folder)), list[Entry], lost)
         for entry in part
     }

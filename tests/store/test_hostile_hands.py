@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import AuthorityLost, TrashdError
-from fusefs.linux.credentials import ChildLost, call_as
+from fusefs.linux.children import ChildLost
+from fusefs.linux.credentials import call_as
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import all_entries
 from fusefs.store.for_owner import swap_for_owner

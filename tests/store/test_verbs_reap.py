@@ -13,7 +13,6 @@ import pytest
 from fusefs.core.errors import Busy, Incomplete
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-DEPTH_LIMIT = 64
 from fusefs.store.claim import claim
 from fusefs.store.container import Held
 from fusefs.store.stage import Options
@@ -36,6 +35,9 @@ from tests.support.tree import IMMUTABLE, Dir, deep_chain, make_tree, set_flags
 from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
+
+DEPTH_LIMIT = 100
+"""About what a reap holds open of a chain before it renames the rest up."""
 
 
 # Retention, by I11

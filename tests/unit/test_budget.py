@@ -49,7 +49,7 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "K", "-1", "1e3", "1,5G", "1 G G", "٣", "9999999999T", "5/s"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="size|large"):
+    with pytest.raises(ValueError, match=r"size|large"):
         parse_size(text)
 
 
@@ -60,7 +60,7 @@ def test_rates_may_say_per_second(text: str, rate: int) -> None:
 
 @pytest.mark.parametrize("text", ["0", "0/s", "0.2", "5/m", "/s"])
 def test_rate_of_nothing_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="rate|size"):
+    with pytest.raises(ValueError, match=r"rate|size"):
         parse_rate(text)
 
 

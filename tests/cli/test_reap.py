@@ -1,0 +1,174 @@
+"""`trashd reap` through the real console script: its pace, its sum, its stop, and what it says of the space."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.tree import IMMUTABLE, make_tree, set_flags
+
+pytestmark = pytest.mark.needs("root")
+
+LARGE = b"x" * (1 << 20)
+"""More than `--wait` tolerates to be missing."""
+
+
+def make_orphan(volume: Path, name: str = "victim") -> str:
+    """The id of an orphan of four entries."""
+    victim = make_tree(volume / name, {"file": LARGE, "below": {"deep": "more"}})
+    return str(swapped(victim)["id"])
+
+
+def tree_of(volume: Path, identifier: str, state: str = "orphans") -> Path:
+    return volume / f".trashd/u/0/{state}/{identifier}/tree"
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--max-rate", "fast", "'fast' is not a "),
+        ("--max-rate", "-5/s", "is not a "),
+        ("--max-rate", "0/s", "a rate is at least 1"),
+        ("--max-bytes", "200X/s", "is not a "),
+        ("--max-bytes", "", "is not a "),
+        ("--threads", "0", "0 is not in the range 1<=x<=64"),
+        ("--threads", "65", "65 is not in the range 1<=x<=64"),
+        ("--threads", "many", "'many' is not a valid integer"),
+    ],
+)
+def test_nonsense_is_2_and_deletes_nothing(volume: Path, option: str, value: str, told: str) -> None:
+    identifier = make_orphan(volume)
+    done = trashd("reap", "--all", "--now", "--volume", volume, option, value)
+    assert done.code == 2
+    assert f"Error: Invalid value for '{option}': " in done.err
+    assert told in done.err
+    assert (tree_of(volume, identifier) / "file").exists()
+
+
+@pytest.mark.parametrize("words", [("--threads", "1"), ("--threads", "3"), ("--max-rate", "1000/s"), ("--count",)])
+def test_whatever_the_way_all_is_removed(volume: Path, words: tuple[str, ...]) -> None:
+    identifier = make_orphan(volume)
+    done = done_well("reap", "--now", "--volume", volume, *words, identifier)
+    assert done.out.startswith(f"{identifier}: 4 entries removed")
+    assert done_well("list", "--volume", volume, "--json").out == ""
+
+
+def test_a_pace_tells_the_bytes(volume: Path) -> None:
+    identifier = make_orphan(volume)
+    done = done_well("reap", "--now", "--volume", volume, "--max-bytes", "1G/s", identifier)
+    assert done.out == f"{identifier}: 4 entries removed (1.00 MiB)\n"
+
+
+def test_a_count_tells_programs_what_there_was(volume: Path) -> None:
+    identifier = make_orphan(volume)
+    (told,) = done_well("reap", "--now", "--count", "--json", "--volume", volume, identifier).objects()
+    assert told["survey"]["n_entries"] == told["report"]["removed"] == 4
+    assert told["survey"]["n_bytes"] >= len(LARGE)
+
+
+# The sum
+
+
+def test_of_several_the_sum_is_told(volume: Path) -> None:
+    for name in ("a", "b"):
+        make_orphan(volume, name)
+    *_, told = done_well("reap", "--all", "--now", "--volume", volume).out.splitlines()
+    assert told.startswith("2 removed, 0 failed (in quarantine), 0 skipped: 8 entries in ")
+    assert told.endswith("/s")
+
+
+def test_of_one_no_sum_is_told(volume: Path) -> None:
+    identifier = make_orphan(volume)
+    assert done_well("reap", "--now", "--volume", volume, identifier).out == f"{identifier}: 4 entries removed\n"
+
+
+def test_the_sum_counts_what_failed(volume: Path) -> None:
+    refused = tree_of(volume, make_orphan(volume, "a")) / "file"
+    make_orphan(volume, "b")
+    set_flags(refused, IMMUTABLE)
+    done = trashd("reap", "--all", "--now", "--volume", volume)
+    assert done.code == 13
+    assert done.out.splitlines()[-1].startswith("1 removed, 1 failed (in quarantine), 0 skipped: 6 entries in ")
+    done_well("quarantine", "delete", "--yes", "--volume", volume, refused.parts[-3])
+
+
+# The stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_reap_tells_programs_so_and_leaves_the_rest_to_the_next(volume: Path, number: signal.Signals) -> None:
+    stopped, untried = make_orphan(volume, "a"), make_orphan(volume, "b")
+    words = ("reap", "--now", "--json", "--max-rate", "1", "--volume", str(volume), stopped, untried)
+    with subprocess.Popen(
+        [TRASHD, *words], env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while process.poll() is None and not tree_of(volume, stopped, "reaping").exists():
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    (told,) = map(json.loads, out.splitlines())
+    assert (told["id"], told["lost"], told["report"]["stopped"]) == (stopped, None, True)
+    assert told["report"]["removed"] < 4
+    assert err == "trashd: stopping; once more to stop at once\n"
+    assert tree_of(volume, untried).exists()
+    # What was begun is past its retention, what was not is not.
+    assert done_well("reap", "--volume", volume).out.startswith(f"{stopped}: ")
+    assert os.listdir(volume / ".trashd/u/0/orphans") == [untried]
+
+
+# The space
+
+
+def test_what_came_back_is_told_volume_by_volume(volume: Path) -> None:
+    for name in ("a", "b"):
+        make_orphan(volume, name)
+    *_, told = done_well("reap", "--all", "--now", "--wait", "--volume", volume).out.splitlines()
+    assert told.startswith(f"{volume}: ")
+    assert re.search(r" MiB came back of the 2\.\d+ MiB that were reaped$", told)
+
+
+def test_what_came_back_is_told_to_programs(volume: Path) -> None:
+    make_orphan(volume)
+    _, told = done_well("reap", "--all", "--now", "--wait", "--json", "--volume", volume).objects()
+    assert set(told) == {"volume", "came_bytes", "expected_bytes", "reasons", "is_complete"}
+    assert (told["volume"], told["reasons"], told["is_complete"]) == (str(volume), [], True)
+    assert told["came_bytes"] >= len(LARGE)
+
+
+def test_a_link_outside_is_a_reason_and_no_failure(volume: Path) -> None:
+    file = tree_of(volume, make_orphan(volume)) / "file"
+    os.link(file, volume / "outside")
+    told = done_well("reap", "--all", "--now", "--wait", "--volume", volume).out.splitlines()
+    assert told[-1] == "  1.00 MiB: other names outside the tree keep files"
+    assert (volume / "outside").read_bytes() == LARGE
+
+
+def test_who_has_a_file_open_is_named_and_it_is_13(volume: Path) -> None:
+    with (tree_of(volume, make_orphan(volume)) / "file").open():
+        done = trashd("reap", "--all", "--now", "--wait", "--volume", volume)
+    assert done.code == 13
+    assert f"(pid {os.getpid()}) has a deleted file open: " in done.out
+
+
+def test_what_is_left_in_quarantine_is_a_reason_and_13(volume: Path) -> None:
+    refused = tree_of(volume, make_orphan(volume)) / "file"
+    set_flags(refused, IMMUTABLE)
+    done = trashd("reap", "--all", "--now", "--wait", "--volume", volume)
+    assert done.code == 13
+    assert done.out.splitlines()[-1] == "  1.00 MiB: could not be removed"
+    done_well("quarantine", "delete", "--yes", "--volume", volume, refused.parts[-3])
+
+
+def test_what_was_not_reaped_is_not_waited_for(volume: Path) -> None:
+    done = done_well("reap", "--all", "--wait", "--volume", volume)
+    assert done.out == ""
