@@ -14,6 +14,8 @@ from fusefs.store.swap import Swapped
 from fusefs.store.verbs import swap_path
 
 Verb = Callable[[Kernel, bytes, Options], Swapped]
+_SIGNALLED = 128
+"""An exit code above it names the signal, as in a shell."""
 
 
 class Batch(NamedTuple):
@@ -43,7 +45,7 @@ def swap_all(batch: Batch) -> int:
     """Swap or remove one path after the other, going on after failures; the exit code.
 
     That is the error's own for a single path, Incomplete's for some of many, Unsettled's if a result carries
-    warnings.
+    warnings. A signal that stopped what comes after ends it all.
     """
     kernel = Kernel()
     n_paths, codes = 0, []
@@ -53,6 +55,8 @@ def swap_all(batch: Batch) -> int:
             swapped = batch.verb(kernel, path, batch.options)
             tell_swapped(swapped, json_lines=batch.json_lines, kept=batch.kept)
             code = batch.after(swapped)
+            if code > _SIGNALLED:
+                return code
             if swapped.warnings or code:
                 codes.append(code or Unsettled.exit_code)
         except TrashdError as error:

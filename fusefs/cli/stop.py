@@ -21,6 +21,7 @@ class Stop(AbstractContextManager["Stop"]):
     def __init__(self) -> None:
         self._number = mmap.mmap(-1, 1)  # shared: a command that acts as somebody else does so in a child
         self._pid = os.getpid()
+        self._is_asked = False
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
@@ -28,7 +29,8 @@ class Stop(AbstractContextManager["Stop"]):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._let_go()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def __call__(self) -> bool:
         """Whether to stop."""
@@ -39,11 +41,11 @@ class Stop(AbstractContextManager["Stop"]):
         return 128 + self._number[0]
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
-        self._let_go()
+        if self._is_asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        # In each process by itself: Ctrl-C comes to all of them.
+        self._is_asked = True
         self._number[0] = number
         if os.getpid() == self._pid:
             os.write(2, b"trashd: stopping; once more to stop at once\n")
-
-    def _let_go(self) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -95,7 +95,7 @@ def _draw(came_bytes: int, expected_bytes: int) -> None:
 def _tell(base: bytes, waited: Waited, *, as_json: bool) -> int:
     is_well = waited.is_complete or all(reason.kind in _AS_MEANT for reason in waited.reasons)
     if as_json:
-        output.as_json({"volume": base, **output.plain(waited)})
+        output.as_json({"volume": output.plain(base), **output.plain(waited)})
     else:
         if sys.stderr.isatty():
             os.write(2, b"\r\x1b[K")

@@ -24,10 +24,16 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> int:
-    """An amount a second, above 0: as a size, or a number, with or without `/s`."""
-    rate = parse_size(re.sub(r"(?i)/s$", "", text.strip()))
+    """An amount a second, above 0: as a size, with or without `/s`.
+
+    Raises  ValueError with a message for the person who typed it
+    """
+    try:
+        rate = parse_size(re.sub(r"(?i)/s$", "", text.strip()))
+    except ValueError:
+        rate = 0
     if rate < 1:
-        raise ValueError(f"{text!r}: a rate is at least 1")
+        raise ValueError(f"{text!r} is not a rate: write 5000/s, 200M/s or 1.5G/s, at least 1")
     return rate
 
 

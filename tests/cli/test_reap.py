@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.cli.fast import Batch, swap_all
+from fusefs.store.verbs import remove_path
 from tests.support.command import TRASHD, done_well, environment, swapped, trashd
 from tests.support.tree import IMMUTABLE, make_tree, set_flags
 
@@ -172,3 +174,28 @@ def test_what_is_left_in_quarantine_is_a_reason_and_13(volume: Path) -> None:
 def test_what_was_not_reaped_is_not_waited_for(volume: Path) -> None:
     done = done_well("reap", "--all", "--wait", "--volume", volume)
     assert done.out == ""
+
+
+def test_second_signal_ends_a_reap_at_once_and_nothing_is_lost(volume: Path) -> None:
+    orphan = make_orphan(volume, "a")
+    words = ("reap", "--now", "--max-rate", "1", "--volume", str(volume), orphan)
+    with subprocess.Popen([TRASHD, *words], env=environment({}), stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not tree_of(volume, orphan, "reaping").exists():
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGSTOP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+            process.send_signal(number)
+        _out, err = process.communicate(timeout=60)
+    assert -process.returncode in (signal.SIGINT, signal.SIGTERM)
+    assert b"Traceback" not in err
+    assert done_well("reap", "--volume", volume).out.startswith(f"{orphan}: ")
+
+
+def test_signal_that_ends_a_reap_ends_the_whole_command(volume: Path) -> None:
+    first, second = volume / "first", volume / "second"
+    first.mkdir()
+    second.mkdir()
+    batch = Batch([bytes(first), bytes(second)], verb=remove_path, after=lambda _removed: 130)
+    assert swap_all(batch) == 130
+    assert not first.exists()
+    assert second.exists()

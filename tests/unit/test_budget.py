@@ -60,7 +60,7 @@ def test_rates_may_say_per_second(text: str, rate: int) -> None:
 
 @pytest.mark.parametrize("text", ["0", "0/s", "0.2", "5/m", "/s"])
 def test_rate_of_nothing_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"rate|size"):
+    with pytest.raises(ValueError, match="rate"):
         parse_rate(text)
 
 
