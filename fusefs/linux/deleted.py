@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.processes import processes
 
 _DELETED = b" (deleted)"
 _BLOCK_BYTES = 512
@@ -48,16 +49,9 @@ def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[
     device     as from `device_of`
     is_wanted  asked for each path; what has none is always wanted
     """
-    tables: dict[str, list[Mount]] = {}
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError):  # it ended meanwhile, or is not ours to look at
-            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
-            if namespace not in tables:
-                tables[namespace] = read_mounts(pid)
-            uid = os.stat(f"/proc/{pid}").st_uid
-            with open(f"/proc/{pid}/comm", "rb") as comm:
-                command = comm.read().rstrip(b"\n").decode("utf-8", "backslashreplace")
-            for inode, (n_bytes, path) in _kept_by(pid, device, tables[namespace], is_wanted).items():
+    for pid, uid, command, mounts in processes():
+        with suppress(OSError):  # it ended meanwhile
+            for inode, (n_bytes, path) in _kept_by(pid, device, mounts, is_wanted).items():
                 yield Deleted(int(pid), uid, command, inode, n_bytes, path)
 
 

@@ -23,16 +23,19 @@ class Holder(NamedTuple):
     path: bytes
 
 
-def find_holders(trees: list[Place]) -> Iterator[tuple[Place, Holder]]:
-    """Each hold on something in one of the trees.
+class Process(NamedTuple):
+    """A process that we may look at, and what is mounted for it."""
 
-    Links in /proc are read as text and mapped through the process's own mount table, so that bind mounts and
-    containers are seen through. Processes that end meanwhile, or that we may not look at, are not found; nor are we.
-    """
+    pid: str
+    uid: int
+    command: str
+    mounts: list[Mount]
+
+
+def processes() -> Iterator[Process]:
+    """All processes that we may look at; those that end meanwhile are left out."""
     tables: dict[str, list[Mount]] = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
-        if int(pid) == os.getpid():
-            continue
         try:
             namespace = os.readlink(f"/proc/{pid}/ns/mnt")
             if namespace not in tables:
@@ -42,8 +45,20 @@ def find_holders(trees: list[Place]) -> Iterator[tuple[Place, Holder]]:
                 command = comm.read().rstrip(b"\n").decode("utf-8", "backslashreplace")
         except OSError:
             continue
+        yield Process(pid, uid, command, tables[namespace])
+
+
+def find_holders(trees: list[Place]) -> Iterator[tuple[Place, Holder]]:
+    """Each hold on something in one of the trees.
+
+    Links in /proc are read as text and mapped through the process's own mount table, so that bind mounts and
+    containers are seen through. Processes that end meanwhile, or that we may not look at, are not found; nor are we.
+    """
+    for pid, uid, command, mounts in processes():
+        if int(pid) == os.getpid():
+            continue
         for kind, path in set(_links(pid)):
-            place = find_place(path, tables[namespace])
+            place = find_place(path, mounts)
             for tree in trees:
                 if place is not None and tree.holds(place):
                     yield tree, Holder(int(pid), uid, command, kind, below(place.path, tree.path))

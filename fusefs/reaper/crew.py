@@ -58,8 +58,10 @@ def crew_of(n_workers: int, workers: Workers, runner: Runs) -> Iterator[Crew]:
         return
     children = _Children(runner)
     try:
+        gc.freeze()  # what is here already is not copied by the children's collectors
         for _ in range(n_workers):
             children.fork()
+        gc.unfreeze()
         with ThreadPoolExecutor(n_workers) as pool:
             yield Crew(pool, children)
     finally:
@@ -77,7 +79,6 @@ class _Children:
     def fork(self) -> None:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
-        gc.freeze()  # what is here already is not copied by the child's collector
         pid = os.fork()
         if pid == 0:
             try:

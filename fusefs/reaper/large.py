@@ -94,10 +94,13 @@ class LargeFiles:
 
     def cut(self, fd: Fd, size: int) -> int:
         """Cut one step off the end of a file; the size that is left, 0 when it is done with."""
-        if not self._is_ours(fd):
-            return 0
-        before = self._kernel.fstat(fd).st_blocks
         left = max(size - CUT_BYTES, 0)
-        self._kernel.truncate(fd, left)
-        self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * _BLOCK_BYTES
+        try:
+            if not self._is_ours(fd):
+                return 0
+            before = self._kernel.fstat(fd).st_blocks
+            self._kernel.truncate(fd, left)
+            self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * _BLOCK_BYTES
+        except OSError:
+            return 0  # it has no name any more: what is left of it goes with the fd
         return left

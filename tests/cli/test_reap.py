@@ -39,7 +39,7 @@ def tree_of(volume: Path, identifier: str, state: str = "orphans") -> Path:
     [
         ("--max-rate", "fast", "'fast' is not a "),
         ("--max-rate", "-5/s", "is not a "),
-        ("--max-rate", "0/s", "a rate is at least 1"),
+        ("--max-rate", "0/s", "is not a rate"),
         ("--max-bytes", "200X/s", "is not a "),
         ("--max-bytes", "", "is not a "),
         ("--threads", "0", "0 is not in the range 1<=x<=64"),

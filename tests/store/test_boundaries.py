@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.verbs import swap_path
+from tests.support.namespaces import tmpfs_elsewhere
 from tests.support.store import (
     Counting,
     assert_silent,
@@ -43,8 +43,6 @@ from tests.support.volumes import bind_mount, loop_volume, mounts, tmpfs_volume,
 pytestmark = pytest.mark.needs("root")
 
 ALICE = 1001
-_CLONE_NEWNS = 0x20000
-_MS_REC_PRIVATE = 0x4000 | 0x40000
 
 
 @pytest.fixture
@@ -120,45 +118,19 @@ def test_the_root_is_refused(path: bytes) -> None:
         swap_path(Kernel(), path, Options())
 
 
-@contextmanager
-def mounted_elsewhere(target: Path) -> Iterator[None]:
-    """A tmpfs on `target` that only a child in a mount namespace of its own sees."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    ready_read, ready_write = os.pipe()
-    end_read, end_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(end_write)
-            failed = libc.unshare(_CLONE_NEWNS)
-            failed = failed or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None)
-            failed = failed or libc.mount(b"tmpfs", os.fsencode(target), b"tmpfs", ctypes.c_ulong(0), None)
-            os.write(ready_write, b"x" if failed else b"y")
-            os.read(end_read, 1)
-        finally:
-            os._exit(0)
-    try:
-        assert os.read(ready_read, 1) == b"y"
-        yield
-    finally:
-        for fd in (ready_read, ready_write, end_read, end_write):
-            os.close(fd)
-        os.waitpid(pid, 0)
-
-
 @pytest.mark.parametrize("where", [".", "sub"])
 @pytest.mark.parametrize("verb", [swap, remove])
 def test_root_refuses_what_holds_a_mount_of_another_namespace(
     volume: Path, verb: Callable[[Path], object], where: str
 ) -> None:
-    with mounted_elsewhere(volume / "job" / where), pytest.raises(Refused, match="mount namespace of process"):
+    with tmpfs_elsewhere(volume / "job" / where), pytest.raises(Refused, match="mount namespace of process"):
         verb(volume / "job")
     assert (volume / "job" / "results").exists()
     assert_silent(volume)
 
 
 def test_a_mount_of_another_namespace_beside_the_victim_is_no_matter(volume: Path) -> None:
-    with mounted_elsewhere(volume / "canary"):
+    with tmpfs_elsewhere(volume / "canary"):
         restore(volume, swap(volume / "job").id)
     assert_silent(volume)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import signal
-import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from fusefs.store.find import all_entries
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.listing import Entry
 from fusefs.store.stage import Options
+from tests.support.silent import silent_fuse
 from tests.support.store import (
     ActingAt,
     assert_silent,
@@ -350,33 +348,12 @@ def restore_as_found(volume: Path, identifier: str, kernel: Kernel) -> object:
     return restore_by_id(kernel, [raw(volume)], entry, None, None)
 
 
-@contextmanager
-def silent_fuse(target: Path, uid: int) -> Iterator[None]:
-    """A user's FUSE mount whose daemon, this process, answers nothing but the first handshake."""
-    fd = os.open("/dev/fuse", os.O_RDWR)
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = f"fd={fd},rootmode=40000,user_id={uid},group_id={NOGROUP}".encode()
-    try:
-        assert libc.mount(b"silent", os.fsencode(target), b"fuse", ctypes.c_ulong(0), options) == 0
-        request = os.read(fd, 1 << 17)
-        unique, major, minor = struct.unpack_from("=QII", request, 8)[0], *struct.unpack_from("=II", request, 40)
-        init = struct.pack("=IIIIHHIII", major, minor, 1 << 16, 0, 16, 12, 1 << 16, 1, 0)
-        init = init.ljust(64, b"\0")
-        os.write(fd, struct.pack("=IiQ", 16 + len(init), 0, unique) + init)
-        yield
-    finally:
-        os.close(fd)
-        for mount in mounts():
-            if mount.source == b"silent":
-                unmount(mount.mount_point)
-
-
 @pytest.mark.needs("fuse")
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("over", ["", "orphans", "pointers", "reserve/ready", "orphans/ID", "orphans/ID/tree/sub"])
 def test_a_users_mount_that_never_answers_holds_nobody(volume: Path, over: str) -> None:
     mine, other = orphan_of(volume, ALICE), orphan_of(volume, BOB)
-    with silent_fuse(folder_of(volume, ALICE) / over.replace("ID", mine), ALICE):
+    with silent_fuse(folder_of(volume, ALICE) / over.replace("ID", mine), ALICE, NOGROUP):
         assert other in [entry.id for entry in entries_of_others(volume)]
         for act in (recover_all, problems, init):
             attempt(lambda act=act: act(volume))  # type: ignore[misc]
@@ -391,7 +368,7 @@ def test_a_users_mount_that_never_answers_holds_nobody(volume: Path, over: str) 
 @pytest.mark.timeout(30)
 def test_a_mount_that_never_answers_in_a_tree_stops_the_reaper_there_only(volume: Path) -> None:
     mine = orphan_of(volume, ALICE)
-    with silent_fuse(place(volume, mine) / "tree" / "sub", ALICE):
+    with silent_fuse(place(volume, mine) / "tree" / "sub", ALICE, NOGROUP):
         reaped = reap_now(volume, mine)
         assert {failure.errno for failure in reaped.report.failures} == {errno.EXDEV}
     assert_silent(volume)

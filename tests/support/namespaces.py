@@ -16,6 +16,19 @@ _MS_REC_PRIVATE = 0x4000 | 0x40000
 @contextmanager
 def bind_elsewhere(source: Path, target: Path) -> Iterator[None]:
     """`source` seen at `target` too, by a child in a mount namespace of its own, for the time of the `with`."""
+    with _mounted_elsewhere(source, target, None, _MS_BIND):
+        yield
+
+
+@contextmanager
+def tmpfs_elsewhere(target: Path) -> Iterator[None]:
+    """A tmpfs on `target` that only a child in a mount namespace of its own sees."""
+    with _mounted_elsewhere(Path("tmpfs"), target, b"tmpfs", 0):
+        yield
+
+
+@contextmanager
+def _mounted_elsewhere(source: Path, target: Path, fs_type: bytes | None, flags: int) -> Iterator[None]:
     libc = ctypes.CDLL(None, use_errno=True)
     ready_read, ready_write = os.pipe()
     end_read, end_write = os.pipe()
@@ -25,8 +38,8 @@ def bind_elsewhere(source: Path, target: Path) -> Iterator[None]:
             os.close(end_write)
             failed = libc.unshare(_CLONE_NEWNS)
             failed = failed or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None)
-            bind = ctypes.c_ulong(_MS_BIND)
-            failed = failed or libc.mount(os.fsencode(source), os.fsencode(target), None, bind, None)
+            how = os.fsencode(source), os.fsencode(target), fs_type, ctypes.c_ulong(flags), None
+            failed = failed or libc.mount(*how)
             os.write(ready_write, b"x" if failed else b"y")
             os.read(end_read, 1)
         finally:
