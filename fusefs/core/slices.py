@@ -19,6 +19,8 @@ MIN_DEPTH = 4
 MAX_PASSES = 16
 MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
+_AHEAD = 4 * _MAX_NAMES
+"""Names that are left when the next are listed: they last as long as a listing."""
 
 
 def raw(name: str) -> bytes:
@@ -38,6 +40,7 @@ class Work:
     n_failed       how many there are; over MAX_FAILED_NAMES not all are in `failed`
     n_passes       complete listings so far
     is_productive  something was removed since the last listing began
+    taken          entries that other slices are at, or will be: a listing ahead passes over them too
     cut_bytes      a file that is unlinked already: what is left to cut off; None for a directory
     """
 
@@ -49,6 +52,7 @@ class Work:
     n_failed: int = 0
     n_passes: int = 0
     is_productive: bool = False
+    taken: frozenset[str] = frozenset()
     cut_bytes: int | None = None
 
     def fail(self, name: str) -> None:
@@ -131,7 +135,7 @@ class Outcome(NamedTuple):
 class _Node:
     """A directory that is begun: its work that nobody has, and how much of it is under way."""
 
-    __slots__ = ("fd", "is_hoisted", "n_children", "n_running", "name", "parent", "path", "work")
+    __slots__ = ("fd", "is_hoisted", "n_children", "n_cut", "name", "parent", "path", "running", "work")
 
     def __init__(self, parent: int | None, name: str, fd: int, path: bytes, work: Work, *, is_hoisted: bool) -> None:
         self.parent = parent
@@ -140,8 +144,16 @@ class _Node:
         self.path = path
         self.work = work
         self.is_hoisted = is_hoisted
-        self.n_running = 0
+        self.running: list[Slice] = []
         self.n_children = 0
+        self.n_cut = 0
+
+    def goes_ahead(self) -> bool:
+        """Whether its next names should be listed while others are still unlinked, so that no worker has to wait."""
+        work = self.work
+        if work.is_listed or work.subdirs or work.emptied or self.n_children or not 0 < len(work.names) <= _AHEAD:
+            return False
+        return bool(self.running) and all(one.work.names and not one.work.subdirs for one in self.running)
 
 
 class Plan:
@@ -182,9 +194,10 @@ class Plan:
         if key is None:
             return None
         node = self._nodes[key]
-        node.n_running += 1
         depth = max((MAX_FDS - len(self._nodes)) // self._n_workers, MIN_DEPTH)
-        return Slice(key, node.fd, node.path, self._cut(node.work), depth, node.is_hoisted)
+        found = Slice(key, node.fd, node.path, self._cut(node), depth, node.is_hoisted)
+        node.running.append(found)
+        return found
 
     def _find(self) -> int | None:
         return next((key for key in reversed(self._nodes) if self._can_run(self._nodes[key])), None)
@@ -194,28 +207,34 @@ class Plan:
         if work.subdirs or work.emptied or (work.names and self._splits_names):
             return True
         # A listing would find again what others are at.
-        return not node.n_running and (bool(work.names) or (not node.n_children and work.has_rest()))
+        return not node.running and (bool(work.names) or (not node.n_children and work.has_rest()))
 
-    def _cut(self, work: Work) -> Work:
+    def _cut(self, node: _Node) -> Work:
         """A share of a directory's work, taken from it."""
+        work = node.work
         if work.emptied:
             share = Work(emptied=work.emptied)
             work.emptied = []
             return share
-        if work.names:
-            share = Work(work.names[-_MAX_NAMES:])
-            del work.names[-_MAX_NAMES:]
+        if work.names and not (self._splits_names and node.goes_ahead()):
+            # From both ends in turn: two workers are then far from each other, in the directory and on the disk.
+            node.n_cut += 1
+            part = slice(-_MAX_NAMES, None) if node.n_cut % 2 else slice(_MAX_NAMES)
+            share = Work(work.names[part])
+            del work.names[part]
             return share
         if work.subdirs:
             n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)
             share = Work(subdirs=work.subdirs[-n:])
             del work.subdirs[-n:]
             return share
+        taken = frozenset(name for names in (work.names, *(one.work.names for one in node.running)) for name in names)
         share = Work(
             is_listed=work.is_listed,
             failed=work.failed,
             n_failed=work.n_failed,
             n_passes=work.n_passes,
+            taken=taken,
             cut_bytes=work.cut_bytes,
         )
         work.is_listed, work.failed, work.n_failed, work.cut_bytes = True, set(), 0, None
@@ -229,7 +248,7 @@ class Plan:
         self._failures += outcome.failures[: MAX_FAILURES - len(self._failures)]
         self._n_failed += outcome.n_failed
         node = self._nodes[done.key]
-        node.n_running -= 1
+        node.running.remove(done)
         node.work.put_back(outcome.rest)
         key, path = done.key, done.path
         for left in outcome.left:
@@ -241,7 +260,7 @@ class Plan:
     def lost(self, lost: Slice) -> None:
         """A slice ended with its worker, nobody knows how far: all of it is to be done again."""
         node = self._nodes[lost.key]
-        node.n_running -= 1
+        node.running.remove(lost)
         node.work.put_back(lost.work)
 
     def _finish(self, key: int) -> list[int]:
@@ -249,7 +268,7 @@ class Plan:
         fds: list[int] = []
         while True:
             node = self._nodes[key]
-            if node.n_running or node.n_children or node.work.has_rest():
+            if node.running or node.n_children or node.work.has_rest():
                 return fds
             node.work.look_again()
             if node.parent is None or node.work.has_rest():

@@ -248,7 +248,7 @@ class _Run:
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
         try:
             with self._kernel.scan(frame.fd) as entries:
-                found = read_window(islice(entries, n_passed, None), work.failed, self._strategy)
+                found = read_window(islice(entries, n_passed, None), work.failed | work.taken, self._strategy)
         except OSError as error:
             work.is_listed = True
             self._fail(frame, "", error.errno or errno.EIO, "getdents")
@@ -310,8 +310,9 @@ class _Run:
         except FileNotFoundError:
             with suppress(OSError), self._open(frame, name) as fd:
                 self._kernel.chmod(fd, stat.S_IRWXU)
-            self._made_hoisted |= self._rename_up(frame, name, self._container, HOISTED)
-            return self._made_hoisted
+            went = self._rename_up(frame, name, self._container, HOISTED)
+            self._made_hoisted |= went
+            return went
         except OSError:
             return False
         if self._slice.is_hoisted:

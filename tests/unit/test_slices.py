@@ -69,7 +69,7 @@ class Model:
                 frames.append((one, inner, Work(is_listed=False)))
             elif not work.is_listed:
                 work.is_productive = False
-                new = [n for n in here if n not in work.failed]
+                new = [n for n in here if n not in work.failed and n not in work.taken]
                 work.names += new[: self.window]
                 work.is_listed = len(new) <= self.window
                 work.n_passes += work.is_listed
@@ -177,6 +177,18 @@ def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
     again = plan.next()
     assert again is not None
     assert not again.work.is_listed
+
+
+def test_directory_is_listed_ahead_past_what_others_are_at() -> None:
+    plan = Plan(2, splits_names=True)
+    plan.add(ROOT_FD, b"", Work(names=[str(n) for n in range(5000)], is_listed=False))
+    first, ahead, rest = plan.next(), plan.next(), plan.next()
+    assert first is not None
+    assert ahead is not None
+    assert rest is not None
+    assert (ahead.work.names, ahead.work.is_listed) == ([], False)
+    assert ahead.work.taken == {str(n) for n in range(5000)}
+    assert sorted(first.work.names + rest.work.names, key=int) == [str(n) for n in range(5000)]
 
 
 def test_lost_slice_is_done_again() -> None:
