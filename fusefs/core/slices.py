@@ -19,8 +19,6 @@ MIN_DEPTH = 4
 MAX_PASSES = 16
 MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
-_AHEAD = 4 * _MAX_NAMES
-"""Names that are left when the next are listed: they last as long as a listing."""
 
 
 def raw(name: str) -> bytes:
@@ -28,11 +26,23 @@ def raw(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
+def pack(names: list[str]) -> list[bytes]:
+    """Names in bundles of a slice's size, in the same order."""
+    parts = (names[at : at + _MAX_NAMES] for at in range(0, len(names), _MAX_NAMES))
+    return [raw("/".join(part)) for part in parts]
+
+
+def unpack(bundle: bytes) -> list[str]:
+    """The names of a bundle."""
+    return bundle.decode("utf-8", "surrogateescape").split("/")
+
+
 @dataclass(slots=True)
 class Work:
     """What is to be done in one directory, or with one large file.
 
     names          entries to unlink; one that turns out to be a directory becomes a subdirectory
+    bundles        more names, packed: as a list those of a large directory take ten times the memory
     subdirs        directories to remove with all that they hold
     emptied        directories in which nothing was left, and how often each was listed: to be removed
     is_listed      nothing but these is known to be left; otherwise the directory is to be listed (again)
@@ -40,11 +50,11 @@ class Work:
     n_failed       how many there are; over MAX_FAILED_NAMES not all are in `failed`
     n_passes       complete listings so far
     is_productive  something was removed since the last listing began
-    taken          entries that other slices are at, or will be: a listing ahead passes over them too
     cut_bytes      a file that is unlinked already: what is left to cut off; None for a directory
     """
 
     names: list[str] = field(default_factory=list)
+    bundles: list[bytes] = field(default_factory=list)
     subdirs: list[str] = field(default_factory=list)
     emptied: list[tuple[str, int]] = field(default_factory=list)
     is_listed: bool = True
@@ -52,7 +62,6 @@ class Work:
     n_failed: int = 0
     n_passes: int = 0
     is_productive: bool = False
-    taken: frozenset[str] = frozenset()
     cut_bytes: int | None = None
 
     def fail(self, name: str) -> None:
@@ -63,7 +72,7 @@ class Work:
 
     def has_rest(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.names or self.subdirs or self.emptied or self.cut_bytes) or not self.is_listed
+        return bool(self.names or self.bundles or self.subdirs or self.emptied or self.cut_bytes) or not self.is_listed
 
     def look_again(self) -> None:
         """When all is done: list once more where something failed and something was removed.
@@ -76,6 +85,7 @@ class Work:
     def put_back(self, rest: Work) -> None:
         """Take over what a slice has left of its part of this work."""
         self.names += rest.names
+        self.bundles += rest.bundles
         self.subdirs += rest.subdirs
         self.emptied += rest.emptied
         self.is_listed &= rest.is_listed
@@ -135,7 +145,7 @@ class Outcome(NamedTuple):
 class _Node:
     """A directory that is begun: its work that nobody has, and how much of it is under way."""
 
-    __slots__ = ("fd", "is_hoisted", "n_children", "n_cut", "name", "parent", "path", "running", "work")
+    __slots__ = ("fd", "is_hoisted", "n_children", "n_running", "name", "parent", "path", "work")
 
     def __init__(self, parent: int | None, name: str, fd: int, path: bytes, work: Work, *, is_hoisted: bool) -> None:
         self.parent = parent
@@ -144,16 +154,8 @@ class _Node:
         self.path = path
         self.work = work
         self.is_hoisted = is_hoisted
-        self.running: list[Slice] = []
+        self.n_running = 0
         self.n_children = 0
-        self.n_cut = 0
-
-    def goes_ahead(self) -> bool:
-        """Whether its next names should be listed while others are still unlinked, so that no worker has to wait."""
-        work = self.work
-        if work.is_listed or work.subdirs or work.emptied or self.n_children or not 0 < len(work.names) <= _AHEAD:
-            return False
-        return bool(self.running) and all(one.work.names and not one.work.subdirs for one in self.running)
 
 
 class Plan:
@@ -194,47 +196,43 @@ class Plan:
         if key is None:
             return None
         node = self._nodes[key]
+        node.n_running += 1
         depth = max((MAX_FDS - len(self._nodes)) // self._n_workers, MIN_DEPTH)
-        found = Slice(key, node.fd, node.path, self._cut(node), depth, node.is_hoisted)
-        node.running.append(found)
-        return found
+        return Slice(key, node.fd, node.path, self._cut(node.work), depth, node.is_hoisted)
 
     def _find(self) -> int | None:
         return next((key for key in reversed(self._nodes) if self._can_run(self._nodes[key])), None)
 
     def _can_run(self, node: _Node) -> bool:
         work = node.work
-        if work.subdirs or work.emptied or (work.names and self._splits_names):
+        names = bool(work.names or work.bundles)
+        if work.subdirs or work.emptied or (names and self._splits_names):
             return True
         # A listing would find again what others are at.
-        return not node.running and (bool(work.names) or (not node.n_children and work.has_rest()))
+        return not node.n_running and (names or (not node.n_children and work.has_rest()))
 
-    def _cut(self, node: _Node) -> Work:
+    def _cut(self, work: Work) -> Work:
         """A share of a directory's work, taken from it."""
-        work = node.work
         if work.emptied:
             share = Work(emptied=work.emptied)
             work.emptied = []
             return share
-        if work.names and not (self._splits_names and node.goes_ahead()):
-            # From both ends in turn: two workers are then far from each other, in the directory and on the disk.
-            node.n_cut += 1
-            part = slice(-_MAX_NAMES, None) if node.n_cut % 2 else slice(_MAX_NAMES)
-            share = Work(work.names[part])
-            del work.names[part]
+        if work.names:
+            share = Work(work.names[-_MAX_NAMES:])
+            del work.names[-_MAX_NAMES:]
             return share
+        if work.bundles:
+            return Work(bundles=[work.bundles.pop()])
         if work.subdirs:
             n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)
             share = Work(subdirs=work.subdirs[-n:])
             del work.subdirs[-n:]
             return share
-        taken = frozenset(name for names in (work.names, *(one.work.names for one in node.running)) for name in names)
         share = Work(
             is_listed=work.is_listed,
             failed=work.failed,
             n_failed=work.n_failed,
             n_passes=work.n_passes,
-            taken=taken,
             cut_bytes=work.cut_bytes,
         )
         work.is_listed, work.failed, work.n_failed, work.cut_bytes = True, set(), 0, None
@@ -248,7 +246,7 @@ class Plan:
         self._failures += outcome.failures[: MAX_FAILURES - len(self._failures)]
         self._n_failed += outcome.n_failed
         node = self._nodes[done.key]
-        node.running.remove(done)
+        node.n_running -= 1
         node.work.put_back(outcome.rest)
         key, path = done.key, done.path
         for left in outcome.left:
@@ -260,7 +258,7 @@ class Plan:
     def lost(self, lost: Slice) -> None:
         """A slice ended with its worker, nobody knows how far: all of it is to be done again."""
         node = self._nodes[lost.key]
-        node.running.remove(lost)
+        node.n_running -= 1
         node.work.put_back(lost.work)
 
     def _finish(self, key: int) -> list[int]:
@@ -268,7 +266,7 @@ class Plan:
         fds: list[int] = []
         while True:
             node = self._nodes[key]
-            if node.running or node.n_children or node.work.has_rest():
+            if node.n_running or node.n_children or node.work.has_rest():
                 return fds
             node.work.look_again()
             if node.parent is None or node.work.has_rest():

@@ -17,7 +17,7 @@ from itertools import islice
 from fusefs.core.budget import Budget
 from fusefs.core.names import join
 from fusefs.core.report import MAX_FAILURES, Failure
-from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, raw
+from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper import force
@@ -112,6 +112,8 @@ class _Run:
             names = work.names[: -_AT_ONCE - 1 : -1]
             del work.names[-_AT_ONCE:]
             self._unlink(frame, names)
+        elif work.bundles:
+            work.names = unpack(work.bundles.pop())
         elif work.subdirs:
             self._enter(frame, work.subdirs.pop())
         elif not work.is_listed:
@@ -248,12 +250,12 @@ class _Run:
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
         try:
             with self._kernel.scan(frame.fd) as entries:
-                found = read_window(islice(entries, n_passed, None), work.failed | work.taken, self._strategy)
+                found = read_window(islice(entries, n_passed, None), work.failed, self._strategy)
         except OSError as error:
             work.is_listed = True
             self._fail(frame, "", error.errno or errno.EIO, "getdents")
             return
-        work.names += found.names
+        work.bundles += pack(found.names)
         work.subdirs += found.subdirs
         work.n_passes += found.is_all
         work.is_listed = found.is_all

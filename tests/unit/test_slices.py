@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.report import Failure
-from fusefs.core.slices import MAX_FAILED_NAMES, Left, Outcome, Plan, Slice, Work
+from fusefs.core.slices import MAX_FAILED_NAMES, Left, Outcome, Plan, Slice, Work, pack, unpack
 
 STUCK = "stuck"
 """A name that the model's kernel refuses to unlink."""
@@ -62,6 +62,8 @@ class Model:
                     self.unlinked.append((*path, one))
                     removed += 1
                     work.is_productive = True
+            elif work.bundles:
+                work.names = unpack(work.bundles.pop())
             elif work.subdirs:
                 one = work.subdirs.pop()
                 inner = next(self.fds)
@@ -69,8 +71,8 @@ class Model:
                 frames.append((one, inner, Work(is_listed=False)))
             elif not work.is_listed:
                 work.is_productive = False
-                new = [n for n in here if n not in work.failed and n not in work.taken]
-                work.names += new[: self.window]
+                new = [n for n in here if n not in work.failed]
+                work.bundles += pack(new[: self.window])
                 work.is_listed = len(new) <= self.window
                 work.n_passes += work.is_listed
             else:
@@ -179,16 +181,10 @@ def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
     assert not again.work.is_listed
 
 
-def test_directory_is_listed_ahead_past_what_others_are_at() -> None:
-    plan = Plan(2, splits_names=True)
-    plan.add(ROOT_FD, b"", Work(names=[str(n) for n in range(5000)], is_listed=False))
-    first, ahead, rest = plan.next(), plan.next(), plan.next()
-    assert first is not None
-    assert ahead is not None
-    assert rest is not None
-    assert (ahead.work.names, ahead.work.is_listed) == ([], False)
-    assert ahead.work.taken == {str(n) for n in range(5000)}
-    assert sorted(first.work.names + rest.work.names, key=int) == [str(n) for n in range(5000)]
+@given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda name: b"/" not in name), max_size=30))
+def test_names_of_any_kind_are_the_same_when_unpacked(names: list[bytes]) -> None:
+    told = [name.decode("utf-8", "surrogateescape") for name in names]
+    assert [name for bundle in pack(told) for name in unpack(bundle)] == told
 
 
 def test_lost_slice_is_done_again() -> None:
