@@ -16,8 +16,8 @@ _NETWORK = frozenset(
 """FUSE, NFS, CIFS, SMB2, SMB, CephFS, Lustre, BeeGFS, 9p"""
 _MANY_THREADS = 16
 _MOST_PROCESSES = 8
-_WINDOW, _SORTED_WINDOW = 16_384, 131_072
-_ROOM, _ROOM_CHARS = 1 << 19, 1 << 22
+_WINDOW, _SORTED_WINDOW = 16_384, 262_144
+_ROOM, _ROOM_CHARS = 1 << 20, 1 << 22
 """What two workers may list at a time, times four: more of them need memory themselves, and have smaller windows."""
 
 
