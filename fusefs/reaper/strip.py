@@ -83,9 +83,13 @@ class _Run:
         self._made_hoisted = False
 
     def run(self) -> Outcome:
-        while not self._step():
-            if time.monotonic() >= self._ends_at or (self._large is not None and self._large.is_spent(self._removed)):
-                break
+        try:
+            while not self._step() and not self._is_over():
+                pass
+        except BaseException:
+            for frame in self._frames[1:]:
+                frame.fd.close()
+            raise
         bottom, *above = self._frames
         return Outcome(
             self._removed,
@@ -97,6 +101,11 @@ class _Run:
             tuple(self._hoisted),
             self._made_hoisted,
         )
+
+    def _is_over(self) -> bool:
+        """Whether the slice has done what it may."""
+        is_spent = self._large is not None and self._large.is_spent(self._removed)
+        return is_spent or time.monotonic() >= self._ends_at
 
     def _step(self) -> bool:
         """Do the next thing; whether the slice is done."""
