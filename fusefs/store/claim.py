@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import ExitStack
 from enum import Enum
 
@@ -15,7 +16,7 @@ from fusefs.core.wire import decode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import Held, move
-from fusefs.store.layout import RECORD, UserFolder, is_regular
+from fusefs.store.layout import RECORD, UserFolder
 
 
 class Lost(Enum):
@@ -28,8 +29,8 @@ class Lost(Enum):
 def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     """The record's fd, not locked yet.
 
-    Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user with one name:
-            he may have put a FIFO, a link to somebody's file, or a gigabyte there
+    Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user with no other
+            name: he may have put a FIFO, a link to somebody's file, or a gigabyte there
     """
     try:
         fd = kernel.open_beneath(container_fd, RECORD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -41,7 +42,8 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
         raise
     try:
         st = kernel.fstat(fd)
-        if not is_regular(kernel, fd) or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
+        # No name at all is nobody's trick: it was replaced or removed meanwhile, which whoever locks it will see.
+        if not stat.S_ISREG(st.st_mode) or st.st_nlink > 1 or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
             raise BadRecord(f"not an ordinary small file of uid {uid}")
     except BaseException:
         fd.close()
@@ -74,7 +76,12 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> Held | Los
             fd = owned.enter_context(kernel.open_dir(state_fd, name))
         except (FileNotFoundError, NotADirectoryError):
             return Lost.GONE
-        record_fd = owned.enter_context(open_record(kernel, fd, folder.uid))
+        try:
+            record_fd = owned.enter_context(open_record(kernel, fd, folder.uid))
+        except FileNotFoundError:
+            if kernel.is_named(fd, state_fd, name):
+                raise
+            return Lost.GONE  # somebody took it away, and has ended it
         if not kernel.lock(record_fd):
             return Lost.BUSY
         # Whoever held the lock before us may have moved the container, or replaced its record.

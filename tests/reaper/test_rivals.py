@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -12,9 +13,10 @@ import pytest
 
 from fusefs.core.errors import Busy, NotFound
 from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
 from tests.support.bulk import bulky_tree, fill
 from tests.support.reapers import DONE, LOST, Reaping, start_and_stop, start_reap, state_of
-from tests.support.store import reap_now, recover_all, restore, swap
+from tests.support.store import ActingAt, reap_now, recover_all, restore, swap
 from tests.support.tree import make_tree, snapshot
 
 pytestmark = pytest.mark.needs("root")
@@ -124,3 +126,33 @@ def test_of_a_reap_and_a_restore_begun_at_once_one_wins_and_the_tree_is_whole_or
             job.rename(volume / f"restored-{n}")
         assert state_of(volume, identifier) is None
     assert n_restored < 30
+
+
+def test_a_reap_between_any_two_calls_of_a_restore_has_all_of_the_tree_or_nothing(volume: Path) -> None:
+    job = volume / "job"
+    outcomes: set[bool] = set()
+    reaped = False
+
+    def reap_it() -> None:
+        nonlocal reaped
+        try:
+            reaped = reap_now(volume, identifier).lost is None
+        except NotFound:
+            reaped = False
+
+    for n in count():
+        identifier = swap(make_tree(job, {"a": "1", "sub": {"b": "2"}})).id
+        reaped = False
+        gate = ActingAt(n, reap_it)
+        try:
+            restore(volume, identifier, Kernel(gate))
+        except (Busy, NotFound):
+            assert (reaped, os.listdir(job)) == (True, []), f"before call {n}"
+        else:
+            assert (reaped, sorted(os.listdir(job))) == (False, ["a", "sub"]), f"before call {n}"
+        assert state_of(volume, identifier) is None
+        if gate.left >= 0:
+            break
+        outcomes.add(reaped)
+        job.rename(volume / f"job-{n}")
+    assert outcomes == {True, False}
