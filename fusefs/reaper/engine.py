@@ -15,6 +15,7 @@ from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.crew import Crew, WorkerLost, crew_of
+from fusefs.reaper.groups import Groups
 from fusefs.reaper.strategy import Strategy, choose
 from fusefs.reaper.strip import Stripper
 from fusefs.store.layout import HOISTED, TREE
@@ -68,7 +69,8 @@ class _Removal:
         self._strategy = strategy
         self._wishes = wishes
         self._owned = owned
-        self._stripper = Stripper(kernel, container, strategy, by_force=wishes.by_force)
+        groups = owned.enter_context(Groups(kernel, strategy.group_shift))
+        self._stripper = Stripper(kernel, container, strategy, groups, by_force=wishes.by_force)
         self._plan = Plan(strategy.n_workers, splits_names=strategy.splits)
         self._pace = _Pace(wishes.limits)
         self._hoisted: int | None = None

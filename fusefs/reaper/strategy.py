@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
+from fusefs.reaper.groups import group_shift
 
-_EXT, _XFS, _BTRFS, _TMPFS, _F2FS = 0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010
+_EXT, _XFS, _BTRFS = 0xEF53, 0x58465342, 0x9123683E
 _NETWORK = frozenset(
     {FUSE_MAGIC, 0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x0BD00BD0, 0x19830326, 0x01021997}
 )
@@ -38,6 +39,8 @@ class Strategy(NamedTuple):
     splits       two workers in one flat directory are faster than one: what the directory's lock does not cover
                  is a large part of the work
     tells_types  listings tell types; where not, what unlink calls a directory is one
+    group_shift  two workers in one allocation group stand in each other's way; how many low bits of an inode's
+                 number are its place in its group
     """
 
     n_workers: int
@@ -47,6 +50,7 @@ class Strategy(NamedTuple):
     by_inode: bool
     splits: bool
     tells_types: bool
+    group_shift: int | None
 
 
 def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strategy:
@@ -72,4 +76,5 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
         by_inode=by_inode,
         splits=by_inode or magic in _NETWORK,
         tells_types=tells_types,
+        group_shift=group_shift(kernel, container) if magic == _XFS and most > 1 else None,
     )

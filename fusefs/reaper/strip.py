@@ -21,6 +21,7 @@ from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slic
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper import force
+from fusefs.reaper.groups import Groups
 from fusefs.reaper.large import LargeFiles
 from fusefs.reaper.strategy import Strategy
 from fusefs.reaper.window import read_window
@@ -39,9 +40,16 @@ _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 class Stripper:
     """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them."""
 
-    def __init__(self, kernel: Kernel, container: Fd, strategy: Strategy, *, by_force: bool = False) -> None:
-        """by_force: immutable and append-only flags are taken off where they forbid something."""
+    def __init__(
+        self, kernel: Kernel, container: Fd, strategy: Strategy, groups: Groups, *, by_force: bool = False
+    ) -> None:
+        """Be ready for slices.
+
+        groups    the filesystem's allocation groups, where workers had better not meet in one
+        by_force  immutable and append-only flags are taken off where they forbid something
+        """
         self.by_force = by_force
+        self.groups = groups
         self.kernel = kernel
         self.container = container
         self.strategy = strategy
@@ -72,6 +80,7 @@ class _Run:
         self._container = stripper.container
         self._strategy = stripper.strategy
         self._by_force = stripper.by_force
+        self._groups = stripper.groups
         self._slice = work
         self._large = LargeFiles(stripper.kernel, budget) if budget.is_paced() else None
         self._frames = [_Frame("", Fd(work.fd), work.path, work.work)]
@@ -120,7 +129,8 @@ class _Run:
             # From the end, where taking away costs nothing; the listing put the first ones there.
             names = work.names[: -_AT_ONCE - 1 : -1]
             del work.names[-_AT_ONCE:]
-            self._unlink(frame, names)
+            with self._groups.alone_in(frame.fd):
+                self._unlink(frame, names)
         elif work.bundles:
             work.names = unpack(work.bundles.pop())
         elif work.subdirs:
@@ -215,6 +225,10 @@ class _Run:
             elif error.errno not in _DENIED or not self._rmdir_unseen(frame, name):
                 self._fail(frame, name, error.errno or errno.EIO, "open")
             return
+        if frame.work.subdirs and self._groups.is_crowded(fd):
+            frame.work.subdirs.insert(0, name)
+            fd.close()
+            return
         self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), Work(is_listed=False, n_passes=n_passes)))
 
     def _rmdir_unseen(self, frame: _Frame, name: str) -> bool:
@@ -273,8 +287,9 @@ class _Run:
         """Nothing is left to do in a directory: rmdir it, unless something in it failed. A file is gone already."""
         if frame.work.cut_bytes is None:
             parent = self._frames[-2]
-            if not frame.work.n_failed and not self._rmdir(parent, frame):
-                return
+            with self._groups.alone_in(frame.fd):
+                if not frame.work.n_failed and not self._rmdir(parent, frame):
+                    return
             if frame.work.n_failed:
                 parent.work.fail(frame.name)
         frame.fd.close()

@@ -22,6 +22,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.crew import crew_of
 from fusefs.reaper.engine import Wishes, remove_contents
+from fusefs.reaper.groups import Groups
 from fusefs.reaper.reap import reap
 from fusefs.reaper.strategy import Workers, choose
 from fusefs.reaper.strip import Stripper
@@ -103,7 +104,7 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
         for number in range(20):
             fill(path / "tree" / str(number) / "deep", 100)
         strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
-        with crew_of(3, workers, Stripper(Kernel(), fd, strategy)) as crew:
+        with crew_of(3, workers, Stripper(Kernel(), fd, strategy, Groups(Kernel(), None))) as crew:
             report = drive(crew.submit, fd)
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
 
@@ -383,7 +384,7 @@ def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
 
     with container(volume) as (path, fd):
         fill(path / "tree", 1000)
-        stripper = Stripper(Kernel(), fd, choose(Kernel(), fd))
+        stripper = Stripper(Kernel(), fd, choose(Kernel(), fd), Groups(Kernel(), None))
         outcome = stripper.run(Slice(0, fd, b"", Work(names=["tree"]), 10, False), Budget(seconds=0.0))
         assert outcome.removed == 0
         assert outcome.rest.subdirs == ["tree"]
