@@ -19,13 +19,14 @@ _NOT_COPIED_PREFIX = "trusted.overlay."
 
 _GETFLAGS, _SETFLAGS = 0x80086601, 0x40086602
 _GETXATTR, _SETXATTR = 0x801C581F, 0x401C5820
-_IMMUTABLE, _APPEND = 0x10, 0x20
+_FREEZING = 0x10 | 0x20  # immutable append
 _SETTABLE = (
     0x01 | 0x02 | 0x04 | 0x08 | 0x40 | 0x80  # secrm unrm compr sync nodump noatime
     | 0x400 | 0x4000 | 0x8000 | 0x10000 | 0x20000  # nocomp journal_data notail dirsync topdir
     | 0x800000 | 0x02000000 | 0x20000000 | 0x40000000  # nocow dax projinherit casefold
 )  # fmt: skip
 _XFLAGS_FIXED = 0x80000000 | 0x01 | 0x02 | 0x08 | 0x10  # hasattr, realtime, preallocated, immutable, append
+_FLAGS = struct.Struct("=I4x")  # the kernel takes an int where its number says long
 _FSXATTR = struct.Struct("=IIIII8x")
 _NOT_TO_BE_HAD = frozenset(
     {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.ENODATA}
@@ -148,19 +149,27 @@ def _xattrs(kernel: Kernel, fd: int) -> dict[str, bytes]:
 
 
 def _flags(kernel: Kernel, fd: int) -> int | None:
-    buffer = bytearray(8)
+    flags = _all_flags(kernel, fd)
+    return None if flags is None else flags & _SETTABLE
+
+
+def _all_flags(kernel: Kernel, fd: int) -> int | None:
+    buffer = bytearray(_FLAGS.size)
     if not _asked(kernel, fd, _GETFLAGS, buffer):
         return None
-    flags: int = struct.unpack_from("=I", buffer)[0]
-    return flags & _SETTABLE
+    flags: int = _FLAGS.unpack(buffer)[0]
+    return flags
 
 
 def _set_flags(kernel: Kernel, fd: int, flags: int) -> None:
-    buffer = bytearray(8)
+    buffer = bytearray(_FLAGS.size)
     kernel.ioctl(fd, _GETFLAGS, buffer)
-    here: int = struct.unpack_from("=I", buffer)[0]
-    struct.pack_into("=I", buffer, 0, here & ~_SETTABLE | flags)
-    kernel.ioctl(fd, _SETFLAGS, buffer)
+    here: int = _FLAGS.unpack(buffer)[0]
+    _put_flags(kernel, fd, here & ~_SETTABLE | flags)
+
+
+def _put_flags(kernel: Kernel, fd: int, flags: int) -> None:
+    kernel.ioctl(fd, _SETFLAGS, bytearray(_FLAGS.pack(flags)))
 
 
 def _extended(kernel: Kernel, fd: int) -> Extended | None:
@@ -192,10 +201,22 @@ def _asked(kernel: Kernel, fd: int, request: int, buffer: bytearray) -> bool:
 
 def is_frozen(fd: int) -> bool:
     """Whether what an fd of any kind holds is immutable or append-only, as far as that can be seen."""
-    buffer = bytearray(8)
+    buffer = bytearray(_FLAGS.size)
     try:
         with Fd(os.open(f"/proc/self/fd/{int(fd)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as readable:
             libc.ioctl(readable, _GETFLAGS, buffer)
     except OSError:
         return False
-    return bool(buffer[0] & (_IMMUTABLE | _APPEND))
+    return bool(buffer[0] & _FREEZING)
+
+
+def thaw(kernel: Kernel, fd: int) -> bool:
+    """Take immutable and append-only off a file or directory that is open for reading; whether it had either.
+
+    Raises  OSError: EPERM without CAP_LINUX_IMMUTABLE
+    """
+    flags = _all_flags(kernel, fd) or 0
+    if not flags & _FREEZING:
+        return False
+    _put_flags(kernel, fd, flags & ~_FREEZING)
+    return True

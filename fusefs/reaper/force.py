@@ -7,9 +7,9 @@ import stat
 from contextlib import suppress
 
 from fusefs.core.slices import raw
-from fusefs.linux import inode_flags
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.likeness import thaw
 
 _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
 
@@ -19,13 +19,13 @@ def unlink(kernel: Kernel, dir_fd: Fd, name: str) -> None:
 
     Raises  OSError: EPERM for a file with other names too: they would lose its flags with this one
     """
-    inode_flags.take_off(kernel, dir_fd)
+    thaw(kernel, dir_fd)
     with kernel.open_beneath(dir_fd, raw(name), _LOOKED_AT) as seen:
         st = kernel.fstat(seen)
         # Only these have flags; to open a device or a FIFO would act on it.
         if stat.S_ISREG(st.st_mode) and st.st_nlink == 1:
             with kernel.reopen(seen, os.O_RDONLY | os.O_NONBLOCK) as fd:
-                inode_flags.take_off(kernel, fd)
+                thaw(kernel, fd)
     kernel.unlink(dir_fd, raw(name))
 
 
@@ -34,5 +34,5 @@ def free(kernel: Kernel, *directories: Fd) -> bool:
     found = False
     for fd in directories:
         with suppress(OSError):
-            found |= inode_flags.take_off(kernel, fd) != 0
+            found |= thaw(kernel, fd)
     return found
