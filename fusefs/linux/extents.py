@@ -6,10 +6,9 @@ import os
 import struct
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, XFS_MAGIC, Kernel
 
-BTRFS_MAGIC = 0x9123683E
-_SHARING = frozenset({BTRFS_MAGIC, 0x58465342, 0xCA451A4E})
+_SHARING = frozenset({BTRFS_MAGIC, XFS_MAGIC, 0xCA451A4E})
 """btrfs, xfs, bcachefs"""
 _FS_IOC_FIEMAP = 0xC020660B
 _HEADER = struct.Struct("=QQIIII")  # start, length, flags, extents told, extents wanted

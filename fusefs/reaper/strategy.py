@@ -7,10 +7,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import FUSE_MAGIC, Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, XFS_MAGIC, Kernel
 from fusefs.reaper.groups import group_shift
 
-_EXT, _XFS, _BTRFS = 0xEF53, 0x58465342, 0x9123683E
 _NETWORK = frozenset(
     {FUSE_MAGIC, 0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x0BD00BD0, 0x19830326, 0x01021997}
 )
@@ -60,12 +59,12 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
     """
     magic = kernel.filesystem(container)
     tells_types = kernel.tells_types(container)
-    by_inode = magic == _EXT
+    by_inode = magic == EXT_MAGIC
     if magic in _NETWORK:
         most, workers = _MANY_THREADS, Workers.THREADS
     else:
         # btrfs serialises on its trees: two workers take as long as one, and twice its time on the processors.
-        most = 1 if magic == _BTRFS else min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+        most = 1 if magic == BTRFS_MAGIC else min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
         workers = Workers.PROCESSES
     most = n_workers or most
     return Strategy(
@@ -76,5 +75,5 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
         by_inode=by_inode,
         splits=by_inode or magic in _NETWORK,
         tells_types=tells_types,
-        group_shift=group_shift(kernel, container) if magic == _XFS and most > 1 else None,
+        group_shift=group_shift(kernel, container) if magic == XFS_MAGIC and most > 1 else None,
     )

@@ -19,9 +19,9 @@ from heapq import nsmallest
 from fusefs.core.names import Name
 from fusefs.core.report import Progress
 from fusefs.core.space import INLINE_MAX_BYTES, Survey, taken_bytes
-from fusefs.linux.extents import BTRFS_MAGIC, may_share, shared_bytes
+from fusefs.linux.extents import may_share, shared_bytes
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.reaper.pebbles import Pebbles
 from fusefs.store.layout import HOISTED, TREE
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fusefs.core.names import Name
+from fusefs.linux.kernel import BTRFS_MAGIC
 from fusefs.store.layout import RESERVE, UserFolder
 from fusefs.store.reserve import FULL
 
@@ -23,7 +24,6 @@ FOR_REAPER = Name(b"ballast-reaper")
 _ALL = (FOR_USER, FOR_REAPER)
 _SIZE_BYTES = 2 << 20
 """Twice what was measured to be enough for a swap (Linux 6.18, 16 KiB nodes)."""
-_BTRFS = 0x9123683E
 
 
 def ensure_ballast(folder: UserFolder) -> None:
@@ -33,7 +33,7 @@ def ensure_ballast(folder: UserFolder) -> None:
     """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
-        if kernel.filesystem(reserve) != _BTRFS:
+        if kernel.filesystem(reserve) != BTRFS_MAGIC:
             return
         for name in set(_ALL) - set(kernel.list(reserve)):
             with suppress(FileExistsError), kernel.create(reserve, name) as fd:
@@ -48,7 +48,7 @@ def has_ballast(folder: UserFolder) -> bool:
     """Whether all of it is there, or none is needed."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
-        return kernel.filesystem(reserve) != _BTRFS or set(kernel.list(reserve)).issuperset(_ALL)
+        return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_ALL)
 
 
 def discard_ballast(folder: UserFolder) -> None:

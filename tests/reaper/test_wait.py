@@ -17,7 +17,7 @@ import pytest
 
 from fusefs.core.names import ContainerId
 from fusefs.core.space import Kind, Survey, Waited, tolerance_bytes
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import XFS_MAGIC, Kernel
 from fusefs.reaper.survey import survey
 from fusefs.reaper.wait import free_bytes, wait_for_space
 from tests.support.orphans import OTHER
@@ -30,7 +30,6 @@ from tests.support.volumes import loop_volume, tmpfs_volume
 pytestmark = pytest.mark.needs("root", "loop")
 
 MIB = 1 << 20
-XFS = 0x58465342
 SIZE = 8 * MIB
 SPEC: Spec = {"held": os.urandom(SIZE), "sub": {f"{i}": os.urandom(20_000) for i in range(200)}}
 FILESYSTEMS = [
@@ -88,7 +87,7 @@ def reap_counted(volume: Path, victim: Path, before_reap: Callable[[Path], objec
 def flush_deferred(volume: Path) -> None:
     """Have xfs free now what it has put off (inodegc): a freeze waits for that."""
     with Kernel().open_path(raw(volume)) as fd:
-        is_xfs = Kernel().filesystem(fd) == XFS
+        is_xfs = Kernel().filesystem(fd) == XFS_MAGIC
     if is_xfs:
         subprocess.run(["fsfreeze", "--freeze", volume], check=True)
         subprocess.run(["fsfreeze", "--unfreeze", volume], check=True)
