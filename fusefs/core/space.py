@@ -7,7 +7,8 @@ from enum import Enum
 from functools import reduce
 from typing import NamedTuple
 
-_BLOCK_BYTES = 512
+STAT_BLOCK_BYTES = 512
+"""What st_blocks counts in, whatever the filesystem's own blocks are."""
 INLINE_MAX_BYTES = 2048
 """btrfs keeps a file up to this size (max_inline) in its metadata, and says of it that it has a block."""
 _LEAST_TOLERANCE_BYTES = 256 << 10
@@ -197,10 +198,10 @@ def _add(one: Survey, other: Survey) -> Survey:
 def taken_bytes(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: int) -> int:
     """The space that a file takes, by its stat.
 
-    n_blocks          of 512 bytes
+    n_blocks          of `STAT_BLOCK_BYTES`
     block_bytes       the filesystem's own
     inline_max_bytes  files up to this size may lie in the metadata; 0 where all have blocks of their own
     """
-    taken = n_blocks * _BLOCK_BYTES
+    taken = n_blocks * STAT_BLOCK_BYTES
     is_inline = 0 < size <= inline_max_bytes and taken <= block_bytes
     return size if is_inline else taken

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from fusefs.core.space import STAT_BLOCK_BYTES
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.processes import processes
 
 _DELETED = b" (deleted)"
-_BLOCK_BYTES = 512
 _LINKS = ("cwd", "root", "exe")
 
 
@@ -68,7 +68,7 @@ def _kept_by(
                 if _device(fd, mounts) == device:
                     st = os.fstat(fd)
                     if st.st_nlink == 0:
-                        found[st.st_dev, st.st_ino] = st.st_blocks * _BLOCK_BYTES, path
+                        found[st.st_dev, st.st_ino] = st.st_blocks * STAT_BLOCK_BYTES, path
     seen = {ino for _dev, ino in found}
     for ino, n_bytes, path in _mapped(pid, device):
         if ino not in seen and is_wanted(path):

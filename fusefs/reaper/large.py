@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from fusefs.core.budget import CUT_BYTES, Budget
 from fusefs.core.slices import raw
+from fusefs.core.space import STAT_BLOCK_BYTES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
-_BLOCK_BYTES = 512
 _FOR_WRITING = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
 _FOR_LOOKING = os.O_PATH | os.O_NOFOLLOW
 
@@ -53,7 +53,7 @@ class LargeFiles:
             return None  # the unlink will say what is wrong
         if stat.S_ISDIR(st.st_mode) or st.st_nlink != 1:
             return None
-        n_bytes = st.st_blocks * _BLOCK_BYTES
+        n_bytes = st.st_blocks * STAT_BLOCK_BYTES
         if stat.S_ISREG(st.st_mode) and n_bytes > CUT_BYTES:
             fd = self._take(dir_fd, name, st)
             if fd is not None:
@@ -100,7 +100,7 @@ class LargeFiles:
                 return 0
             before = self._kernel.fstat(fd).st_blocks
             self._kernel.truncate(fd, left)
-            self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * _BLOCK_BYTES
+            self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * STAT_BLOCK_BYTES
         except OSError:
             return 0  # it has no name any more: what is left of it goes with the fd
         return left
