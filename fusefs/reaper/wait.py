@@ -33,11 +33,6 @@ Tell = Callable[[int, int], None]
 """Called with the bytes that came, and those that are expected."""
 
 
-def free_bytes(kernel: Kernel, fd: int) -> int:
-    """Free space of the volume that an fd (of any kind) is on: ask before the reap, and hand it to `wait_for_space`."""
-    return kernel.free_bytes(fd)
-
-
 def wait_for_space(
     kernel: Kernel,
     fd: int,
@@ -56,7 +51,7 @@ def wait_for_space(
 
     Run it as who typed the command: processes are seen as far as that user may look.
     fd            any directory on the volume
-    before_bytes  `free_bytes` before the reap
+    before_bytes  `Kernel.free_bytes` before the reap
     survey        of the trees before the reap, `core.space.total` of several
     left_bytes    what is left of them in quarantine
     containers    whose files are looked for in processes; any in a store if none is named
@@ -104,7 +99,7 @@ class _Waiting:
     def look(self, course: Course) -> tuple[bool, Course]:
         """The course after a look, and whether free space has grown."""
         now = self._clock()
-        after = look(course, self._expected, free_bytes(self._kernel, self._fd), now)
+        after = look(course, self._expected, self._kernel.free_bytes(self._fd), now)
         return after.grown_bytes > course.grown_bytes, after
 
     def is_missing_some(self, course: Course) -> bool:

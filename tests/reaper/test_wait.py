@@ -19,7 +19,7 @@ from fusefs.core.names import ContainerId
 from fusefs.core.space import Kind, Survey, Waited, tolerance_bytes
 from fusefs.linux.kernel import XFS_MAGIC, Kernel
 from fusefs.reaper.survey import survey
-from fusefs.reaper.wait import free_bytes, wait_for_space
+from fusefs.reaper.wait import wait_for_space
 from tests.support.orphans import OTHER
 from tests.support.silent import silent_fuse
 from tests.support.store import init, raw, reap_now, swap, tree_of
@@ -77,7 +77,7 @@ def reap_counted(volume: Path, victim: Path, before_reap: Callable[[Path], objec
     before_reap(tree_of(swapped))
     os.sync()
     with kernel.open_path(raw(volume)) as fd:
-        before_bytes = free_bytes(kernel, fd)
+        before_bytes = kernel.free_bytes(fd)
     with kernel.open_path(raw(tree_of(swapped).parent), os.O_RDONLY) as fd:
         seen = survey(kernel, fd, with_shared=True)
     reap_now(volume, swapped.id)
