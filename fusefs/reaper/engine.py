@@ -106,10 +106,11 @@ class _Removal:
     def _begin(self) -> tuple[Slice, Budget] | None:
         """A slice that may begin now, and what it may do; None if the pace or the other slices forbid it."""
         budget = self._pace.budget()
-        work = None if budget is None else self._plan.next()
-        if budget is None or work is None:
-            if budget is not None:
-                self._pace.give_back(budget)
+        if budget is None:
+            return None
+        work = self._plan.next()
+        if work is None:
+            self._pace.give_back(budget)
             return None
         return work, budget
 
