@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from fusefs.cli.output import failed, tell_swapped
-from fusefs.core.errors import Incomplete, TrashdError, Unsettled
+from fusefs.cli.output import exit_code, failed, tell_swapped
+from fusefs.core.errors import TrashdError, Unsettled
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
@@ -44,23 +44,18 @@ def plain_swap(arguments: list[str]) -> Batch | None:
 def swap_all(batch: Batch) -> int:
     """Swap or remove one path after the other, going on after failures; the exit code.
 
-    That is the error's own for a single path, Incomplete's for some of many, Unsettled's if a result carries
-    warnings. A signal that stopped what comes after ends it all.
+    A result that carries warnings counts as Unsettled. A signal that stopped what comes after ends it all.
     """
     kernel = Kernel()
-    n_paths, codes = 0, []
+    codes = []
     for path in batch.paths:
-        n_paths += 1
         try:
             swapped = batch.verb(kernel, path, batch.options)
             tell_swapped(swapped, json_lines=batch.json_lines, kept=batch.kept)
             code = batch.after(swapped)
             if code > _SIGNALLED:
                 return code
-            if swapped.warnings or code:
-                codes.append(code or Unsettled.exit_code)
+            codes.append(code or (Unsettled.exit_code if swapped.warnings else 0))
         except TrashdError as error:
             codes.append(failed(error, as_json=batch.json_lines))
-    if not codes:
-        return 0
-    return codes[0] if n_paths == 1 else Incomplete.exit_code
+    return exit_code(codes)

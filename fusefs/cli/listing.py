@@ -49,9 +49,8 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
         click.echo("no orphans", err=True)
         return max(codes, default=0)
     rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+    for line in output.aligned(rows):
+        print(line)
     return max(codes, default=0)
 
 
@@ -63,9 +62,8 @@ def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
     left = _left_s(entry, now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     state = _TOLD.get(entry.state, entry.state.value) + (" (partly reaped)" if entry.partial else "")
-    origin = "(dropped)" if entry.origin is None else printable(entry.origin)
     note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
         return (entry.id, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
     age = format_duration((now_ns - entry.created_ns) // 1_000_000_000)
-    return (entry.id, age, kept, user_name(entry.uid), state, origin + note)
+    return (entry.id, age, kept, user_name(entry.uid), state, output.origin(entry.origin) + note)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from fusefs.core.errors import TrashdError
+from fusefs.core.errors import Incomplete, TrashdError
 from fusefs.core.names import printable
 from fusefs.core.record import Method
 from fusefs.store.swap import Swapped
@@ -27,6 +28,13 @@ def failed(error: TrashdError, *, as_json: bool = False) -> int:
         if error.hint:
             print(f"  hint: {error.hint}", file=sys.stderr)
     return error.exit_code
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """The exit code of many results: a single one's own, Incomplete's if any of several is not 0."""
+    if len(codes) == 1:
+        return codes[0]
+    return Incomplete.exit_code if any(codes) else 0
 
 
 def warn(text: str) -> None:
@@ -50,6 +58,17 @@ def plain(value: Any) -> Any:
 def as_json(value: Any) -> None:
     """Print one JSON object on a line of its own."""
     print(json.dumps(plain(value)))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table: all columns but the last as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows]
+
+
+def origin(path: bytes | None) -> str:
+    """Where a tree came from, for a person."""
+    return "(dropped)" if path is None else printable(path)
 
 
 def restore_command(swapped: Swapped) -> str:

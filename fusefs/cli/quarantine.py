@@ -175,8 +175,7 @@ def delete_command(identifiers: tuple[str, ...], yes: bool, volumes: tuple[bytes
         codes = [_delete(kernel, volumes, entry, stop, as_json=as_json) for entry in chosen if not stop()]
         if stop():
             return stop.exit_code()
-    bad = [code for code in codes if code]
-    return bad[0] if len(codes) == 1 and bad else Incomplete.exit_code if bad else 0
+    return output.exit_code(codes)
 
 
 def _tended(volumes: Sequence[bytes]) -> Kernel:
@@ -203,12 +202,11 @@ def _quarantined(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence
 def _show(found: list[Entry]) -> None:
     now_ns = time.time_ns()
     rows = [("ID", "AGE", "OWNER", "FAILED", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    for row, entry in zip(rows, (None, *found), strict=True):
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+    for line, entry in zip(output.aligned(rows), (None, *found), strict=True):
+        print(line)
         if entry is not None and not entry.problem:
-            for line in _reasons(entry.failures):
-                print(f"  {line}")
+            for reason in _reasons(entry.failures):
+                print(f"  {reason}")
 
 
 def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
@@ -216,15 +214,11 @@ def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
     if entry.problem:
         return (entry.id, "?", owner, "?", f"unreadable: {entry.problem}")
     age = format_duration((now_ns - entry.created_ns) // 1_000_000_000)
-    return (entry.id, age, owner, _count(entry.n_failed), _origin(entry))
+    return (entry.id, age, owner, _count(entry.n_failed), output.origin(entry.origin))
 
 
 def _count(n_failed: int) -> str:
     return f"{n_failed}+" if n_failed >= MAX_FAILURES else str(n_failed)
-
-
-def _origin(entry: Entry) -> str:
-    return "(dropped)" if entry.origin is None else printable(entry.origin)
 
 
 def _reasons(failures: Sequence[Failure]) -> list[str]:
@@ -245,7 +239,7 @@ def _told(failure: Failure) -> str:
 
 def _ask(chosen: Sequence[Entry]) -> None:
     for entry in chosen:
-        click.echo(f"{entry.id}  {user_name(entry.uid)}  {_origin(entry)}", err=True)
+        click.echo(f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}", err=True)
     if not click.confirm("Delete this for good, whoever's files are in it?", err=True):
         raise Refused("nothing was deleted")
 
@@ -285,7 +279,7 @@ def _by_force(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, shows: Sho
     with opened_folder(kernel, volumes, entry) as folder, own_folder(folder.store) as own:
         container: ContainerId = entry.id
         if folder.uid != own.uid:
-            note = f"taken from {user_name(folder.uid)}'s quarantine to be deleted; was {_origin(entry)}"
+            note = f"taken from {user_name(folder.uid)}'s quarantine to be deleted; was {output.origin(entry.origin)}"
             seized = seize(folder, entry.id, own, note[:NOTE_MAX_CHARS])
             if isinstance(seized, Lost):
                 return Reaped(entry.id, seized.value, Report(0, (), 0))

@@ -74,8 +74,7 @@ def reap_all(
         codes += space.wait(stop, as_json=as_json)
         if stop():
             return stop.exit_code()
-    bad = [code for code in codes if code]
-    return bad[0] if len(codes) == 1 and bad else Incomplete.exit_code if bad else 0
+    return output.exit_code(codes)
 
 
 def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, _visible: Visible | None) -> Reaped:
