@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from fusefs.cli import output
 from fusefs.cli.stop import Stop
 from fusefs.core.errors import Incomplete
-from fusefs.core.names import STORE, ContainerId, printable
+from fusefs.core.names import ContainerId, printable
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
 from fusefs.core.space import Kind, Survey, Waited, total
@@ -44,7 +44,7 @@ class Waits:
 
     def __enter__(self) -> Self:
         """Note the free space of each volume."""
-        for base in dict.fromkeys(_base(entry) for entry in self._due):
+        for base in dict.fromkeys(entry.base_path() for entry in self._due):
             fd = self._owned.enter_context(self._kernel.open_path(base))
             self._volumes[base] = _Volume(fd, self._kernel.free_bytes(fd), [], [], [])
         return self
@@ -55,7 +55,7 @@ class Waits:
 
     def reaped(self, entry: Entry, reaped: Reaped) -> None:
         """One of them is reaped: its space is expected."""
-        volume = self._volumes.get(_base(entry))
+        volume = self._volumes.get(entry.base_path())
         if volume is not None and reaped.survey is not None and not reaped.report.stopped:
             volume.containers.append(entry.id)
             volume.surveys.append(reaped.survey)
@@ -80,10 +80,6 @@ class Waits:
                 )
                 codes.append(_tell(base, waited, as_json=as_json))
         return codes
-
-
-def _base(entry: Entry) -> bytes:
-    return entry.path.rpartition(b"/" + STORE + b"/")[0] or b"/"
 
 
 def _draw(came_bytes: int, expected_bytes: int) -> None:

@@ -129,7 +129,7 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: Entry) -> Ite
 
     Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
     """
-    base = entry.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/u/FOLDER/STATE/ID
+    base = entry.base_path()
     for upper in discover(kernel, volumes):
         with upper:
             store = _beneath(upper, base) if is_inside(base, upper.base_path) else None

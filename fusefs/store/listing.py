@@ -39,6 +39,10 @@ class Entry(NamedTuple):
     problem: str
     failures: tuple[Failure, ...] = ()
 
+    def base_path(self) -> bytes:
+        """The directory that holds the store."""
+        return self.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/u/FOLDER/STATE/ID
+
 
 def entries(folder: UserFolder) -> Iterator[Entry]:
     """The containers of one user in all states, oldest first; to be run as that user."""
