@@ -30,8 +30,8 @@ from fusefs.core.errors import (
 )
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, printable
-from fusefs.core.record import NOTE_MAX_CHARS
-from fusefs.core.report import MAX_FAILURES, Failure, Reaped, Report
+from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure
+from fusefs.core.report import Reaped, Report
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import Lost

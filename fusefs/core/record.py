@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, RelPath, VolumeId
-from fusefs.core.report import Failure
 
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
 NOTE_MAX_CHARS = 2000
+MAX_FAILURES = 50
+"""Failures kept by name: a record must stay below 64 KiB, and nobody reads the millionth."""
 
 
 class Method(Enum):
@@ -28,6 +29,19 @@ class Method(Enum):
     REMOVED = "removed"
     DROPPED = "dropped"
     SWEEP = "sweep"
+
+
+class Failure(NamedTuple):
+    """One thing that could not be done.
+
+    name   path of the entry inside the tree
+    errno  what the kernel said
+    call   the call that it said it to
+    """
+
+    name: bytes
+    errno: int
+    call: str
 
 
 class Record(NamedTuple):

@@ -6,30 +6,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fusefs.core.names import ContainerId
+from fusefs.core.record import Failure
 from fusefs.core.space import Survey
 
 Progress = Callable[[int, int], None]
 """Called with the entries removed and the bytes freed since the last call (bytes: as far as they were looked at)."""
 
 
-class Failure(NamedTuple):
-    """One thing that could not be done.
-
-    name   path of the entry inside the tree
-    errno  what the kernel said
-    call   the call that it said it to
-    """
-
-    name: bytes
-    errno: int
-    call: str
-
-
 class Report(NamedTuple):
     """What a removal did.
 
     removed   entries that are gone
-    failures  the first that could not be removed, see `MAX_FAILURES`
+    failures  the first that could not be removed, see `core.record.MAX_FAILURES`
     n_failed  how many there are in all
     n_bytes   freed by what was removed; None if nobody looked (that costs a stat a file)
     stopped   it was asked to stop before it was done
@@ -56,7 +44,3 @@ class Reaped(NamedTuple):
     report: Report
     survey: Survey | None = None
     left_bytes: int = 0
-
-
-MAX_FAILURES = 50
-"""Failures kept by name: a record must stay below 64 KiB, and nobody reads the millionth."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fusefs.core.names import join
-from fusefs.core.report import MAX_FAILURES, Failure, Report
+from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.core.report import Report
 
 MAX_FDS = 100
 """Directories that a plan and its running slices hold open together, about; each worker has as many at most."""

@@ -9,8 +9,7 @@ import msgspec
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, RelPath, VolumeId, is_container_id, is_volume_id, join, split
-from fusefs.core.record import FORMAT, NOTE_MAX_CHARS, RECORD_MAX_BYTES, Method, Record, unquote
-from fusefs.core.report import MAX_FAILURES, Failure
+from fusefs.core.record import FORMAT, MAX_FAILURES, NOTE_MAX_CHARS, RECORD_MAX_BYTES, Failure, Method, Record, unquote
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Ino = Annotated[int, msgspec.Meta(ge=0)]

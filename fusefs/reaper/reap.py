@@ -9,8 +9,8 @@ from contextlib import suppress
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.record import quote
-from fusefs.core.report import MAX_FAILURES, Failure, Reaped, Report
+from fusefs.core.record import MAX_FAILURES, Failure, quote
+from fusefs.core.report import Reaped, Report
 from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

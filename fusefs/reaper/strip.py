@@ -16,7 +16,7 @@ from itertools import islice
 
 from fusefs.core.budget import Budget
 from fusefs.core.names import join
-from fusefs.core.report import MAX_FAILURES, Failure
+from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

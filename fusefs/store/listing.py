@@ -9,8 +9,7 @@ from typing import NamedTuple
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
-from fusefs.core.record import RECORD_MAX_BYTES, Method, Record
-from fusefs.core.report import Failure
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
 from fusefs.core.wire import decode
 from fusefs.store.claim import open_record
 from fusefs.store.layout import UserFolder

@@ -9,6 +9,16 @@ HEAVY = {
     "random", "rich", "shlex", "shutil", "subprocess", "tempfile", "threading", "trio", "urllib",
 }  # fmt: skip
 
+OURS = {
+    "cli.fast", "cli.main", "cli.output",
+    "core.durations", "core.errors", "core.identity", "core.lifecycle", "core.names", "core.record",
+    "linux.fd", "linux.host", "linux.kernel", "linux.libc", "linux.likeness", "linux.mountinfo",
+    "store.ballast", "store.container", "store.layout", "store.locate", "store.refuse", "store.reserve", "store.stage",
+    "store.swap", "store.verbs", "store.visible",
+}  # fmt: skip
+"""What a swap needs of the product. What one of these imports for another command's sake belongs into a function, or
+into a module of its own."""
+
 
 def list_modules(statement: str) -> set[str]:
     """Name the modules that a fresh interpreter holds after a statement."""
@@ -25,6 +35,12 @@ def list_heavy_imports(statement: str) -> set[str]:
 
 def test_swap_starts_without_heavy_modules() -> None:
     assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.fast") == set()
+
+
+def test_swap_starts_with_no_more_of_ours_than_it_needs() -> None:
+    loaded = list_modules("import fusefs.cli.main, fusefs.cli.fast")
+    ours = {name for name in loaded if name.startswith("fusefs.") and name.count(".") > 1}
+    assert ours == {f"fusefs.{name}" for name in OURS}
 
 
 def test_a_heavy_import_is_found() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.names import RelPath
-from fusefs.core.record import RECORD_MAX_BYTES, Method, Record, encode, quote, unquote
-from fusefs.core.report import MAX_FAILURES, Failure
+from fusefs.core.record import MAX_FAILURES, RECORD_MAX_BYTES, Failure, Method, Record, encode, quote, unquote
 from tests.unit.test_lifecycle import record_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.report import Failure
+from fusefs.core.record import Failure
 from fusefs.core.slices import MAX_FAILED_NAMES, Left, Outcome, Plan, Slice, Work, pack, unpack
 
 STUCK = "stuck"

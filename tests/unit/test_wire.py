@@ -15,8 +15,7 @@ from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, RelPath, VolumeId, make_id
-from fusefs.core.record import RECORD_MAX_BYTES, Method, Record, encode
-from fusefs.core.report import Failure
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record, encode
 from fusefs.core.wire import decode
 from tests.unit.test_lifecycle import record_of
 
