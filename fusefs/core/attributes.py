@@ -1,0 +1,29 @@
+"""What is known of one inode at one moment."""
+
+from __future__ import annotations
+
+import stat
+from typing import NamedTuple
+
+
+class Attributes(NamedTuple):
+    """The fields of statx(2) that a filesystem answers with; btime_ns is 0 where no birth time is kept."""
+
+    dev: int
+    ino: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    blocks: int
+    blksize: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    btime_ns: int
+
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        return stat.S_ISDIR(self.mode)

@@ -1,0 +1,139 @@
+"""The nodes that the kernel knows: each nodeid means one incarnation of one inode, as long as the kernel has it.
+
+Pure: whoever looks at the backing filesystem hands in what he saw. A node exists iff the kernel holds references to
+it, a handle of it is open, or it is the root (I7); its nodeid is not given to anything else meanwhile (I9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NewType
+
+from fusefs.core.attributes import Attributes
+
+NodeId = NewType("NodeId", int)
+"""The number that the kernel knows a node by: the backing inode's own, unless another live node has it."""
+
+SourceKey = tuple[int, bytes] | tuple[int, int, int]
+"""One incarnation of one backing inode: (device, file handle), or (device, ino, birth time) without handles."""
+
+ROOT = NodeId(1)
+_PRIVATE = 1 << 62
+_MOST_OTHERS = 8
+
+
+class Node:
+    """One incarnation of one inode.
+
+    born          (device, inode number, birth time): what attributes tell of an incarnation
+    parent, name  where it was seen last; None for the root, and if no name is known (any more)
+    others        some of its other names: it has hard links
+    nlookup       references that the kernel holds
+    n_open        open handles
+    last          its attributes when its last link went and nobody had it open: that is all that is left of it
+    """
+
+    __slots__ = (
+        "born", "is_directory", "last", "n_open", "name", "nlookup", "nodeid", "others", "parent", "source",
+    )  # fmt: skip
+
+    def __init__(self, nodeid: NodeId, source: SourceKey, seen: Attributes) -> None:
+        self.nodeid = nodeid
+        self.source = source
+        self.born = (seen.dev, seen.ino, seen.btime_ns)
+        self.is_directory = seen.is_directory()
+        self.parent: Node | None = None
+        self.name = b""
+        self.others: list[tuple[Node, bytes]] | None = None
+        self.nlookup = 0
+        self.n_open = 0
+        self.last: Attributes | None = None
+
+    def is_seen_in(self, seen: Attributes) -> bool:
+        """Whether attributes can be this incarnation's: same inode number, born at the same time."""
+        return (seen.dev, seen.ino, seen.btime_ns) == self.born
+
+    def places(self) -> Iterator[tuple[Node, bytes]]:
+        """Where it may be found, the likeliest first."""
+        if self.parent is not None:
+            yield self.parent, self.name
+        yield from self.others or ()
+
+    def put(self, parent: Node, name: bytes, *, is_linked: bool) -> None:
+        """It has this name now; is_linked: beside those that it had."""
+        if self.parent is parent and self.name == name:
+            return
+        left = [place for place in self.places() if place != (parent, name)] if is_linked else []
+        self.others = left[:_MOST_OTHERS] or None
+        self.parent, self.name = parent, name
+
+    def take_away(self, parent: Node, name: bytes) -> None:
+        """It has not this name any more."""
+        left = [place for place in self.places() if place != (parent, name)]
+        self.parent, self.name = left[0] if left else (None, b"")
+        self.others = left[1:] or None
+
+
+class InodeTable:
+    """All nodes, by nodeid and by what they are incarnations of."""
+
+    def __init__(self, source: SourceKey, seen: Attributes) -> None:
+        """A table with the root alone."""
+        self.root = Node(ROOT, source, seen)
+        self._device = seen.dev
+        self._by_nodeid: dict[NodeId, Node] = {ROOT: self.root}
+        self._by_source: dict[SourceKey, Node] = {source: self.root}
+        self._n_private = 0
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        return len(self._by_nodeid)
+
+    def get(self, nodeid: NodeId) -> Node | None:
+        """The node that the kernel means by a nodeid."""
+        return self._by_nodeid.get(nodeid)
+
+    def find(self, source: SourceKey) -> Node | None:
+        """The live node of an incarnation."""
+        return self._by_source.get(source)
+
+    def learn(self, source: SourceKey, seen: Attributes, parent: Node, name: bytes) -> Node:
+        """The node of what was just seen under a name, a new one if need be; not counted yet."""
+        node = self._by_source.get(source)
+        if node is None:
+            node = Node(self._free_nodeid(seen), source, seen)
+            self._by_nodeid[node.nodeid] = node
+            self._by_source[source] = node
+        if node is not self.root:
+            node.put(parent, name, is_linked=seen.nlink > 1 and not node.is_directory)
+        return node
+
+    def _free_nodeid(self, seen: Attributes) -> NodeId:
+        wanted = NodeId(seen.ino)
+        if seen.dev == self._device and 0 < wanted < _PRIVATE and wanted not in self._by_nodeid:
+            return wanted
+        self._n_private += 1
+        return NodeId(_PRIVATE + self._n_private)
+
+    def forget(self, node: Node, n: int) -> bool:
+        """The kernel lets go of n references; whether the node is gone now."""
+        node.nlookup -= n
+        return self.drop_unused(node)
+
+    def drop_unused(self, node: Node) -> bool:
+        """End a node that nobody knows; whether it was ended."""
+        if node.nlookup > 0 or node.n_open > 0 or node is self.root:
+            return False
+        if self._by_nodeid.pop(node.nodeid, None) is not None and self._by_source.get(node.source) is node:
+            del self._by_source[node.source]
+        return True
+
+    def detach(self, node: Node, last: Attributes) -> None:
+        """Its last link went, and nobody has it open: whoever still asks is told what it was.
+
+        What gets its inode number, even its handle, from now on is somebody else.
+        """
+        node.last = last._replace(nlink=0)
+        node.parent, node.name, node.others = None, b"", None
+        if self._by_source.get(node.source) is node:
+            del self._by_source[node.source]

@@ -1,0 +1,86 @@
+"""All that statx(2) tells of an inode, birth time included, in one call; and the file handle that names it for good."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from fusefs.core.attributes import Attributes
+from fusefs.linux import libc
+from fusefs.linux.fd import Fd
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_STATX = struct.Struct("=IIQIIIHxxQQQQqIxxxxqIxxxxqIxxxxqIxxxxIIII")
+_STATX_SIZE = 256
+_WANTED = 0x7FF | 0x800  # the basic stats, and the birth time
+_FLAGS = libc.AT_SYMLINK_NOFOLLOW
+_NANO = 1_000_000_000
+_TIMES = struct.Struct("=qqqq")
+_UTIME_OMIT = (1 << 30) - 2
+_HANDLE_MAX = 128
+_HANDLE_HEAD = struct.Struct("=Ii")
+_NO_HANDLES = (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW)
+
+
+def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
+    """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
+    buffer = ctypes.create_string_buffer(_STATX_SIZE)
+    flags = _FLAGS if name else _FLAGS | libc.AT_EMPTY_PATH
+    if _libc.statx(dir_fd, name, flags, _WANTED, buffer) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    (
+        _mask, blksize, _attributes, nlink, uid, gid, mode, ino, size, blocks, _attributes_mask,
+        atime_s, atime_ns, btime_s, btime_ns, ctime_s, ctime_ns, mtime_s, mtime_ns,
+        rdev_major, rdev_minor, dev_major, dev_minor,
+    ) = _STATX.unpack_from(buffer)  # fmt: skip
+    return Attributes(
+        os.makedev(dev_major, dev_minor), ino, mode, nlink, uid, gid, os.makedev(rdev_major, rdev_minor), size, blocks,
+        blksize, atime_s * _NANO + atime_ns, mtime_s * _NANO + mtime_ns, ctime_s * _NANO + ctime_ns,
+        btime_s * _NANO + btime_ns,
+    )  # fmt: skip
+
+
+def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:
+    """Set the times of what an fd of any kind holds; None leaves one as it is."""
+    times = _TIMES.pack(*_timespec(atime_ns), *_timespec(mtime_ns))
+    if _libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, times, 0) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _timespec(ns: int | None) -> tuple[int, int]:
+    return (0, _UTIME_OMIT) if ns is None else divmod(ns, _NANO)
+
+
+def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
+    """The file handle (inode and generation) of a name or of an fd, as open_handle takes it.
+
+    Returns  empty where the filesystem has none (overlayfs, some network filesystems, a seccomp filter)
+    """
+    buffer = ctypes.create_string_buffer(_HANDLE_HEAD.size + _HANDLE_MAX)
+    _HANDLE_HEAD.pack_into(buffer, 0, _HANDLE_MAX, 0)
+    mount_id = ctypes.c_int()
+    flags = 0 if name else libc.AT_EMPTY_PATH
+    if _libc.name_to_handle_at(dir_fd, name, buffer, ctypes.byref(mount_id), flags) < 0:
+        number = ctypes.get_errno()
+        if number in _NO_HANDLES:
+            return b""
+        raise OSError(number, os.strerror(number), name)
+    size: int = _HANDLE_HEAD.unpack_from(buffer)[0]
+    return buffer.raw[: _HANDLE_HEAD.size + size]
+
+
+def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:
+    """An fd for what a handle names, wherever it is now.
+
+    mount_fd  any fd on that mount
+    Raises    OSError: ESTALE if it is gone, EPERM without CAP_DAC_READ_SEARCH
+    """
+    fd = _libc.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC)
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return Fd(fd)

@@ -1,0 +1,61 @@
+"""A directory's entries with the filesystem's own offsets, which stay valid whatever changes meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator
+
+from fusefs.linux.fd import Fd
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_SIZE = 32768
+_HEAD = struct.Struct("=QqHB")
+"""struct linux_dirent64: inode number, offset of the next entry, length of this one, type; then the name."""
+_NAME_AT = 19
+
+Dirent = tuple[bytes, int, int]
+"""Name, inode number, offset of the next entry."""
+
+
+class Dirents:
+    """An open directory, read from any offset; who reads on from where he was gets what was read ahead."""
+
+    def __init__(self, fd: Fd) -> None:
+        """fd: readable; stays its owner's."""
+        self.fd = fd
+        self._ahead: list[Dirent] = []
+        self._at = 0
+        self._position = 0
+
+    def read_from(self, offset: int) -> Iterator[Dirent]:
+        """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took."""
+        if offset == 0 or offset != self._at:
+            self._ahead = []
+            self._at = offset
+            self._position = os.lseek(self.fd, offset, os.SEEK_SET)
+        while True:
+            while self._ahead:
+                entry = self._ahead[-1]
+                yield entry
+                self._ahead.pop()
+                self._at = entry[2]
+            self._ahead = self._read()[::-1]
+            if not self._ahead:
+                return
+
+    def _read(self) -> list[Dirent]:
+        buffer = ctypes.create_string_buffer(_SIZE)
+        size = _libc.getdents64(self.fd, buffer, ctypes.c_size_t(_SIZE))
+        if size < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        raw = buffer.raw
+        found = []
+        at = 0
+        while at < size:
+            ino, following, length, _kind = _HEAD.unpack_from(raw, at)
+            found.append((raw[at + _NAME_AT : raw.index(b"\0", at + _NAME_AT)], ino, following))
+            at += length
+        return found

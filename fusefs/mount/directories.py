@@ -1,0 +1,139 @@
+"""How a node's inode is reached: by its name in a directory that is open, or by its file handle; always verified.
+
+Fds of directories are kept in a list of bounded length; nothing else is, so that no deleted file's blocks are held
+(pitfall 10). A name that means something else by now is no obstacle where the backing filesystem has file handles.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import OrderedDict
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.inodes import ROOT, Node, SourceKey
+from fusefs.linux.attributes import handle_of, look_at, open_handle
+from fusefs.linux.fd import Fd
+
+_LOOKED_AT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Directories:
+    """The backing tree by nodes. All methods raise OSError: ESTALE for what is not to be found any more."""
+
+    def __init__(self, root: Fd, n_fds: int) -> None:
+        """Begin at a directory.
+
+        root   O_PATH or readable; stays its owner's
+        n_fds  how many directories may be open at a time, at least 2
+        """
+        self._root = root
+        self._n_fds = n_fds
+        self._open: OrderedDict[Node, Fd] = OrderedDict()
+        self._device = look_at(root).dev
+        self._mount = self._open_mount()
+
+    def _open_mount(self) -> Fd | None:
+        """An fd on the mount that handles are opened with; None where they can't be opened."""
+        handle = handle_of(self._root)
+        if not handle:
+            return None
+        fd = Fd(os.open(b"/proc/self/fd/%d" % self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            open_handle(fd, handle, os.O_PATH).close()
+        except OSError:
+            fd.close()
+            return None
+        return fd
+
+    def close(self) -> None:
+        """Close all."""
+        self.make_room()
+        if self._mount is not None:
+            self._mount.close()
+
+    def source_of(self, dir_fd: int, name: bytes, seen: Attributes) -> SourceKey:
+        """Which incarnation a name means; or, without a name, an fd."""
+        handle = handle_of(dir_fd, name)
+        return (seen.dev, handle) if handle else (seen.dev, seen.ino, seen.btime_ns)
+
+    def fd_of(self, directory: Node) -> Fd:
+        """The O_PATH fd of a directory, which stays ours: use it at once."""
+        if directory.nodeid == ROOT:
+            return self._root
+        fd = self._open.get(directory)
+        if fd is not None:
+            self._open.move_to_end(directory)
+            return fd
+        return self._keep(directory, self._find(directory))
+
+    def _keep(self, directory: Node, fd: Fd) -> Fd:
+        self._open[directory] = fd
+        while len(self._open) > self._n_fds:
+            self._open.popitem(last=False)[1].close()
+        return fd
+
+    def drop(self, node: Node) -> None:
+        """A node has ended, or its directory was removed: don't hold it open."""
+        fd = self._open.pop(node, None)
+        if fd is not None:
+            fd.close()
+
+    def hold(self, node: Node) -> Fd:
+        """An O_PATH fd of any node, the caller's own."""
+        if node.is_directory:
+            return Fd(os.dup(self.fd_of(node)))
+        return self._find(node)
+
+    def make_room(self) -> bool:
+        """Close what is not needed at the moment; whether there was anything."""
+        had_some = bool(self._open)
+        for fd in self._open.values():
+            fd.close()
+        self._open.clear()
+        return had_some
+
+    def _find(self, node: Node) -> Fd:
+        """A new fd: by name from an open directory, else by handle, else by its names from the root."""
+        if node.last is not None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        for parent, name in node.places():
+            if parent.nodeid == ROOT or parent in self._open:
+                fd = self._by_name(node, parent, name)
+                if fd is not None:
+                    return fd
+        device, handle = node.source[:2]
+        if self._mount is not None and isinstance(handle, bytes) and device == self._device:
+            return open_handle(self._mount, handle, _LOOKED_AT)
+        for parent, name in node.places():
+            fd = self._by_name(node, self._open_above(parent), name)
+            if fd is not None:
+                return fd
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def _by_name(self, node: Node, parent: Node, name: bytes) -> Fd | None:
+        try:
+            fd = Fd(os.open(name, _LOOKED_AT, dir_fd=self.fd_of(parent)))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return None  # moved behind the mount
+            raise
+        try:
+            if self.source_of(fd, b"", look_at(fd)) == node.source:
+                return fd
+        except BaseException:
+            fd.close()
+            raise
+        fd.close()
+        return None
+
+    def _open_above(self, directory: Node) -> Node:
+        """Open what leads to a directory, from above: a deep one needs no deep stack."""
+        closed = []
+        at: Node | None = directory
+        while at is not None and at.nodeid != ROOT and at not in self._open:
+            closed.append(at)
+            at = at.parent
+        for one in reversed(closed):
+            self.fd_of(one)
+        return directory

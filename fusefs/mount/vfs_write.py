@@ -1,0 +1,185 @@
+"""What changes the tree: each operation done on the backing filesystem first, then told to the table of nodes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import NamedTuple
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.inodes import Node
+from fusefs.linux import libc
+from fusefs.linux.attributes import look_at, set_times
+from fusefs.linux.caller import Caller, created_by, in_group
+from fusefs.linux.fd import Fd
+from fusefs.mount.vfs import Known, Vfs
+
+_SYSTEM_ACL = b"system.posix_acl_"
+
+
+class Changes(NamedTuple):
+    """What setattr is to change; None: left as it is."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+# New names.
+
+
+def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[int, Known]:
+    """A new file and a handle of it.
+
+    Raises  OSError ESTALE if somebody else has made it meanwhile: the kernel then looks again, and checks again
+    """
+    directory, dir_fd = vfs.directory(parent)
+    wanted = (flags & ~os.O_DIRECT & ~os.O_TRUNC) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with created_by(caller):
+            fd = Fd(os.open(name, wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
+    except FileExistsError as error:
+        if flags & os.O_EXCL:
+            raise
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
+    known = _made(vfs, directory, dir_fd, name)
+    return vfs.opened(vfs.node(known.nodeid), fd), known
+
+
+def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Known:
+    """A new file, FIFO, socket or device."""
+    directory, dir_fd = vfs.directory(parent)
+    with created_by(caller):
+        os.mknod(name, mode, rdev, dir_fd=dir_fd)
+    return _made(vfs, directory, dir_fd, name)
+
+
+def mkdir(vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller) -> Known:
+    """A new directory."""
+    directory, dir_fd = vfs.directory(parent)
+    with created_by(caller):
+        os.mkdir(name, stat.S_IMODE(mode), dir_fd=dir_fd)
+    return _made(vfs, directory, dir_fd, name)
+
+
+def symlink(vfs: Vfs, parent: int, name: bytes, target: bytes, caller: Caller) -> Known:
+    """A new symbolic link."""
+    directory, dir_fd = vfs.directory(parent)
+    with created_by(caller):
+        os.symlink(target, name, dir_fd=dir_fd)
+    return _made(vfs, directory, dir_fd, name)
+
+
+def link(vfs: Vfs, nodeid: int, parent: int, name: bytes) -> Known:
+    """One more name of a file."""
+    directory, dir_fd = vfs.directory(parent)
+    with vfs.hold(vfs.node(nodeid)) as fd:
+        os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
+    return _made(vfs, directory, dir_fd, name)
+
+
+def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> Known:
+    known = vfs.see(directory, dir_fd, name)
+    vfs.counted(known)
+    return known
+
+
+# Names that go, or change.
+
+
+def unlink(vfs: Vfs, parent: int, name: bytes) -> None:
+    """Remove the name of what is no directory."""
+    directory, dir_fd = vfs.directory(parent)
+    node, seen = _seen(vfs, dir_fd, name)
+    os.unlink(name, dir_fd=dir_fd)
+    _lost(vfs, node, seen, directory, name)
+
+
+def rmdir(vfs: Vfs, parent: int, name: bytes) -> None:
+    """Remove an empty directory; never more (ENOTEMPTY is what tools rely on)."""
+    directory, dir_fd = vfs.directory(parent)
+    node, seen = _seen(vfs, dir_fd, name)
+    os.rmdir(name, dir_fd=dir_fd)
+    _lost(vfs, node, seen, directory, name)
+
+
+def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, flags: int) -> None:
+    """Rename, with the flags of renameat2(2): honoured or refused by the backing filesystem, never ignored.
+
+    A directory's children hang on its node, not on its path: nothing is walked.
+    """
+    old_directory, new_directory = vfs.node(old_parent), vfs.node(new_parent)
+    # Two directories at a time: the second must not push out the first.
+    with vfs.directories.hold(old_directory) as old_fd, vfs.directories.hold(new_directory) as new_fd:
+        node, seen = _seen(vfs, old_fd, old)
+        try:
+            other, other_seen = _seen(vfs, new_fd, new)
+        except FileNotFoundError:
+            other, other_seen = None, None
+        libc.renameat2(old_fd, old, new_fd, new, flags)
+        if other_seen is not None and (other_seen.dev, other_seen.ino) == (seen.dev, seen.ino):
+            return  # two names of one file: the kernel leaves both
+        is_exchange = bool(flags & libc.RENAME_EXCHANGE)
+        if node is not None:
+            node.take_away(old_directory, old)
+        if other is not None and other_seen is not None and not is_exchange:
+            _lost(vfs, other, other_seen, new_directory, new)
+        elif other is not None:
+            other.take_away(new_directory, new)
+            other.put(old_directory, old, is_linked=True)
+        if node is not None:
+            node.put(new_directory, new, is_linked=True)
+
+
+def _seen(vfs: Vfs, dir_fd: Fd, name: bytes) -> tuple[Node | None, Attributes]:
+    """The node of a name, if it has one, and what it is."""
+    seen = look_at(dir_fd, name)
+    return vfs.nodes.find(vfs.directories.source_of(dir_fd, name, seen)), seen
+
+
+def _lost(vfs: Vfs, node: Node | None, seen: Attributes, directory: Node, name: bytes) -> None:
+    """A node lost one name."""
+    if node is None:
+        return
+    node.take_away(directory, name)
+    if node.is_directory:
+        vfs.directories.drop(node)
+    if (node.is_directory or seen.nlink == 1) and not node.n_open:
+        vfs.nodes.detach(node, seen)
+
+
+# Attributes.
+
+
+def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None) -> Known:
+    """Change attributes, in an order in which none undoes another; fh: a handle of it, for its size."""
+    node = vfs.node(nodeid)
+    with vfs.hold(node) as fd:
+        path = b"/proc/self/fd/%d" % fd
+        if changes.uid is not None or changes.gid is not None:
+            os.chown(path, -1 if changes.uid is None else changes.uid, -1 if changes.gid is None else changes.gid)
+        if changes.mode is not None:
+            # The kernel has decided about set-group-ID; ours would ask whether the daemon is in that group.
+            with in_group(look_at(fd).gid):
+                os.chmod(path, stat.S_IMODE(changes.mode))
+        if changes.size is not None:
+            os.truncate(path if fh is None else vfs.file(fh), changes.size)
+        if changes.atime_ns is not None or changes.mtime_ns is not None:
+            set_times(fd, changes.atime_ns, changes.mtime_ns)
+    return vfs.getattr(nodeid)
+
+
+def setxattr(vfs: Vfs, nodeid: int, name: bytes, value: bytes) -> None:
+    """Set an extended attribute, or an ACL."""
+    with vfs.hold(vfs.node(nodeid)) as fd, in_group(look_at(fd).gid if name.startswith(_SYSTEM_ACL) else 0):
+        os.setxattr(b"/proc/self/fd/%d" % fd, name, value)
+
+
+def removexattr(vfs: Vfs, nodeid: int, name: bytes) -> None:
+    """Remove an extended attribute."""
+    with vfs.hold(vfs.node(nodeid)) as fd:
+        os.removexattr(b"/proc/self/fd/%d" % fd, name)
