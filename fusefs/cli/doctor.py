@@ -15,6 +15,7 @@ from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.find import each_folder, tend_all
 from fusefs.store.layout import open_store
+from fusefs.store.mounted import open_shown
 
 EXIT_PROBLEMS = 1
 
@@ -37,7 +38,8 @@ def command(volume: bytes, repair: bool, as_json: bool) -> int:
     kernel = Kernel()
     path = os.path.realpath(volume)
     try:
-        store = open_store(kernel, kernel.open_path(path), path)
+        base = open_shown(kernel, path)
+        store = open_store(kernel, base.fd, path, base.mounted)
     except OSError as error:
         raise from_os(error, path) from error
     if store is None:

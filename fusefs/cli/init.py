@@ -11,6 +11,7 @@ from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
+from fusefs.store.mounted import open_shown
 from fusefs.store.verbs import own_folder
 from fusefs.store.volume import initialise
 
@@ -31,8 +32,10 @@ def command(volume: bytes, as_json: bool) -> int:
     kernel = Kernel()
     path = os.path.realpath(volume)
     try:
-        base_fd = kernel.open_path(path)
-        store, done = initialise(kernel, base_fd, path)
+        base = open_shown(kernel, path)
+        if base.mounted is not None:
+            base.mounted.close()
+        store, done = initialise(kernel, base.fd, path)
     except OSError as error:
         raise from_os(error, path) from error
     with store:

@@ -108,6 +108,13 @@ class Untrusted(NoStore):
     hint = "root repairs it with: trashd init VOLUME"
 
 
+class NoBacking(NoStore):
+    """The directory behind this mount can't be used from here"""
+
+    errno = _errno.ENOENT
+    hint = "mv DIR .trashd/drop/ at the mount's root needs nothing but the mount"
+
+
 class CrossesBoundary(NoStore):
     """The kernel refuses to move this between any two directories of its filesystem"""
 
@@ -176,7 +183,7 @@ BY_NAME: dict[str, type[TrashdError]] = {
     kind.__name__: kind
     for kind in (
         TrashdError, UsageError, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
-        NotPermitted, NotFound, NoStore, Untrusted, CrossesBoundary, BadRecord, Busy, Occupied, Unsettled,
+        NotPermitted, NotFound, NoStore, Untrusted, NoBacking, CrossesBoundary, BadRecord, Busy, Occupied, Unsettled,
         KernelRefused, AuthorityLost, Incomplete,
     )
 }  # fmt: skip

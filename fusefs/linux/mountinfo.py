@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
+
+OURS = b"fuse.trashd"
+"""The type of our own mounts; their source is the path of the backing tree."""
 
 
 class Mount(NamedTuple):
@@ -14,7 +17,8 @@ class Mount(NamedTuple):
     device  `major:minor` of the superblock
     root    what of the filesystem is mounted, as a path in it
     point   where it is mounted, as the process with that mountinfo sees it
-    Source  proc_pid_mountinfo(5)
+    owner   uid of whoever mounted it, if it is one of ours
+    Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 lets nobody choose
     """
 
     mnt_id: int
@@ -25,6 +29,11 @@ class Mount(NamedTuple):
     fstype: bytes
     source: bytes
     options: bytes
+    owner: int = 0
+
+    def is_ours(self) -> bool:
+        """Whether a trashd serves it."""
+        return self.fstype == OURS
 
 
 class Place(NamedTuple):
@@ -50,8 +59,14 @@ def _mount(line: bytes) -> Mount:
     source = fields[kind + 1] if len(fields) > kind + 2 else b""
     return Mount(
         int(fields[0]), int(fields[1]), fields[2], _plain(fields[3]), _plain(fields[4]),
-        fields[kind], _plain(source), fields[5],
+        fields[kind], _plain(source), fields[5], _owner(fields[-1]) if fields[kind] == OURS else 0,
     )  # fmt: skip
+
+
+def _owner(super_options: bytes) -> int:
+    """The uid in the options of a FUSE superblock; nobody's, so that nobody trusts it, where there is none."""
+    found = re.search(rb"(?:^|,)user_id=(\d+)", super_options)
+    return int(found[1]) if found else -1
 
 
 def _plain(field: bytes) -> bytes:
@@ -70,9 +85,7 @@ def below(path: bytes, directory: bytes) -> bytes:
 
 def place_of(path: bytes, mount: Mount) -> Place:
     """The place of a path that lies on that mount."""
-    rest = below(path, mount.point)
-    root = mount.root.rstrip(b"/")
-    return Place(mount.device, root + b"/" + rest if rest else mount.root)
+    return place_below(Place(mount.device, mount.root), below(path, mount.point))
 
 
 def find_place(path: bytes, mounts: Iterable[Mount]) -> Place | None:
@@ -82,6 +95,49 @@ def find_place(path: bytes, mounts: Iterable[Mount]) -> Place | None:
         if is_inside(path, mount.point) and (best is None or len(mount.point) >= len(best.point)):
             best = mount
     return None if best is None else place_of(path, best)
+
+
+def place_below(directory: Place, path: bytes) -> Place:
+    """The place of a path relative to a directory; empty for the directory itself."""
+    return Place(directory.device, directory.path.rstrip(b"/") + b"/" + path if path else directory.path)
+
+
+class View(NamedTuple):
+    """A mount of ours, and the place of the backing directory that it shows at its mount point."""
+
+    mount: Mount
+    backing: Place
+
+    def shown(self) -> Place:
+        """The place of that directory in the mount itself."""
+        return Place(self.mount.device, self.mount.root)
+
+
+def views(mounts: Iterable[Mount], owners: Container[int]) -> list[View]:
+    """Our mounts, the latest first.
+
+    By what mountinfo says alone: where a source's path leads elsewhere from here, its backing place is a wrong one.
+    owners  whose mounts count: a user's daemon may claim any source
+    """
+    table = list(mounts)
+    found = []
+    for mount in reversed([mount for mount in table if mount.is_ours() and mount.owner in owners]):
+        source = find_place(mount.source, table)
+        if source is not None:
+            found.append(View(mount, place_below(source, mount.root.lstrip(b"/"))))
+    return found
+
+
+def every_place(place: Place, seen: Iterable[View]) -> list[Place]:
+    """All places of one directory: on its backing filesystem, and in the mounts of ours that show it."""
+    ours = list(seen)
+    backing = next((_moved(place, view.shown(), view.backing) for view in ours if view.shown().holds(place)), place)
+    shown = (_moved(backing, view.backing, view.shown()) for view in ours if view.backing.holds(backing))
+    return list(dict.fromkeys((backing, *shown)))
+
+
+def _moved(place: Place, old: Place, new: Place) -> Place:
+    return place_below(new, below(place.path, old.path))
 
 
 def mounts_inside(directory: Place, mounts: Iterable[Mount]) -> Iterator[Mount]:

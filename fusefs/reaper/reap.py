@@ -20,6 +20,7 @@ from fusefs.store.ballast import FOR_REAPER, with_room
 from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
+from fusefs.store.mounted import refuse_mounted
 from fusefs.store.stage import restock
 
 _NAME_MAX_BYTES = 4000
@@ -30,8 +31,9 @@ def reap(folder: UserFolder, container: ContainerId, wishes: Wishes = NOTHING_SP
     """Reap an orphan, or finish one that a killed reaper left; to be run as the folder's owner.
 
     If it is stopped the orphan stays in reaping/, where the next reap goes on.
-    Raises  BadRecord; OSError of the container itself
+    Raises  BadRecord; NoBacking if it is seen through a mount of ours; OSError of the container itself
     """
+    refuse_mounted(folder.store.kernel, folder.fd)
     try:
         held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, State.REAPING))
         if held is Lost.GONE:

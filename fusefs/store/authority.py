@@ -12,7 +12,7 @@ import msgspec
 
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
-from fusefs.core.names import is_container_id
+from fusefs.core.names import is_container_id, join
 from fusefs.linux.children import ChildLost
 from fusefs.linux.credentials import Ask, call_as, user_name
 from fusefs.store.container import Held
@@ -148,15 +148,15 @@ def _obey(folder: UserFolder, visible: Direct, question: _Question) -> _Answer:
     if not is_container_id(question.container):
         raise KeyError(question.container)
     kernel = folder.store.kernel
-    path = f"{question.state.value}/{question.container}".encode()
-    with kernel.open_dir(folder.fd, path) as container:
+    name = question.container.encode()
+    with kernel.open_dir(folder.fd, join(question.state.value.encode(), name)) as container:
         if kernel.fstat(container).st_uid != folder.uid:
             raise PermissionError(errno.EPERM, "not that user's container")
         move = Move[question.what]
-        visible.make_in(move, container)
+        visible.make_in(move, folder, question.state, name, container)
         if move in _FRESH_TO_NAME and not _is_directory_of(folder.uid, visible):
             # The user changed what was prepared, and root must leave no link where he could not have put one.
-            visible.make_in(_UNDONE_BY[move], container)
+            visible.make_in(_UNDONE_BY[move], folder, question.state, name, container)
             raise PermissionError(errno.EPERM, "not that user's directory")
     return _Answer()
 

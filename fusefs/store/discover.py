@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
-from fusefs.core.errors import TrashdError
+from fusefs.core.errors import NoBacking, TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.store.layout import Store, UserFolder, all_users, open_store, open_user
+from fusefs.store.mounted import open_shown
 from fusefs.store.pointers import lower_stores
 
 _NO_VOLUMES = frozenset(
@@ -23,12 +24,19 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = ()) -> Iterator[Store]:
 
     paths  each stands for the stores at it and above it; without any: those at every mount point and those
            above the working directory
+    Raises NoBacking if one of the paths is in a mount of ours whose backing tree we can't use
     """
     seen: set[tuple[int, int]] = set()
-    for path in _bases(list(paths)):
+    mounts = read_mounts()
+    asked = [os.path.realpath(path) for path in paths]
+    for path in _bases(asked, mounts):
         try:
-            base_fd = kernel.open_path(path)
-            store = open_store(kernel, base_fd, path)
+            base = open_shown(kernel, path, mounts)
+            store = open_store(kernel, base.fd, path, base.mounted)
+        except NoBacking:
+            if path in asked:
+                raise
+            continue
         except (OSError, TrashdError):
             continue  # nothing there for us; `trashd doctor PATH` says why
         if store is None:
@@ -43,12 +51,14 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = ()) -> Iterator[Store]:
         yield store
 
 
-def _bases(paths: list[bytes]) -> Iterator[bytes]:
+def _bases(paths: list[bytes], mounts: list[Mount]) -> Iterator[bytes]:
     if not paths:
-        yield from dict.fromkeys(mount.point for mount in read_mounts() if mount.fstype not in _NO_VOLUMES)
-        paths = [os.getcwdb()]
+        # Mounts of ours first: a store has the path by which people know it.
+        volumes = [mount for mount in mounts if mount.fstype not in _NO_VOLUMES]
+        yield from dict.fromkeys(mount.point for mount in sorted(volumes, key=lambda mount: not mount.is_ours()))
+        paths = [os.path.realpath(os.getcwdb())]
     for path in paths:
-        yield from _upwards(os.path.realpath(path))
+        yield from _upwards(path)
 
 
 def _upwards(path: bytes) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
     def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
         with make_folder_of(store, victim.stat.st_uid) as folder:
-            visible = Direct(kernel, victim.parent_fd, victim.name)
+            visible = Direct(kernel, victim.parent_fd, victim.name, victim.mounted_parent)
             return as_owner(
                 folder,
                 lambda names: swap(folder, victim, relative, options, names or visible),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Place, find_place, read_mounts
+from fusefs.linux.mountinfo import Mount, Place, View, below, every_place, find_place, read_mounts, views
 from fusefs.linux.processes import Holder, find_holders
+from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_victim
+from fusefs.store.visible import patiently
 
 
 class HeldTree(NamedTuple):
@@ -23,11 +28,41 @@ def holders_of(paths: list[bytes]) -> list[HeldTree]:
     Without root only one's own processes can be seen.
     """
     mounts = read_mounts()
-    places = {path: find_place(path, mounts) for path in paths}
-    found: dict[Place, list[Holder]] = {place: [] for place in places.values() if place is not None}
+    ours = views(mounts, trusted_owners(os.geteuid()))
+    places = {path: _places(path, mounts, ours) for path in paths}
+    found: dict[Place, list[Holder]] = {place: [] for several in places.values() for place in several}
     for place, holder in find_holders(list(found)):
         found[place].append(holder)
-    return [HeldTree(path, tuple(found[place]) if place is not None else ()) for path, place in places.items()]
+    daemons = {pid for pid in {h.pid for several in found.values() for h in several} if ours and _serves(pid)}
+    return [
+        HeldTree(path, tuple(h for place in several for h in found[place] if h.pid not in daemons))
+        for path, several in places.items()
+    ]
+
+
+def _places(path: bytes, mounts: list[Mount], ours: list[View]) -> list[Place]:
+    """Where a path is on the backing filesystem and in the mounts of ours that show it."""
+    place = find_place(path, mounts)
+    if place is None:
+        return []
+    places = every_place(place, ours)
+    [place, *_] = places
+    for view in ours:
+        # What the store moved behind a mount has its old path there, in /proc too, until somebody looks at the new.
+        if view.backing.holds(place):
+            with suppress(OSError):
+                patiently(partial(os.lstat, os.path.join(view.mount.point, below(place.path, view.backing.path))))
+    return places
+
+
+def _serves(pid: int) -> bool:
+    """Whether a process serves a FUSE mount: what it has open there is others', who are listed themselves."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") == "/dev/fuse":
+                    return True
+    return False
 
 
 def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 from fusefs.core.errors import Untrusted
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, Name, VolumeId, is_volume_id, printable
+from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
@@ -57,6 +57,7 @@ class Store(NamedTuple):
     base_path  the same for people, as it was found
     fd, u_fd   `.trashd` and `.trashd/u`
     owner      uid of `.trashd`
+    mounted    the base as a mount of ours shows it (O_PATH); None where none does
     """
 
     kernel: Kernel
@@ -66,6 +67,7 @@ class Store(NamedTuple):
     u_fd: Fd
     volume: Volume
     owner: int
+    mounted: Fd | None = None
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -73,8 +75,16 @@ class Store(NamedTuple):
 
     def __exit__(self, *_error: object) -> None:
         """Close them."""
-        for fd in (self.base_fd, self.fd, self.u_fd):
-            fd.close()
+        for fd in (self.base_fd, self.fd, self.u_fd, self.mounted):
+            if fd is not None:
+                fd.close()
+
+    def open_mounted(self, path: RelPath) -> Fd | None:
+        """A directory beneath the base as a mount of ours shows it (O_PATH); None where none does, or can now."""
+        if self.mounted is not None:
+            with suppress(OSError):
+                return self.kernel.open_beneath(self.mounted, path or b".", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        return None
 
 
 class UserFolder(NamedTuple):
@@ -96,6 +106,10 @@ class UserFolder(NamedTuple):
     def path(self) -> bytes:
         """Where it is, for people."""
         return os.path.join(self.store.base_path, STORE, USERS, self.name)
+
+    def way_to(self, state: State, container: bytes) -> RelPath:
+        """The path of a container relative to the directory that holds the store."""
+        return join(STORE, USERS, self.name, state.value.encode(), container)
 
     def open(self, folder: Name | State) -> Fd:
         """One of its folders, for reading; made if missing."""
@@ -129,13 +143,15 @@ def decode_volume(text: bytes) -> Volume | None:
     return None
 
 
-def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store | None:
-    """The store in a directory, or None if there is none; takes over `base_fd`, closing it if there is none.
+def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None) -> Store | None:
+    """The store in a directory, or None if there is none; takes over the fds, closing them if there is none.
 
     Raises  Untrusted if it belongs to somebody whom we don't trust: root trusts root, others root and themselves
     """
     with ExitStack() as owned:
         owned.enter_context(base_fd)
+        if mounted is not None:
+            owned.enter_context(mounted)
         try:
             fd = owned.enter_context(kernel.open_beneath(base_fd, STORE, _DIR))
             owner = _check(kernel, fd, base_path)
@@ -149,7 +165,7 @@ def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store | None:
                 raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE)) from error
             raise
         owned.pop_all()
-        return Store(kernel, base_fd, base_path, fd, u_fd, volume, owner)
+        return Store(kernel, base_fd, base_path, fd, u_fd, volume, owner, mounted)
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
@@ -203,20 +219,22 @@ def open_user(store: Store, uid: int) -> UserFolder | None:
     return None
 
 
-def make_user(store: Store) -> UserFolder:
+def make_user(store: Store, uid: int | None = None) -> UserFolder:
     """A new folder for the caller; with a random name where somebody planted the plain one.
 
+    uid     whose it shall be, if what this thread makes is another one's (setfsuid)
     Raises  OSError; Untrusted if even that name was taken
     """
     kernel = store.kernel
-    plain = _plain(os.geteuid())
+    uid = os.geteuid() if uid is None else uid
+    plain = _plain(uid)
     for name in (plain, Name(plain + b"." + os.urandom(6).hex().encode())):
         with suppress(FileExistsError):
             kernel.mkdir(store.u_fd, name)
         folder = _open_folder(store, name)
         if folder is not None:
             # Ours if we made it, and if another command of ours was faster; else somebody planted it.
-            if folder.uid == os.geteuid():
+            if folder.uid == uid:
                 _make_parts(folder)
                 return folder
             folder.fd.close()

@@ -10,10 +10,10 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import IsMountPoint, NoStore, NotFound, Refused, TrashdError, Untrusted, from_os
-from fusefs.core.names import STORE, Name, RelPath
+from fusefs.core.names import STORE, Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, Place, below, place_of, read_mounts
+from fusefs.linux.mountinfo import Mount, Place, below, place_below, place_of, read_mounts
 from fusefs.store.layout import NEW_PREFIX, Store, open_store
 
 _PATH_MAX = 4000
@@ -21,17 +21,23 @@ _ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Victim(NamedTuple):
-    """What a person named, opened.
+    """What a person named, opened: always on the backing filesystem, if it is seen through a mount of ours.
 
-    root_fd    the highest directory of its mount that we reach; nothing below it is opened by path
-    root_path  that directory's path, for people and for mountinfo
-    parent     its parent, relative to `root_fd`; empty if it is that directory
-    parent_fd  the parent (O_PATH)
-    fd         itself (O_PATH): as long as it is open, its inode number means it and nothing else
+    root_fd         the highest directory of its mount that we reach, or what a mount of ours shows; nothing below it
+                    is opened by path
+    root_path       that directory's path, for people
+    root_place      where it is in its filesystem
+    parent          its parent, relative to `root_fd`; empty if it is that directory
+    parent_fd       the parent (O_PATH)
+    fd              itself (O_PATH): as long as it is open, its inode number means it and nothing else
+    mount           what it is on
+    mounted_root    the root as a mount of ours shows it (O_PATH); None where none does
+    mounted_parent  the same for the parent
     """
 
     root_fd: Fd
     root_path: bytes
+    root_place: Place
     parent: RelPath
     parent_fd: Fd
     name: Name
@@ -39,6 +45,8 @@ class Victim(NamedTuple):
     stat: os.stat_result
     mount: Mount
     mounts: tuple[Mount, ...]
+    mounted_root: Fd | None = None
+    mounted_parent: Fd | None = None
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -46,8 +54,9 @@ class Victim(NamedTuple):
 
     def __exit__(self, *_error: object) -> None:
         """Close them."""
-        for fd in (self.root_fd, self.parent_fd, self.fd):
-            fd.close()
+        for fd in (self.root_fd, self.parent_fd, self.fd, self.mounted_root, self.mounted_parent):
+            if fd is not None:
+                fd.close()
 
     def path(self) -> bytes:
         """Its path, links resolved."""
@@ -55,7 +64,7 @@ class Victim(NamedTuple):
 
     def place(self) -> Place:
         """Where it is in its filesystem, whatever namespace one looks from."""
-        return place_of(self.path(), self.mount)
+        return place_below(self.root_place, join(self.parent, self.name))
 
     def is_directory(self) -> bool:
         """Whether it is a directory; a link to one is not."""
@@ -74,15 +83,22 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
             mounts = read_mounts()
             mount = _mount_of(kernel, wanted, mounts, directory)
             real = _real_path(wanted, directory)
+            if any(one.is_ours() for one in mounts):
+                from fusefs.store.mounted import find_mounted  # a swap where nothing is mounted is spared it
+
+                found = find_mounted(kernel, path, real, name, wanted, mount, mounts)
+                if found is not None:
+                    return found
             root_fd, root_path = _open_root(kernel, mount, real)
             opened.append(root_fd)
             parent = RelPath(below(real, root_path))
             opened.append(kernel.open_beneath(root_fd, parent or b".", _ANCESTOR))
             if not os.path.samestat(kernel.fstat(wanted), kernel.fstat(opened[1])):
                 raise NotFound(path, "its directory was moved meanwhile")
-        opened.append(_open_victim(kernel, opened[1], name, path))
+        opened.append(open_victim(kernel, opened[1], name, path))
         seen = kernel.fstat(opened[2])
-        return Victim(root_fd, root_path, parent, opened[1], name, opened[2], seen, mount, tuple(mounts))
+        place = place_of(root_path, mount)
+        return Victim(root_fd, root_path, place, parent, opened[1], name, opened[2], seen, mount, tuple(mounts))
     except BaseException as error:
         for fd in opened:
             fd.close()
@@ -160,7 +176,8 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
     raise NoStore(path)
 
 
-def _open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
+def open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
+    """What has a name. Raises  IsMountPoint, OSError"""
     try:
         return kernel.open_beneath(parent_fd, name, os.O_PATH | os.O_NOFOLLOW)
     except OSError as error:
@@ -181,14 +198,26 @@ def ancestors(victim: Victim) -> Iterator[tuple[RelPath, bytes]]:
 def existing_stores(kernel: Kernel, victim: Victim, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
     """The trusted stores among the victim's ancestors, highest first; whoever takes one closes it."""
     for relative, path in ancestors(victim):
-        fd = kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR)
+        fd, mounted = _open_ancestor(kernel, victim, relative)
         try:
-            store = open_store(kernel, fd, path)
+            store = open_store(kernel, fd, path, mounted)
         except Untrusted as error:
             untrusted.append(error)
             continue
         if store is not None:
             yield relative, store
+
+
+def _open_ancestor(kernel: Kernel, victim: Victim, relative: RelPath) -> tuple[Fd, Fd | None]:
+    """One of the directories above the victim, and the same in the mount of ours that shows it."""
+    fd = kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR)
+    if victim.mounted_root is None:
+        return fd, None
+    try:
+        return fd, kernel.open_beneath(victim.mounted_root, relative or b".", _ANCESTOR)
+    except BaseException:
+        fd.close()
+        raise
 
 
 def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]]:
@@ -222,14 +251,17 @@ def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]
 def _make_missing(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes) -> Store | None:
     """A new store at an ancestor; None if there is somebody else's: not to be trusted, not to be made again."""
     with ExitStack() as owned:
-        fd = owned.enter_context(kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR))
+        fd, mounted = _open_ancestor(kernel, victim, relative)
+        owned.enter_context(fd)
+        if mounted is not None:
+            owned.enter_context(mounted)
         try:
             kernel.stat(fd, STORE)
         except FileNotFoundError:
             from fusefs.store.volume import make_store  # a swap into a store that is there is spared it
 
             owned.pop_all()
-            return make_store(kernel, fd, path)
+            return make_store(kernel, fd, path, mounted)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise  # else something is mounted over it

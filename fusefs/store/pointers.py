@@ -80,7 +80,7 @@ def lower_stores(folder: UserFolder) -> Iterator[Store]:
             continue
         try:
             base_fd = store.kernel.open_beneath(store.base_fd, lower, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-            found = open_store(store.kernel, base_fd, os.path.join(store.base_path, lower))
+            found = open_store(store.kernel, base_fd, os.path.join(store.base_path, lower), store.open_mounted(lower))
         except (OSError, TrashdError):
             continue
         if found is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fusefs.core.errors import IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import mounts_inside, other_namespaces
-from fusefs.store.layout import VOLUME
+from fusefs.linux.mountinfo import Mount, Place, every_place, mounts_inside, other_namespaces, views
+from fusefs.store.layout import VOLUME, trusted_owners
 from fusefs.store.locate import Victim, is_stores_own
 
 
@@ -30,16 +30,23 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
 
 
 def _mounted(victim: Victim) -> Iterator[TrashdError]:
-    place = victim.place()
-    for mount in mounts_inside(place, victim.mounts):
-        yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
+    here = _places(victim.place(), victim.mounts)
+    for place in here:
+        for mount in mounts_inside(place, victim.mounts):
+            yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
     # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root
     # may look into others' namespaces; for users the kernel's own check of this namespace has to do.
     if os.geteuid() == 0:
         for pid, mounts in other_namespaces():
-            for mount in mounts_inside(place, mounts):
-                where = mount.point + b" in the mount namespace of process " + pid.encode()
-                yield MountInside(where)
+            for place in dict.fromkeys((*here, *_places(victim.place(), mounts))):
+                for mount in mounts_inside(place, mounts):
+                    where = mount.point + b" in the mount namespace of process " + pid.encode()
+                    yield MountInside(where)
+
+
+def _places(place: Place, mounts: Iterable[Mount]) -> list[Place]:
+    """Where it is, and where mounts of ours show it: what is mounted on something there is carried away as well."""
+    return every_place(place, views(mounts, trusted_owners(os.geteuid())))
 
 
 def _holds_store(kernel: Kernel, victim: Victim) -> bool:

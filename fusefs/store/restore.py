@@ -22,7 +22,7 @@ from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.recover import Kept, Origin, rescue_hoisted, retire_restored, settle_restoring
 from fusefs.store.stage import lend, loan, take_back
 from fusefs.store.swap import NO_EXCHANGE
-from fusefs.store.visible import Move, Visible
+from fusefs.store.visible import Direct, Move, Visible
 
 _ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
@@ -236,14 +236,19 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
             source = stack.enter_context(kernel.open_beneath(tree, join(*parents) or b".", _ANCESTOR))
             thing = stack.enter_context(kernel.open_beneath(source, name))
             if elsewhere is not None:
-                target, new, path = elsewhere.parent_fd, elsewhere.name, elsewhere.path
+                names, path = elsewhere.visible, elsewhere.path
+                assert isinstance(names, Direct)
             else:
-                target, new = stack.enter_context(_way(kernel, held, tree, parents)), name
+                target = stack.enter_context(_way(kernel, held, tree, parents))
+                mounted = held.folder.store.open_mounted(join(held.record.origin or b"", *parents))
+                if mounted is not None:
+                    stack.enter_context(mounted)
+                names = Direct(kernel, target, name, mounted)
             if loan(kernel.fstat(thing)) is not None:
                 # A loan needs a record of it, and a record has room for its tree's alone.
                 raise NotPermitted(path, f"moving it needs write permission on it: chmod u+w {_there(held, inside)}")
             try:
-                kernel.rename_free(source, name, target, new)
+                names.bring(held, inside)
             except FileExistsError as error:
                 raise Occupied(path) from error
             try:

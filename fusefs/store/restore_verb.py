@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from fusefs.core.errors import NotFound, Refused, UsageError, from_os
@@ -15,6 +16,7 @@ from fusefs.store.container import Held
 from fusefs.store.find import act_on
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
+from fusefs.store.mounted import open_shown
 from fusefs.store.recover import Origin
 from fusefs.store.restore import Destination, Restored, claim_for_restore, restore, restore_inside, settle
 from fusefs.store.visible import Direct, Visible
@@ -40,12 +42,12 @@ def restore_by_id(
         raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
     parent, name = os.path.split(to.rstrip(b"/"))
     try:
-        parent_fd = kernel.open_path(parent or b".")
+        above = open_shown(kernel, parent or b".")
     except OSError as error:
         raise from_os(error, to) from error
-    with parent_fd:
-        visible = Direct(kernel, parent_fd, Name(name))
-        body = partial(_elsewhere, entry, within, to, parent_fd)
+    with above:
+        visible = Direct(kernel, above.fd, Name(name), above.mounted)
+        body = partial(_elsewhere, entry, within, to, above.fd)
         return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible))
 
 
@@ -61,11 +63,14 @@ def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Vi
     held = claim_for_restore(folder, entry.id)
     if inside is not None:
         return restore_inside(held, inside, None)
-    with held, _origin_of(held) as origin:
+    with held, _origin_of(held) as origin, ExitStack() as owned:
         if origin.parent_fd is None:
             settle(held)
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
-        visible = Direct(kernel, origin.parent_fd, origin.name)
+        mounted = folder.store.open_mounted(RelPath(os.path.dirname(held.record.origin or b"")))
+        if mounted is not None:
+            owned.enter_context(mounted)
+        visible = Direct(kernel, origin.parent_fd, origin.name, mounted)
         path = os.path.join(folder.store.base_path, held.record.origin or b"")
         there = Destination(visible, path, origin.parent_fd, origin.name, None, at_origin=True, by_root=False)
         return restore(held, there)

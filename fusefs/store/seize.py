@@ -17,10 +17,11 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, ContainerId, Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.mountinfo import place_of, read_mounts
 from fusefs.store.claim import Lost
 from fusefs.store.layout import RECORD, USERS, UserFolder, is_regular
 from fusefs.store.locate import Victim
+from fusefs.store.mounted import mount_of
 from fusefs.store.remove import remove
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
@@ -75,10 +76,10 @@ def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
     st = kernel.fstat(fd)
     if st.st_uid != folder.uid:
         raise BadRecord(f"its directory belongs to uid {st.st_uid}")
-    mounts = tuple(read_mounts())
-    mnt_id = kernel.statx(fd).mnt_id
-    mount = next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
+    mounts = read_mounts()
+    mount = mount_of(kernel, fd, mounts)
     if mount is None:
         raise NoStore(store.base_path, "its mount is not visible from here (a chroot?): run trashd outside of it")
     relative = RelPath(join(STORE, USERS, folder.name, _QUARANTINE))
-    return Victim(store.base_fd, store.base_path, relative, parent, name, fd, st, mount, mounts)
+    place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base_fd), mount)
+    return Victim(store.base_fd, store.base_path, place, relative, parent, name, fd, st, mount, tuple(mounts))

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from fusefs.core.errors import CrossesBoundary, NoStore, NotPermitted, TrashdError, from_os
+from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, NotPermitted, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
 from fusefs.linux.kernel import Kernel
@@ -31,24 +31,23 @@ def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
     Raises  TrashdError; the directory is where it was unless it is Unsettled
     """
-    return into_a_store(kernel, path, _own(kernel, options, swap), directory=True)
+    return into_a_store(kernel, path, _own(options, swap), directory=True)
 
 
 def remove_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
     """Remove whatever is at a path, restorably; errors as for `swap_path`."""
     from fusefs.store.remove import remove
 
-    return into_a_store(kernel, path, _own(kernel, options, remove), directory=False)
+    return into_a_store(kernel, path, _own(options, remove), directory=False)
 
 
 def _own(
-    kernel: Kernel,
     options: Options,
     transaction: Callable[[UserFolder, Victim, RelPath, Options, Visible], Swapped],
 ) -> Transact:
     def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
         with own_folder(store) as folder:
-            visible = Direct(kernel, victim.parent_fd, victim.name)
+            visible = Direct(store.kernel, victim.parent_fd, victim.name, victim.mounted_parent)
             return transaction(folder, victim, relative, options, visible)
 
     return transact
@@ -94,7 +93,8 @@ def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, poi
                         raise
                     crossed = True
                 else:
-                    return done._replace(volume=store.base_path if relative else None)
+                    found_by_itself = any(mount.point == store.base_path for mount in victim.mounts)
+                    return done._replace(volume=None if found_by_itself else store.base_path)
     except NoStore as error:
         if not crossed:
             raise
@@ -138,4 +138,6 @@ def explain(error: OSError, victim: Victim) -> TrashdError:
     """The error for a person, with the reason where the kernel's word hides it."""
     if error.errno in (errno.EPERM, errno.EACCES) and is_frozen(victim.fd):
         return NotPermitted(victim.path(), "it is immutable or append-only (lsattr -d); chattr -ia first, as root")
+    if error.errno == errno.ESTALE and victim.mounted_root is not None:
+        return NoBacking(victim.root_path + b": it shows another directory than its source")
     return from_os(error, victim.path())

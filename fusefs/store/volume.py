@@ -44,14 +44,16 @@ class Initialised(NamedTuple):
     repaired: tuple[str, ...]
 
 
-def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store:
-    """A new store in a directory, or the one that somebody else made meanwhile; takes over `base_fd`.
+def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None) -> Store:
+    """A new store in a directory, or the one that somebody else made meanwhile; takes over the fds.
 
     It is built under another name and appears complete by one rename: there is no store without a volume.json.
     Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
     """
     with ExitStack() as owned:
         owned.enter_context(base_fd)
+        if mounted is not None:
+            owned.enter_context(mounted)
         for attempt in range(_ATTEMPTS):
             try:
                 _build(kernel, base_fd, Name(NEW_PREFIX + os.urandom(6).hex().encode()))
@@ -61,7 +63,7 @@ def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> Store:
                 if attempt == _ATTEMPTS - 1:
                     raise
         owned.pop_all()
-    store = open_store(kernel, base_fd, base_path)
+    store = open_store(kernel, base_fd, base_path, mounted)
     if store is None:
         raise Untrusted(base_path)
     return store

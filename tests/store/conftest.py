@@ -1,4 +1,4 @@
-"""The volume of most tests here; files that need more in it have their own."""
+"""The volume of most tests here, and the mounted one; files that need more in it have their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store import tmpfs_store
+from tests.support.mounted import Mounted, trashd_mount
+from tests.support.on_mount import ALICE, TREE
+from tests.support.store import assert_silent, entries, init, reap_now, remove, tmpfs_store
+from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.volumes import loop_volume, tmpfs_volume
 
 
 @pytest.fixture
@@ -15,3 +19,30 @@ def volume() -> Iterator[Path]:
     """A tmpfs with a store; in the end the checker has nothing to say."""
     with tmpfs_store() as path:
         yield path
+
+
+@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """A volume with a store, and a directory of Alice's; mounted elsewhere."""
+    with tmpfs_volume() if request.param == "tmpfs" else loop_volume("ext4", 64) as path:
+        source = path / "below" / "source"
+        make_tree(path / "below", {"source": {"home": Dir(owner=(ALICE, ALICE))}})
+        (path / "mounted").mkdir()
+        init(source)
+        with trashd_mount(source, path / "mounted", limit_s=120) as mounted:
+            yield mounted
+        assert_silent(source)
+
+
+@pytest.fixture
+def job(mount: Mounted) -> Iterator[Path]:
+    """A tree, every name of which the kernel has looked up in the mount; nothing of it is left in the end."""
+    path = make_tree(mount.path / "job", TREE)
+    snapshot(path)
+    yield path
+    for name in ("job", "job2", "file", "home/job"):
+        if (mount.backing / name).exists():
+            remove(mount.path / name)
+    for entry in entries(mount.backing):
+        reap_now(mount.backing, entry.id)
+    assert_silent(mount.backing)

@@ -6,7 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.linux.mountinfo import Mount, Place, below, find_place, is_inside, mounts_inside, place_of, read_mounts
+from fusefs.linux.mountinfo import (
+    OURS,
+    Mount,
+    Place,
+    below,
+    every_place,
+    find_place,
+    is_inside,
+    mounts_inside,
+    place_below,
+    place_of,
+    read_mounts,
+    views,
+)
 
 ABSOLUTE = st.lists(st.sampled_from([b"a", b"ab", b"b"]), max_size=4).map(lambda names: b"/" + b"/".join(names))
 
@@ -82,3 +95,71 @@ def test_line_is_read_with_any_number_of_optional_fields(optional: bytes) -> Non
 
 def test_own_table_has_a_root() -> None:
     assert any(one.point == b"/" for one in read_mounts())
+
+
+# Mounts of ours
+
+
+def served(number: int, point: bytes, source: bytes, root: bytes = b"/", owner: int = 0) -> Mount:
+    return Mount(number, 1, b"0:%d" % number, root, point, OURS, source, b"rw", owner)
+
+
+DISK = mount(2, 1, b"/data", b"8:2", root=b"/vol")
+
+
+def test_place_below_a_root_has_one_slash() -> None:
+    assert place_below(Place(b"8:1", b"/"), b"a/b") == Place(b"8:1", b"/a/b")
+    assert place_below(Place(b"8:1", b"/a"), b"") == Place(b"8:1", b"/a")
+
+
+def test_view_tells_the_backing_place_of_a_mount() -> None:
+    [view] = views([ROOT, DISK, served(9, b"/mnt", b"/data/x")], (0,))
+    assert view.backing == Place(b"8:2", b"/vol/x")
+    assert view.shown() == Place(b"0:9", b"/")
+
+
+def test_view_of_a_bind_mount_of_a_part_is_of_that_part() -> None:
+    [view] = views([ROOT, DISK, served(9, b"/mnt", b"/data", root=b"/x/y")], (0,))
+    assert view.backing == Place(b"8:2", b"/vol/x/y")
+
+
+@pytest.mark.parametrize(("owner", "owners", "n"), [(0, (0,), 1), (7, (0,), 0), (7, (0, 7), 1), (-1, (0,), 0)])
+def test_only_the_mounts_of_some_owners_are_views(owner: int, owners: tuple[int, ...], n: int) -> None:
+    assert len(views([ROOT, served(9, b"/mnt", b"/data", owner=owner)], owners)) == n
+
+
+def test_the_latest_view_comes_first() -> None:
+    table = [ROOT, served(8, b"/one", b"/data"), served(9, b"/two", b"/data")]
+    assert [view.mount.point for view in views(table, (0,))] == [b"/two", b"/one"]
+
+
+@pytest.mark.parametrize("asked", [Place(b"8:2", b"/vol/x/job"), Place(b"0:8", b"/job"), Place(b"0:9", b"/x/job")])
+def test_every_place_is_found_from_each_of_them(asked: Place) -> None:
+    ours = views([ROOT, DISK, served(8, b"/one", b"/data/x"), served(9, b"/two", b"/data")], (0,))
+    assert set(every_place(asked, ours)) == {
+        Place(b"8:2", b"/vol/x/job"), Place(b"0:8", b"/job"), Place(b"0:9", b"/x/job"),
+    }  # fmt: skip
+
+
+def test_place_beside_what_is_shown_is_nowhere_else() -> None:
+    ours = views([ROOT, DISK, served(8, b"/one", b"/data/x")], (0,))
+    assert every_place(Place(b"8:2", b"/vol/xy"), ours) == [Place(b"8:2", b"/vol/xy")]
+
+
+def test_mount_over_itself_is_seen_by_its_clone() -> None:
+    clone = mount(5, 1, b"/run/trashd/tree", b"8:2", root=b"/vol")
+    ours = views([ROOT, DISK, clone, served(9, b"/data", b"/run/trashd/tree")], (0,))
+    assert every_place(Place(b"0:9", b"/job"), ours) == [Place(b"8:2", b"/vol/job"), Place(b"0:9", b"/job")]
+
+
+@pytest.mark.parametrize(
+    ("options", "owner"),
+    [(b"rw,user_id=0,group_id=0", 0), (b"rw,user_id=1000,group_id=7,allow_other", 1000), (b"rw", -1)],
+)
+def test_owner_of_a_mount_of_ours_is_read(options: bytes, owner: int) -> None:
+    from fusefs.linux import mountinfo
+
+    line = b"36 35 0:98 / /mnt rw shared:7 - fuse.trashd /scratch\\040x " + options + b"\n"
+    read = mountinfo._mount(line)
+    assert (read.is_ours(), read.source, read.owner) == (True, b"/scratch x", owner)
+    assert mountinfo._mount(line.replace(b"fuse.trashd", b"fuse.sshfs")).owner == 0

@@ -1,0 +1,203 @@
+"""Mounts of ours: from a directory in one to its backing directory, and from that to the same as the mount shows it.
+
+All of the store's work is done on the backing directory. Only what others see move is moved by its mounted name, so
+that the kernel moves its own dentries along; so whoever names the backing path of a mounted tree goes through the
+mount as well (design, section 1).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self
+
+from fusefs.core.errors import NoBacking, NotFound
+from fusefs.core.names import STORE, Name, RelPath, printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
+from fusefs.linux.mountinfo import Mount, below, place_of, read_mounts, views
+from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
+from fusefs.store.locate import Victim, open_victim
+from fusefs.store.visible import is_shown_as
+
+_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
+
+
+class Shown(NamedTuple):
+    """A backing directory and the same one in a mount of ours.
+
+    fd       on the backing filesystem (O_PATH)
+    path     for people
+    mounted  in the mount (O_PATH); None if none of ours shows it
+    """
+
+    fd: Fd
+    path: bytes
+    mounted: Fd | None
+
+    def __enter__(self) -> Self:
+        """Own its fds for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close them."""
+        self.fd.close()
+        if self.mounted is not None:
+            self.mounted.close()
+
+    def beneath(self, kernel: Kernel, path: bytes) -> Shown:
+        """A directory beneath it, on both sides; empty for itself. Raises  OSError"""
+        fd = kernel.open_beneath(self.fd, path or b".", _DIR)
+        try:
+            mounted = None if self.mounted is None else kernel.open_beneath(self.mounted, path or b".", _DIR)
+        except BaseException:
+            fd.close()
+            raise
+        return Shown(fd, os.path.join(self.path, path) if path else self.path, mounted)
+
+
+def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> Shown:
+    """The backing directory of a path that a person named: that itself, unless a mount of ours is there.
+
+    Raises  OSError; NoBacking
+    """
+    mounts = read_mounts() if mounts is None else mounts
+    with ExitStack() as owned:
+        fd = owned.enter_context(kernel.open_path(path))
+        mount = mount_of(kernel, fd, mounts) if any(one.is_ours() for one in mounts) else None
+        if mount is not None:
+            real = os.readlink(b"/proc/self/fd/%d" % fd)
+            root = find_root(kernel, real, mount, mounts)
+            if root is not None:
+                with root:
+                    return root.beneath(kernel, below(real, root.path))
+        owned.pop_all()
+        return Shown(fd, path, None)
+
+
+def find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> Shown | None:
+    """What a mount of ours shows that a path lies in, or the backing tree of one; its root as in that path.
+
+    path    a directory's, absolute and without links
+    mount   what that directory is on
+    Raises  NoBacking if it is in a mount of ours whose backing tree we can't use, or not trust
+    Returns None if it has nothing to do with a mount of ours
+    """
+    if mount.is_ours():
+        try:
+            return _open_root(kernel, mount, mounts)
+        except OSError as error:
+            raise _no_backing(mount, error.strerror or "") from error
+    place = place_of(path, mount)
+    for view in views(mounts, trusted_owners(os.geteuid())):
+        if not view.backing.holds(place):
+            continue
+        # A mount whose daemon is dead, or that we may not enter, is no way to it.
+        with suppress(OSError, NoBacking):
+            rest = below(place.path, view.backing.path)
+            root = path[: len(path) - len(rest)].rstrip(b"/") if rest else path
+            return _open_root(kernel, view.mount, mounts)._replace(path=root or b"/")
+    return None
+
+
+def find_mounted(
+    kernel: Kernel, path: bytes, real: bytes, name: Name, wanted: Fd, mount: Mount, mounts: list[Mount]
+) -> Victim | None:
+    """The victim at a path that a mount of ours shows; None if none does, or if the path is the backing one, can't.
+
+    path    as it was typed, for errors; real, its directory's; name, in that
+    wanted  that directory as the path led to it, and `mount` what it is on
+    Raises  TrashdError, OSError
+    """
+    root = find_root(kernel, real, mount, mounts)
+    if root is None:
+        return None
+    with ExitStack() as owned:
+        owned.enter_context(root)
+        try:
+            above = owned.enter_context(root.beneath(kernel, below(real, root.path)))
+            fd = owned.enter_context(open_victim(kernel, above.fd, name, path))
+            seen = kernel.fstat(fd)
+            assert above.mounted is not None
+            if not is_shown_as(kernel.fstat(above.fd), kernel.fstat(above.mounted)):
+                raise _no_backing(mount, "it shows another directory there than its source has")
+            # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
+            open_victim(kernel, above.mounted, name, path).close()
+            found = mount_of(kernel, root.fd, mounts)
+            if found is None or not _is_same(kernel, above, wanted):
+                raise NotFound(path, "its directory was moved meanwhile")
+        except (OSError, NoBacking):
+            if mount.is_ours():
+                raise
+            return None
+        owned.pop_all()
+    place = place_of(os.readlink(b"/proc/self/fd/%d" % root.fd), found)
+    parent = RelPath(below(real, root.path))
+    return Victim(
+        root.fd, root.path, place, parent, above.fd, name, fd, seen, found, tuple(mounts), root.mounted, above.mounted
+    )
+
+
+def _is_same(kernel: Kernel, directory: Shown, wanted: Fd) -> bool:
+    """Whether an fd holds one of the two sides; a mount's fds are all of one superblock."""
+    st = kernel.fstat(wanted)
+    assert directory.mounted is not None
+    return any(os.path.samestat(st, kernel.fstat(fd)) for fd in (directory.fd, directory.mounted))
+
+
+def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Shown:
+    """What a mount of ours shows at its mount point, on both sides. Raises  OSError; NoBacking"""
+    if mount.owner not in trusted_owners(os.geteuid()):
+        raise _no_backing(mount, f"it was mounted by uid {mount.owner}")
+    with ExitStack() as owned:
+        mounted = owned.enter_context(kernel.open_path(mount.point))
+        if kernel.statx(mounted).mnt_id != mount.mnt_id:
+            raise _no_backing(mount, "something else is mounted over it")
+        backing = owned.enter_context(_open_backing(kernel, mount))
+        found = mount_of(kernel, backing, mounts)
+        # In a container the source's path may lead nowhere, to this very mount, or to something else.
+        if found is None or found.is_ours() or _volume_text(kernel, backing) != _volume_text(kernel, mounted):
+            raise _no_backing(mount, f"{printable(mount.source)} is something else here")
+        owned.pop_all()
+        return Shown(backing, mount.point, mounted)
+
+
+def _open_backing(kernel: Kernel, mount: Mount) -> Fd:
+    source = kernel.open_path(mount.source)
+    if mount.root == b"/":
+        return source
+    with source:
+        return kernel.open_beneath(source, mount.root[1:], _DIR)
+
+
+def _no_backing(mount: Mount, why: str) -> NoBacking:
+    where = printable(mount.point)
+    hint = f"mv DIR {where.rstrip('/')}/.trashd/drop/ needs nothing but the mount"
+    return NoBacking(f"{where}: {why}", hint if mount.root == b"/" else "")
+
+
+def _volume_text(kernel: Kernel, base: Fd) -> bytes:
+    """What volume.json says, the volume's random id with it; empty without a store. Raises  OSError"""
+    try:
+        with kernel.open_beneath(base, STORE + b"/" + VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            return kernel.read(fd, VOLUME_MAX_BYTES)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+        return b""
+
+
+def mount_of(kernel: Kernel, fd: int, mounts: list[Mount]) -> Mount | None:
+    """What an fd is on; None if we don't see that mounted (a chroot)."""
+    mnt_id = kernel.statx(fd).mnt_id
+    return next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
+
+
+def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
+    """Nothing is reaped through a mount of ours. Raises  NoBacking"""
+    if kernel.filesystem(fd) == FUSE_MAGIC:
+        mount = mount_of(kernel, fd, read_mounts())
+        if mount is not None and mount.is_ours():
+            raise _no_backing(mount, "nothing is reaped through it")

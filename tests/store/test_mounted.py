@@ -1,0 +1,281 @@
+"""The ordinary commands on paths in a mount of ours: the store's work behind it, the renames on its names."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import NoBacking, Occupied
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.reap import reap
+from fusefs.store.for_owner import swap_for_owner
+from fusefs.store.mounted import refuse_mounted
+from fusefs.store.stage import Options
+from fusefs.store.verbs import own_folder
+from tests.support.mounted import Mounted
+from tests.support.on_mount import ALICE, NOGROUP, STAGED, TREE, both, hers, opened
+from tests.support.store import (
+    entries,
+    raw,
+    reap_now,
+    recover_all,
+    remove,
+    restore,
+    swap,
+    tree_of,
+)
+from tests.support.store import opened as opened_store
+from tests.support.tree import make_tree, snapshot
+from tests.support.users import as_user
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+
+# Swap and rm
+
+
+def test_a_swapped_directory_is_empty_at_once_and_its_old_tree_is_kept(mount: Mounted, job: Path) -> None:
+    before = snapshot(job)
+    swapped = swap(job)
+    assert [os.listdir(path) for path in both(mount, job)] == [[], []]
+    assert snapshot(tree_of(swapped)) == before
+    assert (job / "new").write_text("z") == 1
+    assert (mount.backing / "job" / "new").read_text() == "z"
+
+
+def test_people_are_told_the_path_that_they_know(mount: Mounted, job: Path) -> None:
+    swapped = swap(job)
+    assert (swapped.path, swapped.volume) == (raw(job), None)
+    [entry] = entries(mount.path)
+    assert (entry.origin, entry.id) == (raw(job), swapped.id)
+    assert entry.path.startswith(raw(mount.path))
+
+
+def test_exchange_is_one_of_the_mounts_own_names_whichever_path_was_typed(mount: Mounted, job: Path) -> None:
+    for path in both(mount, job):
+        with opened(job) as where:
+            swapped = swap(path)
+            assert where() == str(mount.path / STAGED / swapped.id / "tree")
+
+
+def test_removal_is_one_of_the_mounts_own_names(mount: Mounted, job: Path) -> None:
+    with opened(job) as where:
+        removed = remove(job)
+        assert where() == str(mount.path / STAGED / removed.id / "tree")
+    assert not job.exists()
+
+
+@pytest.mark.usefixtures("job")
+def test_a_file_is_removed_and_restored(mount: Mounted) -> None:
+    file = mount.path / "file"
+    file.write_text("x")
+    removed = remove(file)
+    assert not file.exists()
+    restore(mount.path, removed.id)
+    assert file.read_text() == "x"
+
+
+def test_holders_of_the_old_tree_go_on_in_it(job: Path) -> None:
+    fd = os.open(job / "deep", os.O_RDONLY)
+    with open(job / "results") as file:
+        swap(job)
+        assert file.read() == "x"
+        assert os.listdir(fd) == ["er"]
+        os.close(os.open("er", os.O_RDONLY, dir_fd=fd))
+    os.close(fd)
+
+
+def test_all_of_the_stores_work_is_done_behind_the_mount(mount: Mounted, job: Path) -> None:
+    device = os.stat(mount.path).st_dev
+    seen = set()
+
+    class Watching(Kernel):
+        def lock(self, fd: int) -> bool:
+            seen.add(os.fstat(fd).st_dev)
+            return super().lock(fd)
+
+        def fsync(self, fd: int) -> None:
+            seen.add(os.fstat(fd).st_dev)
+            super().fsync(fd)
+
+        def mkdir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
+            seen.add(os.fstat(dir_fd).st_dev)
+            super().mkdir(dir_fd, name, mode)
+
+    identifier = swap(job, Watching()).id
+    restore(mount.path, identifier, Watching())
+    assert seen
+    assert device not in seen
+
+
+def test_a_container_that_the_kernel_can_t_move_at_the_moment_is_looked_for_again(mount: Mounted, job: Path) -> None:
+    device = os.stat(mount.path).st_dev
+
+    class Crowded(Kernel):
+        """Somebody renames in the mount at the first looks: the kernel says ESTALE then (fs/dcache.c)."""
+
+        left = 3
+
+        def open_beneath(self, dir_fd: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Fd:
+            if self.left and b"/stage/" in path and os.fstat(dir_fd).st_dev == device:
+                self.left -= 1
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return super().open_beneath(dir_fd, path, flags)
+
+    kernel = Crowded()
+    swap(job, kernel)
+    assert kernel.left == 0
+    assert os.listdir(job) == []
+
+
+# Restore
+
+
+def test_a_restored_tree_is_there_at_once(mount: Mounted, job: Path) -> None:
+    before = snapshot(job)
+    for volume in both(mount, mount.path):
+        swapped = swap(job)
+        with opened(tree_of(swapped)) as where:
+            restore(volume, swapped.id)
+            assert where() == str(job)
+        assert snapshot(job) == before
+
+
+def test_a_removed_tree_comes_back_at_once(mount: Mounted, job: Path) -> None:
+    before = snapshot(job)
+    removed = remove(job)
+    assert not job.exists()
+    with opened(tree_of(removed)) as where:
+        restore(mount.path, removed.id)
+        assert where() == str(job)
+    assert snapshot(job) == before
+
+
+def test_what_was_written_meanwhile_is_kept(mount: Mounted, job: Path) -> None:
+    swapped = swap(job)
+    (job / "new").write_text("z")
+    restored = restore(mount.path, swapped.id)
+    assert restored.rescued is not None
+    assert sorted(os.listdir(job)) == sorted(TREE)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_restore_to_another_name(mount: Mounted, job: Path, side: int) -> None:
+    before = snapshot(job)
+    swapped = swap(job)
+    with opened(tree_of(swapped)) as where:
+        restore(mount.path, swapped.id, to=both(mount, mount.path / "job2")[side])
+        assert where() == str(mount.path / "job2")
+    assert snapshot(mount.path / "job2") == before
+
+
+def test_restore_to_a_taken_name_is_refused(mount: Mounted, job: Path) -> None:
+    swapped = swap(job)
+    with pytest.raises(Occupied):
+        restore(mount.path, swapped.id, to=job)
+    assert [entry.id for entry in entries(mount.path)] == [swapped.id]
+
+
+def test_a_part_is_restored(mount: Mounted, job: Path) -> None:
+    swapped = swap(job)
+    with opened(tree_of(swapped) / "deep") as where:
+        restore(mount.path, swapped.id, inside=b"deep")
+        assert where() == str(job / "deep")
+    assert os.listdir(job) == ["deep"]
+    restore(mount.path, swapped.id, inside=b"results", to=mount.path / "file")
+    assert (mount.path / "file").read_text() == "x"
+
+
+def test_the_way_to_a_restored_part_is_made(mount: Mounted, job: Path) -> None:
+    swapped = swap(job)
+    restore(mount.path, swapped.id, inside=b"deep/er")
+    assert (job / "deep" / "er").read_text() == "y"
+
+
+# Users
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o555, 0o000])
+@pytest.mark.usefixtures("job")
+def test_a_user_swaps_and_restores(mount: Mounted, mode: int) -> None:
+    her_job = hers(mount, mode)
+    before = snapshot(her_job)
+    swapped = as_user(ALICE, lambda: swap(her_job))
+    assert snapshot(her_job) == before[:1]
+    assert snapshot(tree_of(swapped)) == before
+    as_user(ALICE, lambda: restore(mount.path, swapped.id))
+    assert snapshot(her_job) == before
+
+
+@pytest.mark.usefixtures("job")
+def test_root_restores_a_users_orphan_as_that_user(mount: Mounted) -> None:
+    her_job = hers(mount)
+    before = snapshot(her_job)
+    swapped = as_user(ALICE, lambda: swap(her_job))
+    with opened(tree_of(swapped)) as where:
+        restore(mount.path, swapped.id)
+        assert where() == str(her_job)
+    assert snapshot(her_job) == before
+
+
+@pytest.mark.usefixtures("job")
+def test_root_restores_a_users_orphan_elsewhere_by_root_s_own_rename(mount: Mounted) -> None:
+    her_job = hers(mount)
+    swapped = as_user(ALICE, lambda: remove(her_job))
+    with opened(tree_of(swapped)) as where:
+        restore(mount.path, swapped.id, to=mount.path / "job2")
+        assert where() == str(mount.path / "job2")
+
+
+@pytest.mark.usefixtures("job")
+def test_root_swaps_for_the_owner(mount: Mounted) -> None:
+    her_job = hers(mount)
+    os.chown(her_job, ALICE, NOGROUP)
+    with opened(her_job) as where:
+        swapped = swap_for_owner(Kernel(), raw(her_job), Options())
+        assert where() == str(mount.path / f".trashd/u/{ALICE}/stage" / swapped.id / "tree")
+    assert os.listdir(her_job) == []
+
+
+# Reaping
+
+
+def test_an_orphan_is_reaped_behind_the_mount(mount: Mounted, job: Path) -> None:
+    identifier = swap(job).id
+    device = os.stat(mount.path).st_dev
+    gone: list[int] = []
+
+    class Watching(Kernel):
+        def rmdir(self, dir_fd: int, name: bytes) -> None:
+            gone.append(os.fstat(dir_fd).st_dev)
+            super().rmdir(dir_fd, name)
+
+    assert reap_now(mount.path, identifier, Watching()).report.n_failed == 0
+    assert gone
+    assert device not in gone
+    assert entries(mount.path) == []
+
+
+@pytest.mark.usefixtures("job")
+def test_the_reaper_refuses_a_directory_of_a_mount(mount: Mounted) -> None:
+    kernel = Kernel()
+    identifier = swap(mount.path / "job").id
+    # Opened by its path in the mount, as no command does.
+    with opened_store(mount.path) as store, own_folder(store) as folder, pytest.raises(NoBacking):
+        reap(folder, identifier)
+    with kernel.open_path(raw(mount.path)) as mounted, pytest.raises(NoBacking, match="nothing is reaped through it"):
+        refuse_mounted(kernel, mounted)
+    with kernel.open_path(raw(mount.backing)) as backing:
+        refuse_mounted(kernel, backing)
+
+
+def test_what_was_dropped_through_the_mount_is_adopted(mount: Mounted, job: Path) -> None:
+    swap(job)  # makes root's folder
+    make_tree(mount.path / "job2", TREE)
+    os.rename(mount.path / "job2", mount.path / ".trashd/u/0/drop/job2")
+    assert recover_all(mount.path) == []
+    assert {swapped.method.value for swapped in entries(mount.path) if swapped.method} == {"exchange", "dropped"}

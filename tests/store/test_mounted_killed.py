@@ -1,0 +1,42 @@
+"""The crash laws of every verb with a mounted tree: killed before any call, nothing is lost, and the mount shows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.acts import SCENES
+from tests.support.mounted import Mounted, trashd_mount
+from tests.support.scenes import assert_nothing_lost, deaths, home, settle
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+
+@pytest.fixture(scope="module")
+def mount() -> Iterator[Mounted]:
+    """A mounted tmpfs, which the scenes know by its backing path: they look at the store's files there."""
+    with tmpfs_volume() as path:
+        (path / "source").mkdir()
+        with trashd_mount(path / "source", options=["timeout=0"], limit_s=300) as mounted:
+            yield mounted
+
+
+@pytest.mark.parametrize("name", ["swap", "swap-two-rename-lent", "rm", "restore-late"])
+def test_nothing_is_lost_by_a_kill_before_any_call(mount: Mounted, name: str) -> None:
+    scene = SCENES[name]
+    for n, before in deaths(scene, mount.backing):
+        try:
+            if scene.is_gapless:
+                assert home(mount.path).is_dir(), "the name does not resolve (I1)"
+            settle(mount.backing)
+            assert_nothing_lost(scene, mount.backing, before)
+            seen = [sorted(os.listdir(home(path).parent)) for path in (mount.path, mount.backing)]
+            assert seen[0] == seen[1]
+            if home(mount.backing).is_dir():
+                assert os.listdir(home(mount.path)) == os.listdir(home(mount.backing))
+        except BaseException as error:
+            error.add_note(f"killed before call {n}")
+            raise
