@@ -18,6 +18,8 @@ _COMMANDS = {
     "restore": "fusefs.cli.restore",
     "reap": "fusefs.cli.reap",
     "quarantine": "fusefs.cli.quarantine",
+    "mount": "fusefs.cli.mount",
+    "umount": "fusefs.cli.umount",
     "doctor": "fusefs.cli.doctor",
 }
 

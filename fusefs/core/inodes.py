@@ -89,6 +89,10 @@ class InodeTable:
         """How many nodes there are."""
         return len(self._by_nodeid)
 
+    def __iter__(self) -> Iterator[Node]:
+        """All of them, the root too."""
+        return iter(self._by_nodeid.values())
+
     def get(self, nodeid: NodeId) -> Node | None:
         """The node that the kernel means by a nodeid."""
         return self._by_nodeid.get(nodeid)
@@ -114,6 +118,25 @@ class InodeTable:
             return wanted
         self._n_private += 1
         return NodeId(_PRIVATE + self._n_private)
+
+    def lacks_its_number(self, node: Node) -> bool:
+        """Whether a node has a private number only because the kernel had not yet let go of what had its own before.
+
+        What was deleted, and is not in use, is forgotten at once: the message is on its way.
+        """
+        ino = node.born[1]
+        if node.nodeid == ino or node.born[0] != self._device or node.nlookup > 1:
+            return False
+        before = self._by_nodeid.get(NodeId(ino))
+        return before is None or (before.last is not None and not before.n_open)
+
+    def renumber(self, node: Node) -> None:
+        """Give a node its own number after all, if that is free by now; the kernel must not know it yet."""
+        ino = NodeId(node.born[1])
+        if self.lacks_its_number(node) and ino not in self._by_nodeid:
+            del self._by_nodeid[node.nodeid]
+            node.nodeid = ino
+            self._by_nodeid[ino] = node
 
     def forget(self, node: Node, n: int) -> bool:
         """The kernel lets go of n references; whether the node is gone now."""

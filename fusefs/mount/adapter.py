@@ -10,8 +10,9 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, In
 
 from fusefs.linux.caller import Caller
 from fusefs.mount import vfs_write
+from fusefs.mount.loop import own_number
 from fusefs.mount.translate import Timeouts, answered, entry_of, statvfs_of
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.vfs import Known, Vfs
 from fusefs.mount.vfs_write import Changes
 
 
@@ -29,11 +30,15 @@ class Adapter(pyfuse3.Operations):
         self._timeouts = timeouts
         self._keeps_pages = keeps_pages
 
+    async def _new(self, known: Known) -> EntryAttributes:
+        """What the kernel is told of what was just made. Checkpoint  rarely"""
+        return entry_of(await own_number(self._vfs, known), self._timeouts)
+
     # Names.
 
     @answered
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        return entry_of(self._vfs.lookup(parent_inode, name), self._timeouts)
+        return entry_of(self._vfs.lookup(parent_inode, name, _caller(ctx)), self._timeouts)
 
     @answered
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
@@ -44,15 +49,15 @@ class Adapter(pyfuse3.Operations):
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        return entry_of(vfs_write.mknod(self._vfs, parent_inode, name, mode, rdev, _caller(ctx)), self._timeouts)
+        return await self._new(vfs_write.mknod(self._vfs, parent_inode, name, mode, rdev, _caller(ctx)))
 
     @answered
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
-        return entry_of(vfs_write.mkdir(self._vfs, parent_inode, name, mode, _caller(ctx)), self._timeouts)
+        return await self._new(vfs_write.mkdir(self._vfs, parent_inode, name, mode, _caller(ctx)))
 
     @answered
     async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        return entry_of(vfs_write.symlink(self._vfs, parent_inode, name, target, _caller(ctx)), self._timeouts)
+        return await self._new(vfs_write.symlink(self._vfs, parent_inode, name, target, _caller(ctx)))
 
     @answered
     async def link(
@@ -84,7 +89,7 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        return entry_of(self._vfs.getattr(inode), self._timeouts)
+        return entry_of(self._vfs.getattr(inode, _caller(ctx)), self._timeouts)
 
     @answered
     async def setattr(
@@ -107,7 +112,7 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        return self._vfs.readlink(inode)
+        return self._vfs.readlink(inode, _caller(ctx))
 
     @answered
     async def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
@@ -144,7 +149,7 @@ class Adapter(pyfuse3.Operations):
         self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         fh, known = vfs_write.create(self._vfs, parent_inode, name, mode, flags, _caller(ctx))
-        return FileInfo(fh=FileHandleT(fh), keep_cache=self._keeps_pages), entry_of(known, self._timeouts)
+        return FileInfo(fh=FileHandleT(fh), keep_cache=self._keeps_pages), await self._new(known)
 
     @answered
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:

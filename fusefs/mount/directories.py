@@ -48,7 +48,7 @@ class Directories:
 
     def close(self) -> None:
         """Close all."""
-        self.make_room()
+        self.limit(0)
         if self._mount is not None:
             self._mount.close()
 
@@ -69,9 +69,14 @@ class Directories:
 
     def _keep(self, directory: Node, fd: Fd) -> Fd:
         self._open[directory] = fd
-        while len(self._open) > self._n_fds:
-            self._open.popitem(last=False)[1].close()
+        self.limit(self._n_fds)
         return fd
+
+    def limit(self, n_fds: int) -> None:
+        """From now on no more directories may be open at a time."""
+        self._n_fds = n_fds
+        while len(self._open) > n_fds:
+            self._open.popitem(last=False)[1].close()
 
     def drop(self, node: Node) -> None:
         """A node has ended, or its directory was removed: don't hold it open."""
@@ -84,14 +89,6 @@ class Directories:
         if node.is_directory:
             return Fd(os.dup(self.fd_of(node)))
         return self._find(node)
-
-    def make_room(self) -> bool:
-        """Close what is not needed at the moment; whether there was anything."""
-        had_some = bool(self._open)
-        for fd in self._open.values():
-            fd.close()
-        self._open.clear()
-        return had_some
 
     def _find(self, node: Node) -> Fd:
         """A new fd: by name from an open directory, else by handle, else by its names from the root."""

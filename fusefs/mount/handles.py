@@ -16,6 +16,10 @@ class Handles:
         self._fds: dict[Node, list[Fd]] = {}
         self._listings: dict[int, Dirents] = {}
 
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._nodes)
+
     def add(self, node: Node, fd: Fd, listing: Dirents | None = None) -> int:
         """A handle of a node; the fd is closed with it."""
         self._nodes[fd] = node

@@ -13,16 +13,18 @@ from typing import NamedTuple, NoReturn
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import InodeTable, Node, NodeId
-from fusefs.core.names import STORE
 from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.mount import trashdir
 from fusefs.mount.directories import Directories
 from fusefs.mount.handles import Handles
 
 _SPARE_FDS = 64
 """For the daemon's own needs, and those that an operation holds for a moment."""
+_LEAST_DIRECTORIES = 16
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
 _DOTS = (b".", b"..")
@@ -59,8 +61,10 @@ class Vfs:
         is_shared    names may change behind the mount at any time: each look verifies what it sees
         """
         seen = look_at(root)
-        self.directories = Directories(root, max((max_fds - _SPARE_FDS) // 2, 2))
+        self._n_fds = max(max_fds - _SPARE_FDS, 2 * _LEAST_DIRECTORIES)
+        self.directories = Directories(root, self._n_fds)
         self.nodes = InodeTable(self.directories.source_of(root, b"", seen), seen)
+        self._drops = trashdir.Drops(Kernel(), root)
         self._shows_trash = shows_trash
         self._is_shared = is_shared
         self._handles = Handles()
@@ -76,7 +80,7 @@ class Vfs:
         """The node of a nodeid. Raises  OSError ESTALE, which the kernel takes as a reason to look again."""
         node = self.nodes.get(NodeId(nodeid))
         if node is None:
-            _fail(errno.ESTALE)
+            _fail(errno.ESTALE if trashdir.user_of(nodeid) is None else errno.EOPNOTSUPP)
         return node
 
     def directory(self, nodeid: int) -> tuple[Node, Fd]:
@@ -86,18 +90,42 @@ class Vfs:
             _fail(errno.ENOENT)
         return node, self.directories.fd_of(node)
 
-    def lookup(self, parent: int, name: bytes) -> Known:
+    def changeable(self, parent: int, name: bytes) -> tuple[Node, Fd]:
+        """The same, for a change of that name. Raises  OSError EPERM for the one that nobody may change"""
+        directory, fd = self.directory(parent)
+        if trashdir.is_drop(directory, name):
+            _fail(errno.EPERM)
+        return directory, fd
+
+    def lookup(self, parent: int, name: bytes, caller: Caller) -> Known:
         """What a name means; one more reference for the kernel. Raises  OSError ENOENT, ENAMETOOLONG and so on."""
         directory, fd = self.directory(parent)
+        if trashdir.is_drop(directory, name):
+            return self._drop(caller.uid, caller)
         known = self.see(directory, fd, name)
         self.counted(known)
         return known
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> Known:
         """What a name means, not counted yet: `counted` or `not_taken` must follow."""
-        seen = look_at(fd, name)
-        node = self.nodes.learn(self.directories.source_of(fd, name, seen), seen, directory, name)
-        return Known(node.nodeid, seen, self.is_volatile(node))
+        return self.learn(directory, name, fd, name)
+
+    def learn(self, directory: Node, name: bytes, fd: Fd, at: bytes = b"") -> Known:
+        """The same of what an fd holds, or of a name (`at`) in it."""
+        seen = look_at(fd, at)
+        node = self.nodes.learn(self.directories.source_of(fd, at, seen), seen, directory, name)
+        return Known(node.nodeid, seen, trashdir.is_below(node))
+
+    def lacks_its_number(self, known: Known) -> bool:
+        """Whether the kernel's next messages may free the nodeid that what was just made should have."""
+        node = self.nodes.get(known.nodeid)
+        return node is not None and self.nodes.lacks_its_number(node)
+
+    def renumbered(self, known: Known) -> Known:
+        """What was just made, by its own number if that is free by now; the kernel must not know it yet."""
+        node = self.node(known.nodeid)
+        self.nodes.renumber(node)
+        return known._replace(nodeid=node.nodeid)
 
     def counted(self, known: Known) -> None:
         """The kernel was told: it has one more reference."""
@@ -117,21 +145,21 @@ class Vfs:
         if self.nodes.forget(node, n):
             self.directories.drop(node)
 
-    def is_volatile(self, node: Node) -> bool:
-        """Whether a node is `.trashd` of the root, or below it: the store's work changes that behind the mount."""
-        at = node
-        while at.parent is not None:
-            if at.name == STORE and at.parent is self.nodes.root:
-                return True
-            at = at.parent
-        return False
+    def _drop(self, uid: int, caller: Caller) -> Known:
+        return Known(trashdir.drop_of(uid), self._drops.look(uid, caller), is_volatile=True)
 
     # Looking.
 
-    def getattr(self, nodeid: int) -> Known:
+    def getattr(self, nodeid: int, caller: Caller) -> Known:
         """The attributes of a node as they are now."""
-        node = self.node(nodeid)
-        return Known(node.nodeid, self._attributes(node), self.is_volatile(node))
+        uid = trashdir.user_of(nodeid)
+        if uid is not None:
+            return self._drop(uid, caller)
+        return self.known(self.node(nodeid))
+
+    def known(self, node: Node) -> Known:
+        """What a node is now."""
+        return Known(node.nodeid, self._attributes(node), trashdir.is_below(node))
 
     def _attributes(self, node: Node) -> Attributes:
         if node.last is not None:
@@ -157,8 +185,11 @@ class Vfs:
             return Fd(os.open(b"/proc/self/fd/%d" % self._handles.fd_of(node), os.O_PATH | os.O_CLOEXEC))
         return self.directories.hold(node)
 
-    def readlink(self, nodeid: int) -> bytes:
+    def readlink(self, nodeid: int, caller: Caller) -> bytes:
         """A link's target."""
+        uid = trashdir.user_of(nodeid)
+        if uid is not None:
+            return self._drops.readlink(uid, caller)
         with self.directories.hold(self.node(nodeid)) as fd:
             return os.readlink(b"", dir_fd=fd)
 
@@ -187,16 +218,16 @@ class Vfs:
     def open(self, nodeid: int, flags: int) -> int:
         """A handle of a file."""
         node = self.node(nodeid)
+        self.make_room()
         with self.hold(node) as fd:
-            return self.opened(node, self._open(b"/proc/self/fd/%d" % fd, flags & ~_KERNELS_OWN))
+            return self.opened(node, Fd(os.open(b"/proc/self/fd/%d" % fd, (flags & ~_KERNELS_OWN) | os.O_CLOEXEC)))
 
-    def _open(self, path: bytes, flags: int) -> Fd:
-        try:
-            return Fd(os.open(path, flags | os.O_CLOEXEC))
-        except OSError as error:
-            if error.errno != errno.EMFILE or not self.directories.make_room():
-                raise
-        return Fd(os.open(path, flags | os.O_CLOEXEC))
+    def make_room(self) -> None:
+        """Before a handle: the fds are shared between handles and directories. Raises  OSError EMFILE"""
+        n_directories = self._n_fds - len(self._handles) - 1
+        if n_directories < _LEAST_DIRECTORIES:
+            _fail(errno.EMFILE)
+        self.directories.limit(n_directories)
 
     def opened(self, node: Node, fd: Fd) -> int:
         """A handle of a node by an fd, which is the vfs's now."""
@@ -221,9 +252,9 @@ class Vfs:
     def release(self, fh: int) -> None:
         """Close a handle of a file or a directory; with the last one of what has no name any more, that has ended."""
         node = self._handles.node(fh)
-        if node.n_open == 1 and node.nlookup:
+        if node.n_open == 1 and node.parent is None and node is not self.nodes.root:
             seen = look_at(self.file(fh))
-            if not seen.nlink or (node.is_directory and node.parent is None and node is not self.nodes.root):
+            if node.is_directory or not seen.nlink:
                 self.nodes.detach(node, seen)
         self._handles.remove(fh)
         self._ended(node, 0)
@@ -235,7 +266,9 @@ class Vfs:
         node = self.node(nodeid)
         if node.last is not None:
             _fail(errno.ENOENT)
-        fd = self._open(b"/proc/self/fd/%d" % self.directories.fd_of(node), os.O_RDONLY | os.O_DIRECTORY)
+        self.make_room()
+        path = b"/proc/self/fd/%d" % self.directories.fd_of(node)
+        fd = Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         return self._handles.add(node, fd, Dirents(fd))
 
     def readdir(self, fh: int, offset: int) -> Iterator[Listed]:
@@ -259,7 +292,7 @@ class Vfs:
     def _listed(self, node: Node, fd: Fd, name: bytes, ino: int, following: int) -> Listed | None:
         if name in _DOTS:
             return Listed(name, Known(NodeId(ino), _directory(ino)), following)
-        if name == STORE and node is self.nodes.root and not self._shows_trash:
+        if trashdir.is_hidden(node, name, shows_trash=self._shows_trash):
             return None
         try:
             return Listed(name, self.see(node, fd, name), following)

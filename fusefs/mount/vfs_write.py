@@ -11,7 +11,7 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node
 from fusefs.linux import libc
 from fusefs.linux.attributes import look_at, set_times
-from fusefs.linux.caller import Caller, created_by, in_group
+from fusefs.linux.caller import Caller, created_by, in_group, is_member
 from fusefs.linux.fd import Fd
 from fusefs.mount.vfs import Known, Vfs
 
@@ -37,30 +37,36 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
 
     Raises  OSError ESTALE if somebody else has made it meanwhile: the kernel then looks again, and checks again
     """
-    directory, dir_fd = vfs.directory(parent)
+    directory, dir_fd = vfs.changeable(parent, name)
+    vfs.make_room()
     wanted = (flags & ~os.O_DIRECT & ~os.O_TRUNC) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with created_by(caller):
+        with created_by(caller, _group(dir_fd, mode, caller)):
             fd = Fd(os.open(name, wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
     except FileExistsError as error:
         if flags & os.O_EXCL:
             raise
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
-    known = _made(vfs, directory, dir_fd, name)
+    try:
+        known = vfs.learn(directory, name, fd)
+    except BaseException:
+        fd.close()
+        raise
+    vfs.counted(known)
     return vfs.opened(vfs.node(known.nodeid), fd), known
 
 
 def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Known:
     """A new file, FIFO, socket or device."""
-    directory, dir_fd = vfs.directory(parent)
-    with created_by(caller):
+    directory, dir_fd = vfs.changeable(parent, name)
+    with created_by(caller, _group(dir_fd, mode, caller)):
         os.mknod(name, mode, rdev, dir_fd=dir_fd)
     return _made(vfs, directory, dir_fd, name)
 
 
 def mkdir(vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller) -> Known:
     """A new directory."""
-    directory, dir_fd = vfs.directory(parent)
+    directory, dir_fd = vfs.changeable(parent, name)
     with created_by(caller):
         os.mkdir(name, stat.S_IMODE(mode), dir_fd=dir_fd)
     return _made(vfs, directory, dir_fd, name)
@@ -68,7 +74,7 @@ def mkdir(vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller) -> Know
 
 def symlink(vfs: Vfs, parent: int, name: bytes, target: bytes, caller: Caller) -> Known:
     """A new symbolic link."""
-    directory, dir_fd = vfs.directory(parent)
+    directory, dir_fd = vfs.changeable(parent, name)
     with created_by(caller):
         os.symlink(target, name, dir_fd=dir_fd)
     return _made(vfs, directory, dir_fd, name)
@@ -76,10 +82,19 @@ def symlink(vfs: Vfs, parent: int, name: bytes, target: bytes, caller: Caller) -
 
 def link(vfs: Vfs, nodeid: int, parent: int, name: bytes) -> Known:
     """One more name of a file."""
-    directory, dir_fd = vfs.directory(parent)
+    directory, dir_fd = vfs.changeable(parent, name)
     with vfs.hold(vfs.node(nodeid)) as fd:
         os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
     return _made(vfs, directory, dir_fd, name)
+
+
+def _group(dir_fd: Fd, mode: int, caller: Caller) -> int | None:
+    """The group to make a set-group-ID file in: the bit stays if he is in the group that the directory gives it."""
+    if not mode & stat.S_ISGID:
+        return None
+    directory = look_at(dir_fd)
+    is_given = directory.mode & stat.S_ISGID and is_member(caller, directory.gid)
+    return directory.gid if is_given else None
 
 
 def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> Known:
@@ -93,7 +108,7 @@ def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> Known:
 
 def unlink(vfs: Vfs, parent: int, name: bytes) -> None:
     """Remove the name of what is no directory."""
-    directory, dir_fd = vfs.directory(parent)
+    directory, dir_fd = vfs.changeable(parent, name)
     node, seen = _seen(vfs, dir_fd, name)
     os.unlink(name, dir_fd=dir_fd)
     _lost(vfs, node, seen, directory, name)
@@ -101,7 +116,7 @@ def unlink(vfs: Vfs, parent: int, name: bytes) -> None:
 
 def rmdir(vfs: Vfs, parent: int, name: bytes) -> None:
     """Remove an empty directory; never more (ENOTEMPTY is what tools rely on)."""
-    directory, dir_fd = vfs.directory(parent)
+    directory, dir_fd = vfs.changeable(parent, name)
     node, seen = _seen(vfs, dir_fd, name)
     os.rmdir(name, dir_fd=dir_fd)
     _lost(vfs, node, seen, directory, name)
@@ -112,7 +127,7 @@ def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, f
 
     A directory's children hang on its node, not on its path: nothing is walked.
     """
-    old_directory, new_directory = vfs.node(old_parent), vfs.node(new_parent)
+    old_directory, new_directory = vfs.changeable(old_parent, old)[0], vfs.changeable(new_parent, new)[0]
     # Two directories at a time: the second must not push out the first.
     with vfs.directories.hold(old_directory) as old_fd, vfs.directories.hold(new_directory) as new_fd:
         node, seen = _seen(vfs, old_fd, old)
@@ -170,7 +185,7 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None) -> Known:
             os.truncate(path if fh is None else vfs.file(fh), changes.size)
         if changes.atime_ns is not None or changes.mtime_ns is not None:
             set_times(fd, changes.atime_ns, changes.mtime_ns)
-    return vfs.getattr(nodeid)
+    return vfs.known(node)
 
 
 def setxattr(vfs: Vfs, nodeid: int, name: bytes, value: bytes) -> None:

@@ -18,7 +18,9 @@ from tests.support.command import Done, done_well, swapped, trashd
 from tests.support.tree import IMMUTABLE, make_tree, set_flags
 
 GOLDEN = Path(__file__).with_name("golden")
-COMMANDS = ("init", "swap", "rm", "check", "holders", "list", "restore", "reap", "quarantine", "doctor")
+COMMANDS = (
+    "init", "swap", "rm", "check", "holders", "list", "restore", "reap", "quarantine", "mount", "umount", "doctor",
+)  # fmt: skip
 QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")
 ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-([A-Za-z0-9._-]*)-[0-9a-f]{12}")
 CHANGING = {

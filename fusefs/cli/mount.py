@@ -1,0 +1,87 @@
+"""trashd mount."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import click
+
+from fusefs.cli.background import Ready, run_in_background, run_in_foreground
+from fusefs.cli.options import PathBytes
+from fusefs.core.errors import Refused
+
+
+@click.command("mount", short_help="Serve a directory so that swaps reach every client at once.", no_args_is_help=True)
+@click.argument("source", type=PathBytes(), metavar="SRC")
+@click.argument("mount_point", type=PathBytes(), required=False, metavar="[MNT]")
+@click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Options as in fstab, separated by commas.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to stderr.")
+@click.option("--replace", "replaces", is_flag=True, help="Take the place of a mount of trashd whose daemon died.")
+@click.option("--show-trash", is_flag=True, help="List .trashd in the root too (-o show_trash).")
+@click.option(
+    "--coherence",
+    type=click.Choice(["exclusive", "shared"]),
+    help="Whether others change SRC behind the mount (-o coherence=); default: shared, but exclusive over itself.",
+)
+@click.option(
+    "--timeout",
+    metavar="S",
+    help="Let the kernel believe names and attributes for S seconds (-o timeout=); default: 1 if shared, 3600 if not.",
+)
+def command(
+    source: bytes,
+    mount_point: bytes | None,
+    texts: tuple[str, ...],
+    foreground: bool,
+    replaces: bool,
+    show_trash: bool,
+    coherence: str | None,
+    timeout: str | None,
+) -> int:
+    """Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
+
+    As root for all users, and SRC alone is enough: what is below is then only reached through the mount. Anybody
+    else mounts for himself, at another directory of his own. Returns as soon as the mount answers.
+
+    Options for -o: coherence=, timeout=, show_trash, allow_other, and ro, nosuid, nodev, noexec, noatime, sync as in
+    mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
+
+    \b
+    Examples:
+      trashd mount /scratch
+      trashd mount /data/scratch /scratch -o ro
+      trashd mount --replace /scratch
+    """
+    words = [*texts, *(["show_trash"] if show_trash else [])]
+    words += [f"{key}={value}" for key, value in (("coherence", coherence), ("timeout", timeout)) if value is not None]
+    target = source if mount_point is None else mount_point
+    return serve(source, target, words, in_foreground=foreground, replaces=replaces)
+
+
+def serve(
+    source: bytes,
+    target: bytes,
+    words: Iterable[str],
+    *,
+    in_foreground: bool = False,
+    replaces: bool = False,
+    is_sloppy: bool = False,
+) -> int:
+    """Mount by a daemon; the exit code."""
+    from fusefs.mount.options import Coherence, parse_options
+    from fusefs.mount.points import real_path
+
+    source, target = real_path(source), real_path(target)
+    usual = Coherence.EXCLUSIVE if source == target else Coherence.SHARED
+    options = parse_options(words, as_root=os.geteuid() == 0, is_sloppy=is_sloppy, usual=usual)
+
+    def body(ready: Ready) -> int:
+        try:
+            from fusefs.mount import daemon
+        except ImportError as error:
+            hint = "install the extra with it: pip install 'trashd[mount]' (Debian: apt install libfuse3-dev first)"
+            raise Refused(f"mounting needs pyfuse3, which can't be loaded ({error})", hint) from error
+        return daemon.serve(source, target, options, ready, replaces=replaces)
+
+    return run_in_foreground(body) if in_foreground else run_in_background(body)

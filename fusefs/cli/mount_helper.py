@@ -1,0 +1,61 @@
+"""mount.fuse.trashd: what mount(8) calls for `mount -t fuse.trashd SRC MNT -o …` and for such a line of fstab."""
+
+from __future__ import annotations
+
+import getopt
+import os
+import sys
+
+from fusefs.cli import output
+from fusefs.core.errors import NotPermitted, TrashdError, UsageError, from_os
+
+_USAGE, _INTERRUPTED, _FAILED = 1, 8, 32  # mount(8), EXIT STATUS
+_HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]; people use: trashd mount"
+
+
+def main() -> None:
+    """Run the helper of this process and exit with its code."""
+    code = run(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command line, as mount(8) understands it."""
+    try:
+        code = _run(arguments)  # of this very function in the daemon, if that could tell one
+        return code if code in (0, _USAGE) else _FAILED
+    except (UsageError, NotPermitted) as error:
+        output.failed(error)
+        return _USAGE
+    except TrashdError as error:
+        output.failed(error)
+        return _FAILED
+    except OSError as error:
+        output.failed(from_os(error, str(error.filename or "a system call")))
+        return _FAILED
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    from fusefs.cli.mount import serve
+
+    try:
+        given, paths = getopt.gnu_getopt(arguments, "sfnvN:o:t:")
+    except getopt.GetoptError as error:
+        raise UsageError(str(error), _HINT) from error
+    if len(paths) != 2:
+        raise UsageError("SRC and MNT are needed", _HINT)
+    letters = {letter for letter, _value in given}
+    if "-N" in letters:
+        raise UsageError("-N: other namespaces", "run it in there: nsenter --mount=…")
+    if "-f" in letters:
+        return 0  # a dry run
+    source, target = map(os.fsencode, paths)
+    words = [value for letter, value in given if letter == "-o"]
+    return serve(source, target, words, is_sloppy="-s" in letters)
+
+
+if __name__ == "__main__":
+    main()

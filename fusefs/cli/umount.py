@@ -1,0 +1,36 @@
+"""trashd umount."""
+
+from __future__ import annotations
+
+import click
+
+from fusefs.cli import output
+from fusefs.cli.options import PathBytes
+from fusefs.core.errors import UsageError
+from fusefs.core.names import printable
+
+
+@click.command("umount", short_help="Unmount what trashd mounted.", no_args_is_help=True)
+@click.argument("mount_point", type=PathBytes(), metavar="MNT")
+@click.option("--lazy", is_flag=True, help="At once, but whoever has something open there may go on with it.")
+@click.option("--force", is_flag=True, help="At once; whoever has something open there gets errors.")
+def command(mount_point: bytes, lazy: bool, force: bool) -> int:
+    """Unmount MNT and wait until its daemon has ended, so that what is below can be unmounted too.
+
+    Refused while somebody has something open there, or works there. A daemon that hangs lets go of everybody with
+    --force. A mount whose daemon died is unmounted like any other.
+
+    \b
+    Examples:
+      trashd umount /scratch
+      trashd umount --force /scratch
+    """
+    if lazy and force:
+        raise UsageError("--lazy with --force", "let them go on, or don't")
+    from fusefs.mount.attach import Way
+    from fusefs.mount.unmount import unmount
+
+    if not unmount(mount_point, Way.FORCE if force else Way.LAZY if lazy else Way.PLAIN):
+        where = printable(mount_point)
+        output.warn(f"{where}: unmounted, but its daemon goes on: another mount namespace has it too, or it hangs")
+    return 0

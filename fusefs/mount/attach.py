@@ -1,0 +1,162 @@
+"""FUSE mounts of ours made and unmade: by root with mount(2), by others through fusermount3.
+
+libfuse takes the fd as its mount point (`/dev/fd/N`): its own way of mounting knows no bytes that are not ASCII.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from fusefs.core.errors import Busy, KernelRefused, NotPermitted, Refused
+from fusefs.core.names import printable
+from fusefs.linux import fusermount, mounting
+from fusefs.linux.fd import Fd
+from fusefs.linux.mountinfo import OURS, Mount, read_mounts
+from fusefs.mount.options import Options
+from fusefs.mount.points import top_mount
+
+_FLAGS = {
+    "ro": mounting.MS_RDONLY, "nosuid": mounting.MS_NOSUID, "nodev": mounting.MS_NODEV, "noexec": mounting.MS_NOEXEC,
+    "noatime": mounting.MS_NOATIME, "nodiratime": mounting.MS_NODIRATIME, "sync": mounting.MS_SYNCHRONOUS,
+    "dirsync": mounting.MS_DIRSYNC, "nosymfollow": mounting.MS_NOSYMFOLLOW,
+}  # fmt: skip
+_INHERITED = {"ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
+_SUBTYPE = OURS.partition(b".")[2]
+_NO_FUSE = "load the kernel's module: modprobe fuse; a container needs --device /dev/fuse"
+_NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
+_FUSECTL = Path("/sys/fs/fuse/connections")
+
+
+class Way(Enum):
+    """How to unmount.
+
+    PLAIN  unless somebody uses it
+    LAZY   for those who come now; who has something open goes on until he closes it
+    FORCE  for all, who get errors from now on; a daemon that hangs lets them go
+    """
+
+    PLAIN = "plain"
+    LAZY = "lazy"
+    FORCE = "force"
+
+
+class Attached(NamedTuple):
+    """A mount and the fd of /dev/fuse that serves it."""
+
+    fd: Fd
+    mount: Mount
+
+
+def flags_of(dir_fd: int) -> frozenset[str]:
+    """The flags that a mount of this tree must have: what is no suid program or device there is none here."""
+    on = os.fstatvfs(dir_fd).f_flag
+    return frozenset(name for name, flag in _INHERITED.items() if on & flag)
+
+
+def attach(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Attached:
+    """Mount; whoever asks the mount from now on waits until somebody serves it.
+
+    source  what mountinfo is to tell as the backing path
+    flags   those that are on, by mount(8)'s names
+    Raises  Refused and its kin, with what is missing
+    """
+    fd = _as_root(source, target, options, flags) if os.geteuid() == 0 else _as_user(source, target, options, flags)
+    mount = top_mount(target, read_mounts())
+    if mount is None or not mount.is_ours():
+        fd.close()
+        raise Refused(f"{printable(target)} was moved away meanwhile")
+    return Attached(fd, mount)
+
+
+def _as_root(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Fd:
+    try:
+        fd = mounting.open_fuse()
+    except (FileNotFoundError, PermissionError) as error:
+        raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
+    except OSError as error:
+        if error.errno not in (errno.ENODEV, errno.ENXIO):
+            raise
+        raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
+    try:
+        with Fd(os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target_fd:
+            mode = stat.S_IFMT(os.fstat(target_fd).st_mode)
+            data = f"fd={int(fd)},rootmode={mode:o},user_id={os.geteuid()},group_id={os.getegid()}"
+            numbers = sum({_FLAGS[name] for name in flags})
+            mounting.mount(source, target_fd, OURS, numbers, ",".join([data, *_switches(options)]).encode())
+    except PermissionError as error:
+        fd.close()
+        raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
+    except BaseException:
+        fd.close()
+        raise
+    return fd
+
+
+def _as_user(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Fd:
+    if not os.path.exists("/dev/fuse"):
+        raise Refused("there is no /dev/fuse", _NO_FUSE)
+    words = [word.encode() for word in (*sorted(flags), *_switches(options))]
+    named = (b"fsname=" + fusermount.escaped(source), b"subtype=" + _SUBTYPE)
+    try:
+        return fusermount.mount(target, b",".join([*words, *named]))
+    except FileNotFoundError as error:
+        raise Refused("without root it takes fusermount3, which is missing", _NO_FUSERMOUNT) from error
+    except fusermount.FusermountFailed as error:
+        raise NotPermitted(str(error), "the mount point must be a directory of your own") from error
+
+
+def _switches(options: Options) -> list[str]:
+    return [name for name in ("allow_other", "default_permissions") if getattr(options, name)]
+
+
+def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
+    """Unmount.
+
+    Raises  Busy: somebody uses it (PLAIN only); NotPermitted: it is somebody else's
+    """
+    path = printable(mount.point)
+    busy = Busy(path, f"fuser -vm {path} tells who uses it; --lazy leaves it to them, --force takes it away")
+    if os.geteuid():
+        _detach_as_user(mount, way, busy)
+        return
+    flags = {
+        Way.PLAIN: 0,
+        Way.LAZY: mounting.MNT_DETACH,
+        Way.FORCE: mounting.MNT_DETACH | mounting.MNT_FORCE,  # which aborts the connection, as fusectl does
+    }
+    try:
+        mounting.unmount(mount.point, flags[way])
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise busy from error
+        if error.errno != errno.EINVAL:  # EINVAL: somebody else has done it meanwhile
+            raise
+
+
+def _detach_as_user(mount: Mount, way: Way, busy: Busy) -> None:
+    if way is Way.FORCE:
+        _abort(mount)
+    try:
+        fusermount.unmount(mount.point, lazily=way is not Way.PLAIN)
+    except FileNotFoundError as error:
+        raise KernelRefused("fusermount3 is missing", _NO_FUSERMOUNT) from error
+    except fusermount.FusermountFailed as error:
+        if os.strerror(errno.EBUSY) in str(error):
+            raise busy from error
+        raise NotPermitted(str(error), "who mounted it, and root, can unmount it") from error
+
+
+def _abort(mount: Mount) -> None:
+    minor = mount.device.partition(b":")[2].decode()
+    try:
+        (_FUSECTL / minor / "abort").write_text("1")
+    except FileNotFoundError as error:
+        raise Refused(
+            "the connection can't be aborted", "root has to: mount -t fusectl none " + str(_FUSECTL)
+        ) from error

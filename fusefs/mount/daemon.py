@@ -1,0 +1,180 @@
+"""The daemon: from a backing directory to a mount that answers, and to its clean end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+
+import pyfuse3
+import trio
+
+from fusefs.core.errors import Busy, NotPermitted
+from fusefs.core.names import printable
+from fusefs.linux.capabilities import Capability, drop_capabilities, keep_capabilities_as_others
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.mount import loop, runtime
+from fusefs.mount.adapter import Adapter
+from fusefs.mount.attach import Attached, Way, attach, detach, flags_of
+from fusefs.mount.notifier import Watched, notify, watching
+from fusefs.mount.options import Coherence, Options
+from fusefs.mount.points import check, mount_of_device, top_mount
+from fusefs.mount.replies import Replies, leave_umask_to_us
+from fusefs.mount.translate import Timeouts
+from fusefs.mount.trashdir import prepare_store
+from fusefs.mount.vfs import Vfs
+
+_N_WORKERS = 4
+"""Requests under way at a time; min = max: pyfuse3 must never end one between a reply and the next request."""
+_EXIT_LOST = 1
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_log = logging.getLogger(__name__)
+
+
+class _Announcing(Adapter):
+    """Tells when the kernel has begun to talk to us: whoever asks the mount from now on is answered."""
+
+    def __init__(self, vfs: Vfs, options: Options, replies: Replies, ready: Callable[[], None]) -> None:
+        timeouts = Timeouts(options.timeout_s, options.timeout_s)
+        super().__init__(vfs, timeouts, keeps_pages=options.coherence is Coherence.EXCLUSIVE)
+        self._replies = replies
+        self._ready = ready
+
+    def init(self) -> None:
+        """The answer to INIT goes out when this returns."""
+        super().init()
+        self._replies.patch_next(leave_umask_to_us)
+        self._ready()
+
+
+def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], None], *, replaces: bool = False) -> int:
+    """Mount and serve until it is unmounted or a signal says stop; the exit code.
+
+    source, target  from points.real_path; the same directory: it is mounted over itself
+    ready           called once, when the mount answers
+    replaces        a dead mount of ours at the mount point makes way
+    Raises          what keeps it from mounting; after that an exception leaves the mount as it is, dead: an empty
+                    directory in its place would be taken for the truth
+    """
+    dead = check(source, target, replaces=replaces)
+    is_over_itself = source == target
+    if is_over_itself and os.geteuid():
+        raise NotPermitted(target, "mounting a directory over itself takes root; name another one to mount it at")
+    if dead is not None and is_over_itself:
+        detach(dead, Way.LAZY)
+        dead = None
+    with ExitStack() as stack:
+        place = stack.enter_context(runtime.claimed(target)) if os.geteuid() == 0 else None
+        root, backing = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)), source
+        stack.callback(root.close)
+        if is_over_itself and place is not None:
+            root, backing = runtime.clone(place, target, root)
+            stack.callback(root.close)
+        n_fds_max = _raise_fd_limit()
+        if os.geteuid() == 0:
+            _make_store(root, source, options)
+            _be_less_than_root()
+        is_shared = options.coherence is Coherence.SHARED
+        vfs = Vfs(root, max_fds=n_fds_max, shows_trash=options.show_trash, is_shared=is_shared)
+        stack.callback(vfs.close)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until somebody is there to unmount
+        if dead is not None:
+            detach(dead, Way.LAZY)
+        attached = attach(backing, target, options, options.flags | flags_of(root))
+        replies = Replies(attached.fd)
+        stack.callback(replies.close)
+        loop.hook(replies.replied)
+        return _run(attached, vfs, _Announcing(vfs, options, replies, ready), is_shared=is_shared)
+
+
+def _raise_fd_limit() -> int:
+    """As many fds as we may have without asking; how many that is."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def _make_store(root: Fd, source: bytes, options: Options) -> None:
+    """Who sees nothing but the mount can't make the store that he needs for `.trashd/drop`."""
+    if "ro" not in options.flags | flags_of(root):
+        problem = prepare_store(Kernel(), root, source)
+        if problem is not None:
+            _log.warning("%s: no trash store, so no .trashd/drop: %s", printable(source), problem)
+
+
+def _be_less_than_root() -> None:
+    try:
+        drop_capabilities(Capability.SYS_RESOURCE, Capability.FSETID)
+        keep_capabilities_as_others()
+    except PermissionError as error:
+        raise NotPermitted("root's capabilities can't be changed", "the container has to give CAP_SETPCAP") from error
+
+
+def _run(attached: Attached, vfs: Vfs, adapter: Adapter, *, is_shared: bool) -> int:
+    path = printable(attached.mount.point)
+    pyfuse3.init(adapter, f"/dev/fd/{int(attached.fd)}", set())
+    try:
+        with _watching(attached, vfs) if is_shared else nullcontext() as watched:
+            trio.run(_loop, attached.mount, vfs, watched)
+    except BaseException:
+        _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
+        raise
+    finally:
+        pyfuse3.close(unmount=False)  # that closes the fd; what libfuse did not mount it must not unmount
+    if mount_of_device(attached.mount.device):
+        _log.error("%s: the connection was aborted; the mount stays, dead, until trashd mount --replace", path)
+        return _EXIT_LOST
+    return 0
+
+
+def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | None]:
+    _major, _, connection = attached.mount.device.partition(b":")
+    return watching(vfs.directories.fd_of(vfs.nodes.root), attached.fd, int(connection))
+
+
+async def _loop(mount: Mount, vfs: Vfs, watched: Watched | None) -> None:
+    """Serve until the mount is gone.
+
+    Checkpoint  everywhere
+    """
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_stop_on_signal, mount)
+        if watched is not None:
+            nursery.start_soon(notify, vfs, watched)
+        await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal(mount: Mount, task_status: trio.TaskStatus[None]) -> None:
+    """End the service cleanly at the first signal; the second one ends the process.
+
+    Unmounting is a thread's work: the kernel may have to ask us for the last time meanwhile.
+    Checkpoint  while waiting for the signal, and for the thread
+    """
+    with trio.open_signal_receiver(*_STOPS) as signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        task_status.started()
+        await anext(signals)
+    _log.info("%s: stopping", printable(mount.point))
+    await trio.to_thread.run_sync(_leave, mount.device)
+    pyfuse3.terminate()
+
+
+def _leave(device: bytes) -> None:
+    mount = mount_of_device(device)
+    if mount is None:
+        return
+    if top_mount(mount.point, read_mounts()) != mount:
+        _log.error("%s: something else is mounted over it, so it stays, dead", printable(mount.point))
+        return
+    try:
+        detach(mount)
+    except Busy:
+        _log.info("%s: in use; who has something open there gets errors from now on", printable(mount.point))
+        detach(mount, Way.LAZY)

@@ -1,0 +1,178 @@
+"""/run/trashd/<mount>/: a lock as long as root's daemon lives, and the backing tree of a mount over itself.
+
+Such a mount hides its backing tree from everybody, the daemon's own commands included; a private clone of it, mounted
+in here, is the path by which they find it. Private, or namespaces made earlier would see the FUSE tree in there too.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from fusefs.core.errors import Busy
+from fusefs.linux import mounting
+from fusefs.linux.fd import Fd
+from fusefs.linux.mountinfo import is_inside, read_mounts
+
+_HOME = b"/run/trashd"
+_TREE, _NARROW = b"tree", b"in"
+_SLUG_MAX_BYTES = 60
+_SEARCH_ONLY = 0o111
+_ACL = "system.posix_acl_access"
+_ACL_ENTRY = struct.Struct("=HHI")
+_ACL_HEADER_BYTES = 4
+_PATIENCE_S = 5.0
+"""For an earlier daemon at the same mount point, whose mount is gone, to end."""
+_GLANCE_S = 0.02
+
+
+def directory_of(target: bytes) -> bytes:
+    """The directory of a mount point of this mount namespace: the same at each mount, another for any other.
+
+    With the namespace in its name: /run may be shared with others, and removing a directory that is a mount point in
+    another namespace takes that mount away.
+    """
+    namespace = os.stat("/proc/self/ns/mnt").st_ino
+    digest = hashlib.sha256(b"%d:%s" % (namespace, target)).hexdigest()[:16]
+    slug = re.sub(rb"[^A-Za-z0-9._-]", b"_", os.path.basename(target))[:_SLUG_MAX_BYTES]
+    return _HOME + b"/" + slug + b"-" + digest.encode()
+
+
+@contextmanager
+def claimed(target: bytes) -> Iterator[bytes]:
+    """A mount point's directory, locked for the block; what nobody needs any more is gone before and after.
+
+    Raises  Busy: an earlier daemon still serves those who had its mount open
+    """
+    path = directory_of(target)
+    for directory in (_HOME, path):
+        with suppress(FileExistsError):
+            os.mkdir(directory)
+            os.chmod(directory, 0o711)
+    fd = _lock(path, _PATIENCE_S, makes=True)
+    if fd is None:
+        raise Busy(
+            target,
+            "an earlier trashd still serves what programs had open there when it was unmounted; end those programs, "
+            f"or it (fuser -v {os.fsdecode(path)})",
+        )
+    with fd:
+        try:
+            _remove(path, keeps_itself=True)
+            yield path
+        finally:
+            _remove(path)
+
+
+def clear(target: bytes, patience_s: float) -> bool:
+    """Whether no daemon serves a mount point of root's (any more); then nothing of it is left here either."""
+    path = directory_of(target)
+    try:
+        fd = _lock(path, patience_s, makes=False)
+    except (FileNotFoundError, PermissionError):
+        return True
+    if fd is None:
+        return False
+    with fd:
+        _remove(path)
+    return True
+
+
+def clone(path: bytes, target: bytes, dir_fd: int) -> tuple[Fd, bytes]:
+    """A private clone of a directory's mount: an O_PATH fd of its root, and where it is mounted in here.
+
+    Whoever can't come to the original can't come here either: directories above it that are not open to everybody
+    are copied, with the right to pass through alone.
+    """
+    for above in _narrow(target):
+        path += b"/" + _NARROW
+        os.mkdir(path, 0o700)
+        _let_the_same_through(above, path)
+    tree = path + b"/" + _TREE
+    os.mkdir(tree, 0o700)
+    mount_fd = mounting.clone_tree(dir_fd)
+    try:
+        mounting.make_private(mount_fd)
+        mounting.move_mount(mount_fd, tree)
+    except BaseException:
+        mount_fd.close()
+        raise
+    return mount_fd, tree
+
+
+def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        if makes:
+            with suppress(FileExistsError):
+                os.mkdir(path)
+                os.chmod(path, 0o711)
+        fd = Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except FileNotFoundError:
+            pass  # whoever had it took it away at the end
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                fd.close()
+                return None
+            time.sleep(_GLANCE_S)
+        fd.close()
+
+
+def _remove(path: bytes, *, keeps_itself: bool = False) -> None:
+    """Take away the clone, unless a mount (a dead one too) has it as its source, and the directories."""
+    mounts = read_mounts()
+    if any(mount.is_ours() and mount.owner == 0 and is_inside(mount.source, path) for mount in mounts):
+        return
+    for mount in reversed(mounts):
+        if is_inside(mount.point, path):
+            mounting.unmount(mount.point, mounting.MNT_DETACH)
+    directories = [path]
+    while os.path.lexists(directories[-1] + b"/" + _NARROW):
+        directories.append(directories[-1] + b"/" + _NARROW)
+    directories.append(directories[-1] + b"/" + _TREE)
+    for directory in directories[:0:-1] if keeps_itself else reversed(directories):
+        with suppress(FileNotFoundError):
+            os.rmdir(directory)
+
+
+def _narrow(path: bytes) -> list[bytes]:
+    """The directories above a path that not everybody may pass through, the highest first."""
+    found = []
+    while path != b"/":
+        path = os.path.dirname(path)
+        if not os.stat(path).st_mode & stat.S_IXOTH or _acl(path):
+            found.append(path)
+    return found[::-1]
+
+
+def _let_the_same_through(like: bytes, path: bytes) -> None:
+    st, acl = os.stat(like), _acl(like)
+    os.chown(path, st.st_uid, st.st_gid)
+    if acl is None:
+        os.chmod(path, st.st_mode & _SEARCH_ONLY)
+        return
+    entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER_BYTES:])
+    search_only = b"".join(_ACL_ENTRY.pack(tag, allowed & 1, who) for tag, allowed, who in entries)
+    with suppress(OSError):  # a /run without ACLs: root's alone then
+        os.setxattr(path, _ACL, acl[:_ACL_HEADER_BYTES] + search_only)
+
+
+def _acl(path: bytes) -> bytes | None:
+    try:
+        return os.getxattr(path, _ACL)
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+            raise
+        return None

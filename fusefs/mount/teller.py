@@ -1,0 +1,100 @@
+"""Two processes beside the daemon: one tells the kernel what to forget, and the other sees to it that nobody is left.
+
+The kernel takes a directory's lock before it forgets a name of it, and a page's before it forgets content. Who holds
+the lock may be waiting for the daemon's answer. So no handler may tell (I10), nor any other thread of the daemon: if
+the daemon died while that waits, it could not die, would keep the connection open, and so the lock's owner waiting, for
+good (measured: kill -9 with four clients in one directory ended so each time). The teller can wait like that; then the
+guard, told of the daemon's death, aborts the connection.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from fusefs.linux import libc
+from fusefs.linux.fusectl import abort, open_abort
+
+MESSAGE_MAX = 32768
+ANSWER = struct.Struct("=i")
+"""An errno, or 0."""
+_LENGTH = struct.Struct("=I")
+_FD_MAX = 2**31 - 1
+
+
+@contextmanager
+def teller(device: int, connection: int) -> Iterator[socket.socket]:
+    """A channel to a process that tells the kernel; at the end, whoever still waits for an answer gets an error.
+
+    Each message is some notices, one after the other, each with its length first; the answer to it is an ANSWER. To be
+    entered on the main thread, whose death the two take for the daemon's.
+
+    device      the connection's fd, /dev/fuse
+    connection  its number: the mount's minor device number
+    Raises      OSError: the connection can't be guarded
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open_abort(connection) as switch:
+        pids = [_child(signal.SIGKILL, lambda: _tell(0, 1), theirs.fileno(), device)]
+        try:
+            pids.append(_child(signal.SIGUSR1, lambda: _guard(0), switch))
+            theirs.close()
+            ours.setblocking(False)
+            yield ours
+        finally:
+            abort(switch)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _child(at_daemons_death: signal.Signals, body: Callable[[], None], *fds: int) -> int:
+    """A process that has the given fds, as 0 and so on, and nothing else; its pid.
+
+    at_daemons_death  it gets this signal then, at once: also where the daemon's process lives on for some thread's sake
+    """
+    daemon_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+            os.setsid()
+            os.chdir("/")
+            libc.prctl(libc.PR_SET_PDEATHSIG, at_daemons_death)
+            for at, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, len(fds)) for fd in fds]):
+                os.dup2(fd, at)
+            os.closerange(len(fds), _FD_MAX)
+            if os.getppid() == daemon_pid:
+                body()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _guard(switch: int) -> None:
+    signal.sigwait({signal.SIGUSR1})
+    abort(switch)
+
+
+def _tell(channel: int, device: int) -> None:
+    with socket.socket(fileno=channel) as daemon:
+        while message := daemon.recv(MESSAGE_MAX):
+            daemon.send(ANSWER.pack(_tell_all(device, message)))
+
+
+def _tell_all(device: int, message: bytes) -> int:
+    at = 0
+    try:
+        while at < len(message):
+            end = at + _LENGTH.unpack_from(message, at)[0]
+            with suppress(FileNotFoundError):  # the kernel doesn't know it, or not any more
+                os.write(device, message[at:end])
+            at = end
+    except OSError as error:
+        return error.errno or -1
+    return 0

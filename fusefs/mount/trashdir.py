@@ -1,0 +1,135 @@
+"""What `.trashd` is inside the mount: found by name, hidden from listings, never remembered; and `.trashd/drop`.
+
+`.trashd/drop` is a link that no disk has: to each user it leads to his own drop folder. So `mv DIR .trashd/drop/` is
+all that a container needs which sees nothing but the mount. Its nodeid depends on the user too: the kernel keeps one
+inode for each, and asks again at each use, since nothing in here is remembered.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.errors import TrashdError
+from fusefs.core.inodes import ROOT, Node, NodeId
+from fusefs.core.names import STORE, RelPath, join
+from fusefs.linux.attributes import look_at
+from fusefs.linux.caller import Caller, created_by
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import DROP, USERS, Store, UserFolder, make_user, open_store, open_user
+from fusefs.store.volume import make_store
+
+_DROPS = 0x6000_0000_0000_0000
+"""The nodeid of uid 0's link; beyond any that core.inodes gives, which counts its own up from half of that."""
+_N_UIDS = 1 << 32
+_PRIVATE = 0o077
+_LINK = stat.S_IFLNK | 0o777
+
+
+def is_below(node: Node) -> bool:
+    """Whether a node is a store or lies in one: what commands do there, they do behind the mount.
+
+    A store further down counts as well: a volume has one where the highest can't take a directory.
+    """
+    at: Node | None = node
+    while at is not None:
+        if at.name == STORE:
+            return True
+        at = at.parent
+    return False
+
+
+def is_hidden(directory: Node, name: bytes, *, shows_trash: bool) -> bool:
+    """Whether a listing leaves a name out: `.trashd` in the root's, or backups, searches and `rm -rf *` find it."""
+    return name == STORE and directory.nodeid == ROOT and not shows_trash
+
+
+def is_drop(directory: Node, name: bytes) -> bool:
+    """Whether a name is the link; nothing else can be made, renamed or removed under it (EPERM)."""
+    above = directory.parent
+    return name == DROP and directory.name == STORE and above is not None and above.nodeid == ROOT
+
+
+def drop_of(uid: int) -> NodeId:
+    """The nodeid of a user's link: no node stands behind it, nobody counts its references."""
+    return NodeId(_DROPS + uid)
+
+
+def user_of(nodeid: int) -> int | None:
+    """Whose link a nodeid is; None if it is none."""
+    return nodeid - _DROPS if _DROPS <= nodeid < _DROPS + _N_UIDS else None
+
+
+class Drops:
+    """The links of all users. All methods raise OSError only."""
+
+    def __init__(self, kernel: Kernel, root: Fd) -> None:
+        """root: the backing tree's directory, which stays its owner's."""
+        self._kernel = kernel
+        self._root = root
+
+    def look(self, uid: int, caller: Caller) -> Attributes:
+        """A user's link; what it leads to is made if he asks himself and it is missing.
+
+        Raises  ENOENT without a store, or if another one asks for what was never made; what making it met
+        """
+        with self._open(uid, caller) as folder:
+            seen = look_at(folder.fd)
+            size = len(_target(folder))
+        return seen._replace(ino=drop_of(uid), mode=_LINK, nlink=1, size=size, blocks=0, rdev=0)
+
+    def readlink(self, uid: int, caller: Caller) -> bytes:
+        """Where it leads, relative to `.trashd`; errors as for `look`."""
+        with self._open(uid, caller) as folder:
+            return _target(folder)
+
+    def _open(self, uid: int, caller: Caller) -> UserFolder:
+        with self._open_store() as store:
+            folder = open_user(store, uid)
+            if folder is None:
+                if caller.uid != uid:
+                    raise _no_entry()
+                # Whatever his umask: it is his alone, and he has to get in.
+                with created_by(caller._replace(umask=_PRIVATE)):
+                    try:
+                        folder = make_user(store, uid)
+                    except TrashdError as error:
+                        raise OSError(error.errno, os.strerror(error.errno)) from error
+        return folder
+
+    def _open_store(self) -> Store:
+        """Raises  ENOENT if there is none, or none that we trust."""
+        base = self._kernel.open_beneath(self._root, b".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            store = open_store(self._kernel, base, b"")
+        except TrashdError as error:
+            raise OSError(error.errno, os.strerror(error.errno)) from error
+        if store is None:
+            raise _no_entry()
+        return store
+
+
+def _target(folder: UserFolder) -> RelPath:
+    return join(USERS, folder.name, DROP)
+
+
+def _no_entry() -> OSError:
+    return OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSError | None:
+    """See to it, before mounting, that there is a store: who has nothing but the mount can't make one.
+
+    root    the backing tree's directory, which stays its owner's; path, for people
+    Returns what is in the way: reason for a word in the log, not for staying unmounted
+    """
+    flags = os.O_PATH | os.O_DIRECTORY
+    try:
+        store = open_store(kernel, kernel.open_beneath(root, b".", flags), path)
+        (store or make_store(kernel, kernel.open_beneath(root, b".", flags), path)).__exit__()
+    except (TrashdError, OSError) as error:
+        return error
+    return None
