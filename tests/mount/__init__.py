@@ -1,0 +1,1 @@
+"""The mount: no program can tell it from the filesystem below."""

@@ -1,0 +1,78 @@
+"""The adapter answers every request, whatever goes wrong below: an exception that leaks would end the mount."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import logging
+from collections.abc import Callable
+from typing import NoReturn, cast
+
+import pyfuse3
+import pytest
+
+from fusefs.mount.adapter import Adapter
+from fusefs.mount.translate import Timeouts
+from fusefs.mount.vfs import Vfs
+
+NOT_HANDLED = {"poll"}
+"""Answered by pyfuse3 with ENOSYS: the kernel then takes every file as ready, as on other filesystems."""
+
+HANDLERS = sorted(
+    name for name, method in inspect.getmembers(pyfuse3.Operations) if inspect.iscoroutinefunction(method)
+)
+ENOSYS_ALWAYS = {"flush"}
+
+
+class Broken:
+    """A vfs of which nothing works."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self.error
+
+
+class Context:
+    """Root asks."""
+
+    uid = gid = pid = umask = 0
+
+
+def answer_of(name: str, error: Exception) -> int:
+    """The errno that a handler answers with when all below it raises that."""
+    adapter = Adapter(cast("Vfs", Broken(error)), Timeouts(1, 1), keeps_pages=True)
+    handler: Callable[..., object] = getattr(adapter, name)
+    values = {"ctx": Context(), "name": b"a", "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
+    values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}
+    parameters = inspect.signature(handler).parameters
+    coroutine = handler(*[values.get(parameter, 2) for parameter in parameters])
+    assert inspect.iscoroutine(coroutine)
+    try:
+        coroutine.send(None)
+    except pyfuse3.FUSEError as answer:
+        return answer.errno
+    except StopIteration as end:
+        raise AssertionError("it succeeded") from end
+    raise AssertionError("it waits")
+
+
+def test_every_handler_is_ours_but_those_that_nobody_needs() -> None:
+    ours = {name for name in HANDLERS if getattr(Adapter, name) is not getattr(pyfuse3.Operations, name)}
+    assert set(HANDLERS) - ours == NOT_HANDLED
+
+
+@pytest.mark.parametrize("name", sorted(set(HANDLERS) - NOT_HANDLED - ENOSYS_ALWAYS))
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_error_of_the_kernel_goes_to_who_asked(name: str, number: int) -> None:
+    assert answer_of(name, OSError(number, "refused")) == number
+
+
+@pytest.mark.allows_warnings
+@pytest.mark.parametrize("error", [KeyError("a bug"), OSError("no errno"), ValueError("embedded null byte")])
+@pytest.mark.parametrize("name", sorted(set(HANDLERS) - NOT_HANDLED - ENOSYS_ALWAYS))
+def test_bug_is_told_as_eio_and_in_the_log(name: str, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    assert answer_of(name, error) == errno.EIO
+    has_logged = any(record.levelno == logging.ERROR for record in caplog.records)
+    assert has_logged is not isinstance(error, OSError)

@@ -1,0 +1,120 @@
+"""The daemon needs little: few fds however much is listed and walked, and nothing kept of what is forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.bulk import fill
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+N_FDS = 256
+N_ENTRIES = 100_000
+N_DIRECTORIES = 10_000
+N_BYTES_AN_ENTRY = 1500
+
+
+@pytest.fixture(scope="module")
+def backing() -> Iterator[Path]:
+    """100,000 files in one directory, and 10,000 directories in a tree."""
+    with tmpfs_volume("512m", ["nr_inodes=200000"]) as volume:
+        top = volume / "source"
+        top.mkdir()
+        fill(top / "flat", N_ENTRIES)
+        for i in range(100):
+            for j in range(N_DIRECTORIES // 100):
+                fill(_made(top / "tree" / str(i) / str(j)), 1)
+        yield top
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def mounted(backing: Path) -> Iterator[Mounted]:
+    """A daemon with few fds."""
+    with trashd_mount(backing, n_fds_max=N_FDS) as mounted:
+        yield mounted
+
+
+def memory_kib(pid: int) -> int:
+    found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_few_fds_list_many_entries_and_little_is_left_when_they_are_forgotten(mounted: Mounted) -> None:
+    """The second time costs no memory: what the kernel forgot, the daemon has not kept."""
+    top, before, full, after = mounted.path / "flat", memory_kib(mounted.pid), [], []
+    for _ in range(2):
+        names = set()
+        with os.scandir(top) as entries:
+            for entry in entries:
+                names.add(entry.name)
+                assert entry.stat(follow_symlinks=False).st_size == 0
+        assert len(names) == N_ENTRIES
+        assert mounted.n_fds() < N_FDS
+        full.append(memory_kib(mounted.pid))
+        assert mounted.settles()
+        after.append(memory_kib(mounted.pid))
+    n_bytes = (full[0] - before) * 1024 / N_ENTRIES
+    print(f"{n_bytes:.0f} bytes of memory for an entry that the kernel knows")
+    assert n_bytes < N_BYTES_AN_ENTRY
+    assert full[1] < full[0] + 8192
+    assert after[1] < after[0] + 8192
+
+
+def test_few_fds_walk_many_directories(mounted: Mounted) -> None:
+    n_directories = n_files = most = 0
+    for _, directories, files in os.walk(mounted.path / "tree"):
+        n_directories += len(directories)
+        n_files += len(files)
+        if n_directories % 100 == 0:
+            most = max(most, mounted.n_fds())
+    assert (n_directories, n_files) == (N_DIRECTORIES + 100, N_DIRECTORIES)
+    assert most < N_FDS
+
+
+def test_file_too_many_is_refused_and_the_mount_goes_on(mounted: Mounted) -> None:
+    """The daemon's own limit is the client's EMFILE; closed files give their places back."""
+    with contextlib.ExitStack() as stack:
+        number = 0
+        for i in range(N_FDS + 100):
+            try:
+                fd = os.open(mounted.path / "flat" / f"f{i}", os.O_RDONLY)
+            except OSError as error:
+                number = error.errno or 0
+                break
+            stack.callback(os.close, fd)
+        assert number == errno.EMFILE
+        assert (mounted.path / "tree/7/7/f0").stat().st_size == 0  # needs no fd to stay
+    assert until(lambda: mounted.n_fds() < N_FDS // 2)
+    assert (mounted.path / "tree/8/8/f0").read_bytes() == b""
+    assert len(os.listdir(mounted.path / "tree")) == 100
+
+
+def test_ten_thousand_known_directories_are_found_again(mounted: Mounted) -> None:
+    """By who holds only one of them: with 256 fds most had to be closed."""
+    kept = {}
+    for i in range(100):
+        for j in range(0, 100, 10):
+            kept[i, j] = os.open(mounted.path / "tree" / str(i) / str(j), os.O_PATH)
+    try:
+        for fd in kept.values():
+            assert os.stat("f0", dir_fd=fd).st_size == 0
+            with pytest.raises(FileNotFoundError):
+                os.stat("absent", dir_fd=fd)
+    finally:
+        for fd in kept.values():
+            os.close(fd)

@@ -1,0 +1,363 @@
+"""What changes behind a shared mount is seen at once: long before the timeout, which is an hour here."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.linux import libc
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.volumes import loop_volume, overlay_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+SHARED = ("coherence=shared", "timeout=3600")
+AT_ONCE_S = 5.0
+N_CLIENTS = 4
+LIMIT_S = 20.0
+ALL_FILESYSTEMS = [
+    "tmpfs",
+    "ext4",
+    pytest.param("xfs", marks=pytest.mark.needs("xfs")),
+    pytest.param("btrfs", marks=pytest.mark.needs("btrfs")),
+]
+_NUMBERS = itertools.count()
+
+
+class Place(NamedTuple):
+    """One directory, through the mount and behind it."""
+
+    seen: Path
+    behind: Path
+
+
+@contextmanager
+def shared_mount(volume: Path, *, expect_end: bool = False, limit_s: float = 100) -> Iterator[Mounted]:
+    source = volume / f"source{next(_NUMBERS)}"
+    source.mkdir()
+    with trashd_mount(source, options=SHARED, limit_s=limit_s, expect_end=expect_end) as mounted:
+        yield mounted
+
+
+@pytest.fixture(scope="module", params=ALL_FILESYSTEMS)
+def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    with (
+        tmpfs_volume() if request.param == "tmpfs" else loop_volume(request.param, 64) as volume,
+        shared_mount(volume) as mounted,
+    ):
+        yield mounted
+
+
+@pytest.fixture
+def place(mounted: Mounted) -> Place:
+    """A directory of its own, known to the kernel, with a file and a directory that are known too."""
+    return known_place(mounted)
+
+
+def known_place(mounted: Mounted) -> Place:
+    name = f"place{next(_NUMBERS)}"
+    place = Place(mounted.path / name, mounted.backing / name)
+    place.seen.mkdir()
+    (place.seen / "file").write_bytes(b"old content")
+    (place.seen / "inner").mkdir()
+    (place.seen / "inner" / "child").write_bytes(b"child")
+    for path in ("file", "inner", "inner/child"):
+        (place.seen / path).stat()
+    (place.seen / "file").read_bytes()
+    return place
+
+
+def exchange(one: Path, two: Path) -> None:
+    libc.renameat2(libc.AT_FDCWD, os.fsencode(one), libc.AT_FDCWD, os.fsencode(two), libc.RENAME_EXCHANGE)
+
+
+def at_once(is_seen: Callable[[], bool]) -> bool:
+    return until(is_seen, AT_ONCE_S)
+
+
+# Names.
+
+
+def test_a_new_name_is_seen(place: Place) -> None:
+    assert not (place.seen / "new").exists()
+    before = place.seen.stat().st_mtime_ns
+    (place.behind / "new").write_bytes(b"content")
+    assert at_once((place.seen / "new").exists)
+    assert (place.seen / "new").read_bytes() == b"content"
+    assert "new" in os.listdir(place.seen)
+    assert at_once(lambda: place.seen.stat().st_mtime_ns > before)
+
+
+def test_a_name_that_goes_is_not_seen_any_more(place: Place) -> None:
+    (place.behind / "file").unlink()
+    assert at_once(lambda: not (place.seen / "file").exists())
+    assert "file" not in os.listdir(place.seen)
+
+
+def test_a_directory_that_goes_is_not_seen_any_more(place: Place) -> None:
+    (place.behind / "inner" / "child").unlink()
+    (place.behind / "inner").rmdir()
+    assert at_once(lambda: not (place.seen / "inner").exists())
+    assert at_once(lambda: place.seen.stat().st_nlink == place.behind.stat().st_nlink)
+
+
+def test_what_gets_the_name_of_something_else_is_seen(place: Place) -> None:
+    (place.behind / "other").write_bytes(b"another file")
+    (place.behind / "other").rename(place.behind / "file")
+    assert at_once(lambda: (place.seen / "file").read_bytes() == b"another file")
+    assert (place.seen / "file").stat().st_size == len(b"another file")
+
+
+def test_a_renamed_file_is_seen_where_it_is(place: Place) -> None:
+    (place.behind / "file").rename(place.behind / "inner" / "moved")
+    assert at_once(lambda: not (place.seen / "file").exists())
+    assert at_once((place.seen / "inner" / "moved").exists)
+    assert (place.seen / "inner" / "moved").read_bytes() == b"old content"
+
+
+def test_a_renamed_directory_is_seen_where_it_is_with_what_is_in_it(place: Place) -> None:
+    (place.behind / "inner").rename(place.behind / "moved")
+    assert at_once(lambda: not (place.seen / "inner" / "child").exists())
+    assert at_once((place.seen / "moved" / "child").exists)
+
+
+def test_exchanged_directories_are_seen_exchanged(place: Place) -> None:
+    (place.seen / "fresh").mkdir()
+    exchange(place.behind / "inner", place.behind / "fresh")
+    assert at_once(lambda: os.listdir(place.seen / "inner") == [])
+    assert at_once(lambda: os.listdir(place.seen / "fresh") == ["child"])
+
+
+def test_who_is_in_a_directory_that_left_and_came_back_has_not_noticed(place: Place) -> None:
+    """A name that means the same as before is no other name: the working directory keeps its path."""
+    with subprocess.Popen(
+        ["bash", "-c", "read -r; /bin/pwd"], cwd=place.seen / "inner", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as inside:
+        (place.behind / "inner").rename(place.behind / "away")
+        (place.behind / "away").rename(place.behind / "inner")
+        (place.behind / "told").touch()
+        assert at_once((place.seen / "told").exists)
+        assert inside.communicate(b"\n", LIMIT_S)[0] == os.fsencode(place.seen / "inner") + b"\n"
+
+
+# Content and attributes.
+
+
+def test_written_content_is_seen_by_who_has_it_open_and_mapped(place: Place) -> None:
+    with (place.seen / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[:3] == b"old"
+        with (place.behind / "file").open("r+b") as other:
+            other.write(b"new")
+        assert at_once(lambda: os.pread(file.fileno(), 3, 0) == b"new")
+        assert at_once(lambda: mapped[:3] == b"new")
+
+
+def test_content_is_seen_though_size_and_time_are_as_before(place: Place) -> None:
+    before = (place.behind / "file").stat()
+    with (place.seen / "file").open("rb") as file, (place.behind / "file").open("r+b", buffering=0) as other:
+        file.read()
+        other.write(b"new")
+        os.utime(other.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert at_once(lambda: os.pread(file.fileno(), 3, 0) == b"new")
+
+
+@pytest.mark.parametrize("size", [0, 3, 1 << 20])
+def test_a_cut_or_grown_file_is_seen(place: Place, size: int) -> None:
+    os.truncate(place.behind / "file", size)
+    assert at_once(lambda: (place.seen / "file").stat().st_size == size)
+    assert (place.seen / "file").read_bytes() == (place.behind / "file").read_bytes()
+
+
+def test_mode_owner_and_times_are_seen(place: Place) -> None:
+    for path in ("file", "inner"):
+        (place.behind / path).chmod(0o711)
+        os.chown(place.behind / path, 12, 34)
+        os.utime(place.behind / path, (1, 2))
+
+        def seen(path: str = path) -> tuple[int, int, int, float]:
+            st = (place.seen / path).stat()
+            return st.st_mode & 0o777, st.st_uid, st.st_gid, st.st_mtime
+
+        assert at_once(lambda: seen() == (0o711, 12, 34, 2))
+
+
+def test_a_change_through_another_link_is_seen(place: Place) -> None:
+    os.link(place.behind / "file", place.behind / "link")
+    assert at_once(lambda: (place.seen / "file").stat().st_nlink == 2)
+    (place.behind / "link").write_bytes(b"by the other name")
+    assert at_once(lambda: (place.seen / "file").read_bytes() == b"by the other name")
+    (place.behind / "link").unlink()
+    assert at_once(lambda: (place.seen / "file").stat().st_nlink == 1)
+
+
+# Who watches, and who does not.
+
+
+def watches(mounted: Mounted) -> bool:
+    return any("fanotify" in os.readlink(fd) for fd in Path(f"/proc/{mounted.pid}/fd").iterdir())
+
+
+def test_a_mount_that_nobody_goes_behind_watches_nothing() -> None:
+    with tmpfs_volume() as volume:
+        (volume / "source").mkdir()
+        with trashd_mount(volume / "source", options=["coherence=exclusive"]) as mounted:
+            assert not watches(mounted)
+            assert children(mounted.pid) == []
+
+
+def test_where_nothing_tells_the_log_says_so_and_the_timeout_does_it() -> None:
+    with overlay_volume() as overlay, tmpfs_volume() as other:
+        (overlay.path / "file").write_bytes(b"old")
+        with trashd_mount(overlay.path, other, ["coherence=shared", "timeout=0.5"]) as mounted:
+            assert "not at once: this filesystem has no file handles" in mounted.log.read_text()
+            assert not watches(mounted)
+            assert (other / "file").stat().st_size == 3
+            (overlay.path / "file").write_bytes(b"longer")
+            assert until(lambda: (other / "file").stat().st_size == 6)
+
+
+# Too much at a time, and at the end.
+
+
+def test_after_more_changes_than_are_told_everything_is_seen() -> None:
+    with tmpfs_volume("200m") as volume, shared_mount(volume) as mounted:
+        place = known_place(mounted)
+        os.kill(mounted.pid, signal.SIGSTOP)
+        n = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text()) + 1
+        for i in range(n):
+            os.mkdir(volume / f"elsewhere{i}")
+        (place.behind / "file").write_bytes(b"changed unseen")
+        (place.behind / "inner" / "child").rename(place.behind / "inner" / "renamed")
+        (place.behind / "inner").rename(place.behind / "moved")
+        os.kill(mounted.pid, signal.SIGCONT)
+        assert at_once(lambda: (place.seen / "file").read_bytes() == b"changed unseen")
+        assert at_once(lambda: not (place.seen / "inner").exists())
+        assert at_once(lambda: os.listdir(place.seen / "moved") == ["renamed"])
+        (place.behind / "file").write_bytes(b"changed again")
+        assert at_once(lambda: (place.seen / "file").read_bytes() == b"changed again")
+
+
+_CLIENT = """
+import errno, os, sys
+top, number = os.fsencode(sys.argv[1]), int(sys.argv[2])
+wanted = {errno.ENOENT, errno.EEXIST, errno.ESTALE}
+print("begun", flush=True)
+for i in range(10**9):
+    name = b"%s/name%d-%d" % (top, i % 5, number)
+    try:
+        if number % 2:
+            os.listdir(top)
+            os.stat(name)
+        os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
+        os.rename(name, name + b"-renamed")
+        os.unlink(name + b"-renamed")
+    except OSError as error:
+        if error.errno not in wanted:
+            sys.exit(error.errno)
+    if i % 10 == 0:
+        print(i, flush=True)
+"""
+
+
+@contextmanager
+def clients(*tops: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Busy in directories, with the same names, until an error that nobody expects: their exit code."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", _CLIENT, top, str(i)], stdout=subprocess.PIPE)
+        for i, top in enumerate(tops)
+    ]
+    try:
+        yield started
+    finally:
+        for client in started:
+            client.kill()
+        for client in started:
+            client.communicate()
+
+
+def goes_on(client: subprocess.Popen[bytes], n: int = 5) -> bool:
+    """Whether a client comes further, and further."""
+    assert client.stdout is not None
+    for _ in range(n):
+        if not select.select([client.stdout], [], [], LIMIT_S)[0] or not os.read(client.stdout.fileno(), 1000):
+            return False
+    return True
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    """Whether what tells the kernel waits for what a client holds."""
+    return any("inval" in Path(f"/proc/{child}/wchan").read_text() for child in children(pid))
+
+
+def both_sides(mounted: Mounted) -> list[Path]:
+    """A directory: through the mount for all clients but one, and behind it."""
+    place = known_place(mounted)
+    return [place.seen] * N_CLIENTS + [place.behind]
+
+
+def test_clients_go_on_in_a_directory_that_changes_behind_them() -> None:
+    with tmpfs_volume() as volume, shared_mount(volume) as mounted, clients(*both_sides(mounted)) as started:
+        for client in started * 2:
+            assert goes_on(client), client.poll()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_the_daemon_ends_while_the_kernel_makes_its_teller_wait(how: signal.Signals) -> None:
+    """The teller waits for a lock whose owner waits for the daemon: nobody may be left so."""
+    with (
+        tmpfs_volume() as volume,
+        shared_mount(volume, expect_end=True, limit_s=LIMIT_S * 2) as mounted,
+        clients(*both_sides(mounted)) as started,
+    ):
+        assert goes_on(started[-1])
+        assert until(lambda: waits_for_a_lock(mounted.pid), LIMIT_S)
+        pid_fd = os.pidfd_open(mounted.pid)
+        os.kill(mounted.pid, how)
+        assert select.select([pid_fd], [], [], LIMIT_S)[0], "the daemon did not end"
+        os.close(pid_fd)
+        if how is not signal.SIGTERM:  # after that there is no mount
+            for client in started[:-1]:
+                assert client.wait(LIMIT_S) in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
+
+
+def test_what_stands_beside_the_daemon_holds_nothing_else_and_ends_with_it() -> None:
+    with tmpfs_volume() as volume, shared_mount(volume, expect_end=True) as mounted:
+        beside = children(mounted.pid)
+        n_fds = [len(os.listdir(f"/proc/{pid}/fd")) for pid in beside]
+        assert sorted(n_fds) == [1, 2]
+        pid_fds = [os.pidfd_open(pid) for pid in beside]
+        os.kill(mounted.pid, signal.SIGKILL)
+        for pid_fd in pid_fds:
+            assert select.select([pid_fd], [], [], LIMIT_S)[0]
+            os.close(pid_fd)
+
+
+def test_an_unmount_is_not_held_up_by_changes_that_pour_in() -> None:
+    with tmpfs_volume() as volume, shared_mount(volume, expect_end=True) as mounted:
+        place = known_place(mounted)
+        with clients(place.behind) as (behind,):
+            assert goes_on(behind)
+            os.listdir(place.seen)
+            start_s = time.monotonic()
+            pid_fd = os.pidfd_open(mounted.pid)
+            subprocess.run(["umount", mounted.path], check=True)
+            assert select.select([pid_fd], [], [], LIMIT_S)[0]
+            os.close(pid_fd)
+            assert time.monotonic() - start_s < LIMIT_S / 2

@@ -1,0 +1,110 @@
+"""Mounts without root: for whoever mounts alone, by fusermount3."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.support.command import TRASHD
+from tests.support.daemons import kill_daemon, our_mount, workbench
+from tests.support.users import run_as
+from tests.support.volumes import bind_mount, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+USER, OTHER = 1000, 1001
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    """The user's own `source/file` and empty `target`, and a /dev/fuse that is open to all, as udev makes it."""
+    with workbench() as path, tmpfs_volume(options=["dev"]) as devices:
+        node = devices / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+        node.chmod(0o666)
+        for one in (path, path / "source", path / "source/file", path / "target"):
+            os.chown(one, USER, USER)
+        with bind_mount(node, Path("/dev/fuse")):
+            yield path
+
+
+def trashd(*words: str | Path) -> CompletedProcess[bytes]:
+    return run_as(USER, [TRASHD, *words])
+
+
+def test_it_is_for_its_user_alone(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    assert run_as(USER, ["cat", bench / "target/file"]).stdout == b"content"
+    assert run_as(OTHER, ["ls", bench / "target"]).returncode != 0
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_what_is_made_is_the_users(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    assert run_as(USER, ["install", "-m", "640", "/dev/null", bench / "target/made"]).returncode == 0
+    made = (bench / "source/made").stat()
+    assert (made.st_uid, made.st_gid, stat.S_IMODE(made.st_mode)) == (USER, USER, 0o640)
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["source, too", "sourc\u00e9", "source\\,fsname=x"])
+def test_the_mount_tells_its_backing_path_whatever_the_name(bench: Path, name: str) -> None:
+    source = (bench / "source").rename(bench / name)
+    assert trashd("mount", source, bench / "target").returncode == 0
+    entry = our_mount(bench / "target")
+    assert entry is not None
+    assert entry.source == os.fsencode(source)
+    assert entry.options >= {"nosuid", "nodev", f"user_id={USER}"}
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_over_itself_takes_root(bench: Path) -> None:
+    done = trashd("mount", bench / "source")
+    assert done.returncode == 4
+    assert b"takes root" in done.stderr or b"hint" in done.stderr
+    assert our_mount(bench / "source") is None
+
+
+def test_fusermounts_own_words_reach_the_terminal(bench: Path) -> None:
+    os.chown(bench / "target", OTHER, OTHER)
+    done = trashd("mount", bench / "source", bench / "target")
+    assert done.returncode == 4
+    assert b"fusermount3: user has no write access" in done.stderr
+
+
+def test_a_busy_mount_stays_with_a_hint(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    holding = f"exec 3< {bench}/target/file; {TRASHD} umount {bench}/target"
+    done = run_as(USER, ["sh", "-c", holding])
+    assert done.returncode == 8
+    assert b"--lazy" in done.stderr
+    assert trashd("umount", "--lazy", bench / "target").returncode == 0
+    assert our_mount(bench / "target") is None
+
+
+def test_umount_force_aborts_the_connection(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    holding = f"exec 3< {bench}/target/file; {TRASHD} umount --force {bench}/target && ! cat <&3"
+    assert run_as(USER, ["sh", "-c", holding]).returncode == 0
+    assert our_mount(bench / "target") is None
+
+
+def test_a_dead_mount_is_replaced_on_request(bench: Path) -> None:
+    words = ("mount", bench / "source", bench / "target")
+    assert trashd(*words).returncode == 0
+    kill_daemon(bench / "target")
+    refusal = trashd(*words)
+    assert refusal.returncode == 3
+    assert b"--replace" in refusal.stderr
+    assert trashd(*words, "--replace").returncode == 0
+    assert run_as(USER, ["cat", bench / "target/file"]).stdout == b"content"
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_a_missing_fusermount_is_told_with_what_to_do(bench: Path) -> None:
+    done = run_as(USER, [TRASHD, "mount", bench / "source", bench / "target"], env={"PATH": "/nowhere"})
+    assert done.returncode == 3
+    assert b"fuse3" in done.stderr

@@ -1,0 +1,195 @@
+"""Listings under change: no entry twice, none lost that stood there throughout."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.mounted import Mounted
+from tests.support.oracle import Oracle
+from tests.support.subjects import Native
+from tests.support.workers import workers
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+N_STANDING = 1500
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def standing() -> list[bytes]:
+    return [b"standing-%d" % i for i in range(N_STANDING)]
+
+
+def fill(s: Native) -> None:
+    s.mkdir(b"d")
+    for name in standing():
+        os.close(os.open(s.top + b"/d/" + name, os.O_CREAT | os.O_WRONLY))
+
+
+def assert_whole(names: list[bytes]) -> None:
+    count = Counter(names)
+    assert not [name for name, n in count.items() if n > 1]
+    assert not [name for name in standing() if name not in count]
+
+
+def change(top: bytes, number: int) -> None:
+    """Make, rename and remove names, each new, round and round."""
+    round_ = 0
+    while True:
+        names = [b"%s/d/%d-%d-%d" % (top, number, round_, i) for i in range(30)]
+        for name in names:
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL))
+        for name in names[::2]:
+            os.rename(name, name + b"-renamed")
+        for i, name in enumerate(names):
+            os.unlink(name if i % 2 else name + b"-renamed")
+        round_ += 1
+
+
+@pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
+def test_listing_race(oracle: Oracle, where: str) -> None:
+    s, behind = oracle.mounted, oracle.behind["mount"]
+    fill(behind)
+    top = s.top if where == "through the mount" else behind.top
+    with workers([lambda: change(top, 1), lambda: change(top, 2)]):
+        for i in range(12):
+            if i % 4 == 3:
+                oracle.mount.forget_all()
+            assert_whole(os.listdir(s.top + b"/d"))
+
+
+def entries(fd: int, size: int = 1024) -> list[tuple[bytes, int]]:
+    """One buffer of getdents64: names, and the offset after each."""
+    buffer = ctypes.create_string_buffer(size)
+    n = _libc.getdents64(fd, buffer, ctypes.c_size_t(size))
+    assert n >= 0, os.strerror(ctypes.get_errno())
+    found, at = [], 0
+    while at < n:
+        _ino, offset, length, _kind = struct.unpack_from("=QqHB", buffer, at)
+        found.append((buffer.raw[at + 19 : buffer.raw.index(b"\0", at + 19)], offset))
+        at += length
+    return found
+
+
+def test_half_read_listing_goes_on_after_what_it_read_was_removed(oracle: Oracle) -> None:
+    """What rm -r does: read some, remove them, read on."""
+    for s in (oracle.native, oracle.mounted):
+        fill(s)
+        fd = os.open(s.top + b"/d", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            names: list[bytes] = []
+            while some := entries(fd):
+                for name, _ in some:
+                    names.append(name)
+                    if name not in (b".", b".."):
+                        os.unlink(name, dir_fd=fd)
+                os.close(os.open(b"made-%d" % len(names), os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+            assert_whole(names)
+        finally:
+            os.close(fd)
+
+
+def test_offset_stays_valid_when_names_before_and_after_it_change(oracle: Oracle) -> None:
+    """telldir(3) and seekdir(3)."""
+    s = oracle.mounted
+    fill(s)
+    fd = os.open(s.top + b"/d", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        first = [entry for _ in range(20) for entry in entries(fd)]
+        offset = first[-1][1]
+        rest = [name for some in iter(lambda: entries(fd), []) for name, _ in some]
+        for name, _ in first[5:]:
+            if name not in (b".", b".."):
+                s.unlink(b"d/" + name)
+        s.put(b"d/made")
+        oracle.mount.forget_all()
+        os.lseek(fd, offset, os.SEEK_SET)
+        again = [name for some in iter(lambda: entries(fd), []) for name, _ in some]
+        assert [name for name in again if name != b"made"] == rest
+        os.lseek(fd, 0, os.SEEK_SET)
+        rewound = [name for some in iter(lambda: entries(fd), []) for name, _ in some]
+        assert sorted(rewound) == sorted(
+            [b".", b"..", b"made", *(name for name, _ in first[:5] if name > b".."), *rest]
+        )
+    finally:
+        os.close(fd)
+
+
+def test_rewound_listing_shows_what_was_made_meanwhile(oracle: Oracle) -> None:
+    for s in (oracle.native, oracle.mounted):
+        s.mkdir(b"d")
+        fd = os.open(s.top + b"/d", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for expected in ([], ["file"], []):
+                os.lseek(fd, 0, os.SEEK_SET)  # btrfs lists what was there at the last rewind
+                assert os.listdir(fd) == expected
+                if expected:
+                    s.unlink(b"d/file")
+                else:
+                    s.put(b"d/file")
+        finally:
+            os.close(fd)
+
+
+def read(path: bytes) -> bytes:
+    return Path(os.fsdecode(path)).read_bytes()
+
+
+def test_rename_race(oracle: Oracle) -> None:
+    """While two subtrees change places, a path means one or the other, whole: never nothing, never a mixture."""
+    s = oracle.mounted
+    for name in (b"a", b"b"):
+        s.mkdir(name)
+        s.mkdir(name + b"/x")
+        s.put(name + b"/x/who", name * 5000)
+        s.put(name + b"/x/size", name)
+    a, b = s.top + b"/a", s.top + b"/b"
+
+    def exchange() -> None:
+        while True:
+            s.rename(b"a", b"b", 2)
+            s.rename(b"a/x", b"b/x", 2)
+
+    with workers([exchange]):
+        for i in range(600):
+            fd = os.open((a if i % 2 else b) + b"/x", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                who = read(b"/proc/self/fd/%d/who" % fd)
+                assert who == who[:1] * 5000
+                assert read(b"/proc/self/fd/%d/size" % fd) == who[:1]
+            finally:
+                os.close(fd)
+            if i % 50 == 0:
+                oracle.mount.forget_all()
+            assert read(a + b"/x/who")[:1] in b"ab"
+
+
+def test_forget_race(oracle: Oracle) -> None:
+    """Names looked up while they are being forgotten mean what they meant."""
+    s = oracle.mounted
+    for i in range(200):
+        s.put(b"%d" % i, b"%d" % i)
+
+    def look(step: int) -> None:
+        while True:
+            for i in range(0, 200, step):
+                assert read(b"%s/%d" % (s.top, i)) == b"%d" % i
+
+    def replace() -> None:
+        while True:
+            for i in range(200):
+                s.put(b"new", b"%d" % i)
+                s.rename(b"new", b"%d" % i)
+
+    with workers([lambda: look(1), lambda: look(3), replace]):
+        forget_often(oracle.mount)
+
+
+def forget_often(mount: Mounted) -> None:
+    for _ in range(300):
+        mount.forget_all()

@@ -1,0 +1,229 @@
+"""Any history of files, links, renames, exchanges and open handles: the mount answers as the native filesystem does.
+
+Hypothesis draws the history. One mount serves all of them, each in a fresh directory; its twin is a directory on the
+same filesystem that no FUSE is in front of.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
+
+from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
+from tests.support.mounted import Mounted, trashd_mount
+from tests.support.subjects import Handle, Native, outcome
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+N_EXAMPLES = 500  # of all together, unless the profile wants more of each
+NAMES = st.sampled_from([b"a", b"b", b"c", b"\xff\n", b"x" * 255])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map(b"/".join)
+FLAGS = st.sampled_from([0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE])
+OPEN_FLAGS = st.sampled_from(
+    [
+        os.O_RDONLY,
+        os.O_RDWR,
+        os.O_RDWR | os.O_CREAT,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+        os.O_RDWR | os.O_APPEND,
+        os.O_RDWR | os.O_TRUNC | os.O_CREAT,
+        os.O_RDONLY | os.O_DIRECTORY,
+    ]
+)
+MODES = st.integers(0, 0o1777)  # suid: test_callers, where who writes makes a difference
+DATA = st.binary(max_size=40) | st.integers(0, 255).map(lambda byte: bytes([byte]) * 9000)
+OFFSETS = st.integers(0, 60) | st.integers(0, 20_000)
+HANDLES = st.integers(0, 3)
+
+
+class MountMachine(RuleBasedStateMachine):
+    """Two directories, and up to four handles open in both at the same things."""
+
+    mounted: Mounted
+    twin: Path  # where the native directories are
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        name = f"example{next(self.numbers)}"
+        self.tops = [self.mounted.path / name, self.twin / name]
+        for top in self.tops:
+            top.mkdir()
+        self.both = [Native("mount", self.tops[0]), Native("native", self.tops[1])]
+        self.handles: dict[int, list[Handle]] = {}
+        self.n_aside = 0
+
+    def agree(self, call: Callable[[Native], object]) -> None:
+        """The same call on both answers the same."""
+        seen, right = (outcome(call, one) for one in self.both)
+        assert seen == right
+
+    @rule(path=PATHS, data=DATA, offset=OFFSETS)
+    def write(self, path: bytes, data: bytes, offset: int) -> None:
+        def act(s: Native) -> int:
+            handle = s.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+            try:
+                return s.pwrite(handle, data, offset)
+            finally:
+                s.close(handle)
+
+        self.agree(act)
+
+    @rule(path=PATHS)
+    def mkdir(self, path: bytes) -> None:
+        self.agree(lambda s: s.mkdir(path, 0o750))
+
+    @rule(path=PATHS)
+    def rmdir(self, path: bytes) -> None:
+        self.agree(lambda s: s.rmdir(path))
+
+    @rule(path=PATHS)
+    def unlink(self, path: bytes) -> None:
+        self.agree(lambda s: s.unlink(path))
+
+    @rule(old=PATHS, new=PATHS, flags=FLAGS)
+    def rename(self, old: bytes, new: bytes, flags: int) -> None:
+        self.agree(lambda s: s.rename(old, new, flags))
+
+    @rule(old=PATHS, new=PATHS)
+    def link(self, old: bytes, new: bytes) -> None:
+        self.agree(lambda s: s.link(old, new))
+
+    @rule(to=PATHS, path=PATHS)
+    def symlink(self, to: bytes, path: bytes) -> None:
+        self.agree(lambda s: s.symlink(to, path))
+
+    @rule(path=PATHS, mode=MODES)
+    def chmod(self, path: bytes, mode: int) -> None:
+        self.agree(lambda s: s.chmod(path, mode))
+
+    @rule(path=PATHS, size=OFFSETS)
+    def truncate(self, path: bytes, size: int) -> None:
+        self.agree(lambda s: s.truncate(path, size))
+
+    @rule(path=PATHS, ns=st.integers(-(10**12), 10**19 // 5))
+    def utime(self, path: bytes, ns: int) -> None:
+        self.agree(lambda s: s.utime(path, ns, ns + 1))
+        self.agree(lambda s: s.times(path))
+
+    @rule(path=PATHS, value=st.binary(max_size=20))
+    def xattr(self, path: bytes, value: bytes) -> None:
+        self.agree(lambda s: s.setxattr(path, "user.x", value))
+        self.agree(lambda s: s.getxattr(path, "user.x"))
+
+    @rule(path=PATHS)
+    def swap(self, path: bytes) -> None:
+        """What `trashd swap` does to the names: an empty directory comes in, the old one leaves whole."""
+        self.n_aside += 1
+        aside = b"aside%d" % self.n_aside
+
+        def act(s: Native) -> None:
+            s.mkdir(aside)
+            s.rename(aside, path, RENAME_EXCHANGE)
+
+        self.agree(act)
+
+    @rule(number=st.integers(1, 3), path=PATHS)
+    def restore(self, number: int, path: bytes) -> None:
+        self.agree(lambda s: s.rename(b"aside%d" % number, path, RENAME_NOREPLACE))
+
+    @rule(slot=HANDLES, path=PATHS, flags=OPEN_FLAGS)
+    def open(self, slot: int, path: bytes, flags: int) -> None:
+        self.close(slot)
+        opened, told = [], []
+        for one in self.both:
+            try:
+                opened.append(one.open(path, flags, 0o644))
+                told.append("opened")
+            except OSError as error:
+                told.append(errno.errorcode[error.errno or 0])
+        if opened:
+            self.handles[slot] = opened
+        assert told[0] == told[1]
+
+    def by_handle(self, slot: int, call: Callable[[Native, Handle], object]) -> None:
+        """The same call by the two handles of a slot, if they are there."""
+        if slot in self.handles:
+            seen, right = (outcome(call, *pair) for pair in zip(self.both, self.handles[slot], strict=True))
+            assert seen == right
+
+    @rule(slot=HANDLES, data=DATA, offset=OFFSETS)
+    def pwrite(self, slot: int, data: bytes, offset: int) -> None:
+        self.by_handle(slot, lambda s, h: s.pwrite(h, data, offset))
+
+    @rule(slot=HANDLES, size=OFFSETS)
+    def ftruncate(self, slot: int, size: int) -> None:
+        self.by_handle(slot, lambda s, h: s.ftruncate(h, size))
+
+    @rule(slot=HANDLES)
+    def look(self, slot: int) -> None:
+        self.by_handle(slot, lambda s, h: s.fstat(h))
+        self.by_handle(slot, lambda s, h: s.pread(h, 30_000, 0))
+        self.by_handle(slot, lambda _, h: sorted(os.listdir(h.number)))
+
+    @rule(slot=HANDLES, name=NAMES)
+    def make_by_handle(self, slot: int, name: bytes) -> None:
+        """In a directory that may have moved, or be gone."""
+        self.by_handle(slot, lambda _, h: os.mkdir(name, 0o700, dir_fd=h.number))
+
+    @rule(slot=HANDLES)
+    def close(self, slot: int) -> None:
+        self.by_handle(slot, lambda s, h: s.close(h))
+        self.handles.pop(slot, None)
+
+    @rule()
+    def forget(self) -> None:
+        """Memory gets short: what nobody uses is forgotten."""
+        self.mounted.forget_all()
+
+    @invariant()
+    def trees_are_equal(self) -> None:
+        self.agree(lambda s: s.tree())
+
+    def teardown(self) -> None:
+        for slot in list(self.handles):
+            self.close(slot)
+        for top in self.tops:
+            shutil.rmtree(top)
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "n_examples", "options"),
+    [
+        ("ext4", 300, ("coherence=exclusive",)),  # gives a free inode number to the next file at once
+        ("ext4", 100, ("coherence=shared", "timeout=0")),
+        ("tmpfs", 100, ("coherence=exclusive",)),
+    ],
+    ids=["ext4", "ext4 without caches", "tmpfs"],
+)
+def test_mount_agrees_over_any_history(fs_type: str, n_examples: int, options: Sequence[str]) -> None:
+    profile = settings.default
+    assert profile is not None
+    is_long = profile.max_examples > N_EXAMPLES
+    chosen = settings(
+        profile,
+        max_examples=profile.max_examples if is_long else n_examples,
+        stateful_step_count=profile.stateful_step_count if is_long else 30,
+        suppress_health_check=list(HealthCheck),
+    )
+    with tmpfs_volume("256m") if fs_type == "tmpfs" else loop_volume("ext4", 256) as volume:
+        (volume / "mount").mkdir()
+        (volume / "twin").mkdir()
+        with trashd_mount(volume / "mount", options=options, limit_s=100_000 if is_long else 110) as mounted:
+
+            class Machine(MountMachine):
+                pass
+
+            Machine.mounted, Machine.twin = mounted, volume / "twin"
+            run_machine(Machine, settings=chosen)

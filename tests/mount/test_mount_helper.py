@@ -1,0 +1,95 @@
+"""`mount -t fuse.trashd`, lines of fstab, and mount.fuse.trashd itself: words and exit codes of mount(8)."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import environment
+from tests.support.daemons import our_mount, workbench
+from tests.support.users import run_as
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+REPO = Path(__file__).parents[2]
+HELPER = Path(sys.executable).with_name("mount.fuse.trashd")
+
+# $1 a directory with sbin/, the rest a command; mount(8) looks for its helpers in /sbin alone.
+_WITH_HELPER = 'mount -t overlay -o "lowerdir=$1/sbin:$(realpath /sbin)" overlay "$(realpath /sbin)" && shift && "$@"'
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    with workbench() as path:
+        yield path
+
+
+def helper(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([HELPER, *words], capture_output=True, text=True, env=environment({}), check=False)
+
+
+def with_helper(bench: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in a mount namespace where `make install-system` has been."""
+    subprocess.run(["make", "-C", REPO, "install-system", f"DESTDIR={bench}"], check=True, stdout=subprocess.DEVNULL)
+    argv = ["unshare", "--mount", "sh", "-euc", _WITH_HELPER, "sh", str(bench), "sh", "-euxc", script]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=bench, check=False)
+
+
+def test_mount_8_finds_it(bench: Path) -> None:
+    script = f"mount -t fuse.trashd -o ro,nosuid {bench}/source {bench}/target; cat target/file; umount target"
+    done = with_helper(bench, script)
+    assert (done.returncode, done.stdout) == (0, "content"), done.stderr
+
+
+def test_a_line_of_fstab_may_say_what_others_read(bench: Path) -> None:
+    options = "_netdev,nofail,x-systemd.automount,x-systemd.idle-timeout=1min,coherence=shared,timeout=2"
+    (bench / "fstab").write_text(f"{bench}/source {bench}/target fuse.trashd {options} 0 0\n")
+    done = with_helper(bench, "mount -T fstab -a; mount -T fstab -a; cat target/file; umount target")
+    assert (done.returncode, done.stdout.strip()) == (0, "content"), done.stderr
+
+
+def test_mount_8_tells_why_not(bench: Path) -> None:
+    done = with_helper(bench, f"mount -t fuse.trashd {bench}/source/file {bench}/target")
+    assert done.returncode == 32
+    assert "is not a directory" in done.stderr
+
+
+def test_it_mounts(bench: Path) -> None:
+    assert helper(bench / "source", bench / "target", "-o", "rw,noexec,_netdev", "-n", "-v").returncode == 0
+    entry = our_mount(bench / "target")
+    assert entry is not None
+    assert "noexec" in entry.options
+
+
+def test_a_dry_run_mounts_nothing(bench: Path) -> None:
+    assert helper(bench / "source", bench / "target", "-f").returncode == 0
+    assert our_mount(bench / "target") is None
+
+
+def test_sloppy_passes_over_unknown_options(bench: Path) -> None:
+    assert helper(bench / "source", bench / "target", "-s", "-o", "bogus").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("one",), ("one", "two", "three"), ("--bogus",), ("source", "target", "-o", "bogus"), ("a", "b", "-N", "1")],
+    ids=" ".join,
+)
+def test_a_wrong_call_is_1(words: tuple[str, ...]) -> None:
+    done = helper(*words)
+    assert done.returncode == 1
+    assert "hint: " in done.stderr
+
+
+def test_what_is_not_permitted_is_1(bench: Path) -> None:
+    done = run_as(1000, [HELPER, bench / "source", bench / "source"])
+    assert done.returncode == 1
+
+
+def test_a_failed_mount_is_32(bench: Path) -> None:
+    for words in ((bench / "missing", bench / "target"), (bench / "source/file", bench / "target")):
+        done = helper(*words)
+        assert done.returncode == 32
+        assert done.stderr.startswith("trashd: ")

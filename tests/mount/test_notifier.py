@@ -1,0 +1,213 @@
+"""What the kernel is told to forget, and what it is not bothered with; the test stands in for the kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import trio
+
+from fusefs.linux.caller import Caller
+from fusefs.linux.fanotify import watch_filesystem
+from fusefs.linux.fd import Fd
+from fusefs.mount import vfs_write
+from fusefs.mount.notifier import Watched, notify
+from fusefs.mount.teller import ANSWER, MESSAGE_MAX
+from fusefs.mount.vfs import Vfs
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ROOT, ME, LIMIT_S = 1, Caller(0, 0, os.getpid(), 0o022), 20.0
+HEAD = struct.Struct("=IiQ")
+INODE, ENTRY = struct.Struct("=Qqq"), struct.Struct("=QII")
+Notice = tuple[int, bytes] | tuple[int, str]
+END: Notice = (ROOT, b"the end")
+
+
+class Known(NamedTuple):
+    """A tree that the kernel knows: nodeids of a directory with a file, beside one that it does not know."""
+
+    top: Path
+    vfs: Vfs
+    directory: int
+    file: int
+
+
+@pytest.fixture
+def known() -> Iterator[Known]:
+    with tmpfs_volume() as top, Fd(os.open(top, os.O_PATH | os.O_DIRECTORY)) as root:
+        (top / "directory").mkdir()
+        (top / "directory" / "file").write_bytes(b"content")
+        (top / "unknown").mkdir()
+        vfs = Vfs(root, max_fds=100, is_shared=True)
+        directory = vfs.lookup(ROOT, b"directory", ME).nodeid
+        yield Known(top, vfs, directory, vfs.lookup(directory, b"file", ME).nodeid)
+        vfs.close()
+
+
+def notices_of(message: bytes) -> list[Notice]:
+    """Names that are to be forgotten, and inodes: all of one, or its attributes."""
+    found: list[Notice] = []
+    at = 0
+    while at < len(message):
+        length, code, unique = HEAD.unpack_from(message, at)
+        assert unique == 0
+        body = message[at + HEAD.size : at + length]
+        if code == 2:
+            nodeid, offset, size = INODE.unpack(body)
+            assert size == 0
+            found.append((nodeid, "all" if offset == 0 else "attributes"))
+        else:
+            assert code == 3
+            nodeid, size, _flags = ENTRY.unpack_from(body)
+            assert body[ENTRY.size + size :] == b"\0"
+            found.append((nodeid, body[ENTRY.size : -1]))
+        at += length
+    return found
+
+
+@contextmanager
+def watched(top: Path) -> Iterator[tuple[Watched, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, Fd(os.open(top, os.O_PATH)) as fd, watch_filesystem(fd) as changes:
+        ours.setblocking(False)
+        yield Watched(changes, ours), theirs
+
+
+def told(known: Known, act: Callable[[], object], *, up_to: Notice = END) -> list[Notice]:
+    """What the kernel is told when something is done, and then a last thing, up to a notice."""
+    found: list[Notice] = []
+
+    async def listen(theirs: socket.socket, scope: trio.CancelScope) -> None:
+        while up_to not in found:
+            await trio.lowlevel.wait_readable(theirs)
+            found.extend(notices_of(theirs.recv(MESSAGE_MAX)))
+            theirs.send(ANSWER.pack(0))
+        scope.cancel()
+
+    async def main() -> None:
+        with watched(known.top) as (its, theirs), trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(notify, known.vfs, its)
+                act()
+                behind("mkdir", known.top / os.fsdecode(END[1]))
+                nursery.start_soon(listen, theirs, nursery.cancel_scope)
+
+    trio.run(main)
+    return found[: found.index(up_to)]
+
+
+def behind(*argv: str | Path) -> None:
+    """Another process does something."""
+    subprocess.run(argv, check=True)
+
+
+def test_what_came_through_the_mount_is_not_told(known: Known) -> None:
+    def act() -> None:
+        vfs_write.mkdir(known.vfs, known.directory, b"new", 0o755, ME)
+        vfs_write.rename(known.vfs, known.directory, b"file", ROOT, b"moved", 0)
+        vfs_write.setattr_(known.vfs, known.file, vfs_write.Changes(mode=0o600, size=1), None)
+        vfs_write.unlink(known.vfs, ROOT, b"moved")
+
+    assert told(known, act) == []
+
+
+def test_what_the_kernel_does_not_know_is_not_told(known: Known) -> None:
+    assert told(known, lambda: behind("touch", known.top / "unknown" / "new")) == []
+
+
+def test_a_new_name_is_told_with_its_directory(known: Known) -> None:
+    found = told(known, lambda: behind("mkdir", known.top / "directory" / "new"))
+    assert found == [(known.directory, b"new"), (known.directory, "all")]
+
+
+def test_a_name_that_goes_is_told_with_what_had_it(known: Known) -> None:
+    found = told(known, lambda: behind("unlink", known.top / "directory" / "file"))
+    assert set(found) == {(known.directory, b"file"), (known.directory, "all"), (known.file, "attributes")}
+
+
+def test_of_written_content_the_name_is_kept(known: Known) -> None:
+    assert told(known, lambda: behind("truncate", "-s", "1", known.top / "directory" / "file")) == [(known.file, "all")]
+
+
+def test_of_a_mode_the_content_is_kept(known: Known) -> None:
+    found = told(known, lambda: behind("chmod", "0600", known.top / "directory" / "file"))
+    assert found == [(known.file, "attributes")]
+
+
+def test_what_happens_often_is_told_once(known: Known) -> None:
+    act = 'for i in {1..100}; do chmod 06$((i % 8))0 "$0"; done'
+    found = told(known, lambda: behind("bash", "-c", act, known.top / "directory" / "file"))
+    assert found == [(known.file, "attributes")]
+
+
+def test_a_directory_that_goes_is_not_held_open(known: Known) -> None:
+    def held() -> int:
+        with os.scandir("/proc/self/fd") as fds:
+            return sum(os.readlink(fd.path).startswith(str(known.top / "empty")) for fd in fds)
+
+    (known.top / "empty").mkdir()
+    known.vfs.getattr(known.vfs.lookup(ROOT, b"empty", ME).nodeid, ME)
+    assert held() == 1
+    told(known, lambda: behind("rmdir", known.top / "empty"))
+    assert held() == 0
+
+
+def make_too_many(top: Path) -> None:
+    n = int(Path("/proc/sys/fs/fanotify/max_queued_events").read_text()) + 1
+    for i in range(n):
+        os.mkdir(top / f"unknown/{i}")
+
+
+def test_after_too_many_changes_everything_known_is_told(known: Known) -> None:
+    """In several messages, as none is longer than what the other side takes."""
+    names = [f"{i:0200}".encode() for i in range(1000)]
+    for name in names:
+        (known.top / "directory" / os.fsdecode(name)).touch()
+    nodeids = [known.vfs.lookup(known.directory, name, ME).nodeid for name in names]
+    last = (nodeids[-1], "all")
+    found = set(told(known, lambda: make_too_many(known.top), up_to=last))
+    assert {(known.directory, name) for name in [b"file", *names]} <= found
+    assert {(nodeid, "all") for nodeid in [ROOT, known.directory, known.file, *nodeids[:-1]]} <= found
+    assert (ROOT, b"directory") in found
+
+
+def test_it_ends_at_once_though_the_kernel_takes_its_time(known: Known) -> None:
+    async def main() -> None:
+        with watched(known.top) as (its, theirs), trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(notify, known.vfs, its)
+                behind("mkdir", known.top / "directory" / "new")
+                await trio.lowlevel.wait_readable(theirs)  # which gets no answer
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.allows_warnings
+@pytest.mark.parametrize("answer", [ANSWER.pack(errno.EINVAL), None])
+def test_if_the_kernel_does_not_listen_the_log_says_so_and_the_mount_goes_on(
+    known: Known, answer: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        with watched(known.top) as (its, theirs), trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(notify, known.vfs, its)
+                behind("mkdir", known.top / "directory" / "new")
+                await trio.lowlevel.wait_readable(theirs)
+                if answer is None:
+                    theirs.close()
+                else:
+                    theirs.send(answer)
+
+    trio.run(main)
+    assert "when the timeout is over from now on" in caplog.text

@@ -1,0 +1,148 @@
+"""Rename, with its flags honoured: answers as the native filesystem does, and walks nothing."""
+
+import itertools
+import os
+import stat
+
+import pytest
+
+from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
+from tests.support.oracle import Oracle
+from tests.support.subjects import Story, Subject
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+RENAME_WHITEOUT = 4
+THINGS = (b"file", b"other", b"empty", b"void", b"full", b"link", b"fifo", b"absent", b"full/file", b"y" * 256)
+FLAGS = {"plain": 0, "noreplace": RENAME_NOREPLACE, "exchange": RENAME_EXCHANGE}
+
+
+def make_things(s: Subject, top: bytes) -> None:
+    s.mkdir(top.rstrip(b"/"))
+    for name in (b"empty", b"void", b"full"):
+        s.mkdir(top + name)
+    for name in (b"file", b"other", b"full/file"):
+        s.put(top + name, name)
+    s.symlink(b"full", top + b"link")
+    s.mknod(top + b"fifo", stat.S_IFIFO | 0o600)
+
+
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=list(FLAGS))
+def test_rename_of_anything_over_anything(oracle: Oracle, flags: int) -> None:
+    def act(s: Subject, tell: Story) -> None:
+        for number, (old, new) in enumerate(itertools.product(THINGS, repeat=2)):
+            top = b"%d/" % number  # each pair in a directory of its own
+            make_things(s, top)
+            tell(s.rename, top + old, top + new, flags)
+
+    oracle.agree(act)
+
+
+def test_rename_of_a_directory_into_itself(oracle: Oracle) -> None:
+    def act(s: Subject, tell: Story) -> None:
+        s.mkdir(b"a")
+        s.mkdir(b"a/b")
+        s.mkdir(b"a/b/c")
+        for flags in FLAGS.values():
+            tell(s.rename, b"a", b"a/b/c/d", flags)
+            tell(s.rename, b"a", b"a/b", flags)
+            tell(s.rename, b"a/b/c", b"a", flags)
+            tell(s.rename, b"a/b", b"a/b", flags)
+
+    oracle.agree(act)
+
+
+@pytest.mark.parametrize("flags", [RENAME_NOREPLACE | RENAME_EXCHANGE, RENAME_WHITEOUT | RENAME_EXCHANGE, 64])
+def test_flags_that_make_no_sense_change_nothing(oracle: Oracle, flags: int) -> None:
+    def act(s: Subject, tell: Story) -> None:
+        s.put(b"a", b"a")
+        s.put(b"b", b"b")
+        tell(s.rename, b"a", b"b", flags)
+        tell(s.get, b"a")
+
+    oracle.agree(act)
+
+
+def test_names_of_one_file_are_not_renamed_over_each_other(oracle: Oracle) -> None:
+    """rename(2): between two links to one file it does nothing, and succeeds."""
+
+    def act(s: Subject, tell: Story) -> None:
+        s.put(b"a", b"one")
+        s.link(b"a", b"b")
+        for flags in FLAGS.values():
+            tell(s.rename, b"a", b"b", flags)
+            tell(s.listdir, b".")
+            tell(s.stat, b"a")
+
+    oracle.agree(act)
+
+
+def test_renamed_over_file_loses_a_link(oracle: Oracle) -> None:
+    def act(s: Subject, tell: Story) -> None:
+        s.put(b"a", b"a")
+        s.link(b"a", b"a too")
+        s.put(b"b", b"b")
+        tell(s.stat, b"a too")
+        tell(s.rename, b"b", b"a")
+        tell(s.stat, b"a too")
+        tell(s.get, b"a")
+        tell(s.get, b"a too")
+
+    oracle.agree(act)
+
+
+def test_moved_subtree_is_at_its_new_place_at_once(oracle: Oracle) -> None:
+    def act(s: Subject, tell: Story) -> None:
+        for name in (b"a", b"b", b"a/deep", b"a/deep/er", b"b/x"):
+            s.mkdir(name)
+        s.put(b"a/deep/er/file", b"content")
+        s.put(b"b/x/file", b"other")
+        tell(s.get, b"a/deep/er/file")
+        h = s.open(b"a/deep/er/file", os.O_RDWR)
+        tell(s.rename, b"a/deep", b"b/moved")
+        tell(s.get, b"b/moved/er/file")
+        tell(s.get, b"a/deep/er/file")
+        tell(s.pwrite, h, b"CON", 0)
+        tell(s.rename, b"b/moved/er", b"b/x", RENAME_EXCHANGE)
+        tell(s.get, b"b/x/file")
+        tell(s.get, b"b/moved/er/file")
+        tell(s.put, b"b/x/new", b"made in the exchanged one")
+        tell(s.rename, b"a", b"b", RENAME_EXCHANGE)
+        tell(s.tree)
+        tell(s.pread, h, 99, 0)
+        tell(s.fstat, h)
+        s.close(h)
+
+    oracle.agree(act)
+
+
+def test_exchange_of_a_file_and_a_directory(oracle: Oracle) -> None:
+    def act(s: Subject, tell: Story) -> None:
+        s.mkdir(b"d")
+        s.mkdir(b"top")
+        s.put(b"d/file", b"inside")
+        s.put(b"top/f", b"plain")
+        tell(s.rename, b"d", b"top/f", RENAME_EXCHANGE)
+        tell(s.get, b"d")
+        tell(s.get, b"top/f/file")
+        tell(s.stat, b"top")
+        tell(s.stat, b".")
+
+    oracle.agree(act)
+
+
+def test_directory_taken_for_another_keeps_working_in_a_held_listing(oracle: Oracle) -> None:
+    """A cwd or a directory fd follows the directory, not its name."""
+    for s in (oracle.native, oracle.mounted):
+        s.mkdir(b"victim")
+        s.put(b"victim/old")
+        s.mkdir(b"fresh")
+        fd = os.open(s.top + b"/victim", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            s.rename(b"fresh", b"victim", RENAME_EXCHANGE)
+            assert os.listdir(fd) == ["old"]
+            assert s.listdir(b"victim") == []
+            os.mkdir(b"made by the holder", dir_fd=fd)
+            assert s.listdir(b"fresh") == [b"made by the holder", b"old"]
+        finally:
+            os.close(fd)

@@ -1,0 +1,105 @@
+"""A directory mounted over itself: served, and its private clone as open as it was, no more."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import done_well
+from tests.support.daemons import RUNTIME, backing_of, daemon_of, ended, mount, our_mount, workbench
+from tests.support.users import run_as
+from tests.support.volumes import mounts
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+USER, OTHER = 1000, 1001
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    with workbench() as path:
+        yield path
+
+
+def test_over_itself_the_tree_is_served_and_its_clone_shows_what_is_below(bench: Path) -> None:
+    mount(bench)
+    clone = backing_of(bench)
+    (bench / "made").touch()
+    assert clone.is_relative_to(RUNTIME)
+    assert (clone / "made").exists()
+    assert our_mount(clone) is None
+
+
+def test_over_itself_in_a_shared_mount_the_clone_is_not_covered(bench: Path) -> None:
+    subprocess.run(["mount", "--make-shared", bench], check=True)
+    mount(bench)
+    assert [entry.mount_point for entry in mounts() if entry.fs_type == "fuse.trashd"] == [os.fsencode(bench)]
+    assert (backing_of(bench) / "source/file").read_text() == "content"
+
+
+def test_over_a_directory_that_is_no_mount_point(bench: Path) -> None:
+    mount(bench / "source")
+    assert (bench / "source/file").read_text() == "content"
+    assert sorted(os.listdir(backing_of(bench / "source"))) == [".trashd", "file"]
+    done_well("umount", bench / "source")
+
+
+def test_the_clone_has_the_same_path_at_the_next_mount(bench: Path) -> None:
+    paths = set()
+    for _ in range(2):
+        mount(bench)
+        paths.add(backing_of(bench))
+        done_well("umount", bench)
+    assert len(paths) == 1
+
+
+@pytest.mark.parametrize("end", ["umount", "umount(8)", "SIGTERM"])
+def test_nothing_is_left_of_it_however_it_ends(bench: Path, end: str) -> None:
+    mount(bench)
+    pid_fd = os.pidfd_open(daemon_of(bench))
+    clone = backing_of(bench)
+    match end:
+        case "umount":
+            done_well("umount", bench)
+        case "umount(8)":
+            subprocess.run(["umount", bench], check=True)
+        case "SIGTERM":
+            os.kill(daemon_of(bench), signal.SIGTERM)
+    ended(pid_fd)
+    assert our_mount(bench) is None
+    assert not clone.parent.exists()
+
+
+def reads(uid: int, path: Path, *, gid: int | None = None) -> bool:
+    return run_as(uid, ["ls", path], gid=gid).returncode == 0
+
+
+def test_users_reach_the_clone_of_what_they_reach(bench: Path) -> None:
+    mount(bench)
+    assert reads(USER, backing_of(bench))
+
+
+def test_the_clone_opens_nothing_that_was_closed(bench: Path) -> None:
+    (bench / "closed").mkdir(mode=0o710)
+    os.chown(bench / "closed", OTHER, USER)
+    (bench / "closed/volume").mkdir(mode=0o755)
+    mount(bench / "closed/volume")
+    clone = backing_of(bench / "closed/volume")
+    assert reads(USER, clone)
+    assert reads(OTHER, clone)
+    assert not reads(1002, clone)
+    assert not any(reads(uid, above) for uid in (USER, 1002) for above in clone.parents[:2])
+
+
+def test_the_clone_knows_the_acls_above_it(bench: Path) -> None:
+    (bench / "closed/volume").mkdir(parents=True)
+    (bench / "closed").chmod(0o700)
+    subprocess.run(["setfacl", "-m", f"u:{USER}:rwx", bench / "closed"], check=True)
+    mount(bench / "closed/volume")
+    clone = backing_of(bench / "closed/volume")
+    assert reads(USER, clone)
+    assert not reads(OTHER, clone)
+    assert run_as(USER, ["touch", clone.parent / "planted"]).returncode != 0

@@ -1,0 +1,207 @@
+"""Programs that people run: what they do on the mount ends as it would on the filesystem below."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.mounted import trashd_mount
+from tests.support.volumes import loop_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+N_SOURCES = 20
+
+
+@pytest.fixture(scope="module")
+def volume() -> Iterator[Path]:
+    """An ext4 with a mount of ours over its directory `source`, at `source-mounted`."""
+    with loop_volume("ext4", 256) as path:
+        (path / "source").mkdir()
+        with trashd_mount(path / "source", limit_s=300):
+            yield path
+
+
+@pytest.fixture
+def here(volume: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory in the mount."""
+    path = volume / "source-mounted" / request.node.name
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+def run(*argv: str | Path, cwd: Path | None = None) -> str:
+    """What a program says; it must succeed."""
+    environment = {**os.environ, "LC_ALL": "C", "HOME": "/nonexistent", "GIT_CONFIG_GLOBAL": "/dev/null"}
+    done = subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def rich_tree(path: Path) -> Path:
+    """Files, links of both kinds, odd modes and owners, xattrs, an ACL, a sparse file, a FIFO, times long ago."""
+    (path / "sub" / "deep").mkdir(parents=True)
+    (path / "plain").write_bytes(os.urandom(300_000))
+    (path / "sub" / "empty").touch(0o600)
+    (path / "sub" / "program").write_text("#!/bin/sh\n")
+    os.chown(path / "sub" / "program", 1000, 1001)
+    (path / "sub" / "program").chmod(0o6755)
+    (path / "hard").hardlink_to(path / "plain")
+    (path / "soft").symlink_to("sub/nowhere")
+    os.mkfifo(path / "fifo")
+    with (path / "sparse").open("wb") as file:
+        file.truncate(5_000_000)
+        file.seek(2_000_000)
+        file.write(b"island")
+    os.setxattr(path / "plain", "user.colour", b"blue\0green")
+    run("setfacl", "-m", "u:1000:rwx,d:g:1001:r-x", path / "sub")
+    os.utime(path / "sub" / "deep", ns=(1_000_000_123_456_789, 900_000_123_456_789))
+    return path
+
+
+def test_tar_out_and_in_is_the_same_tree(here: Path, tmp_path: Path) -> None:
+    tree = rich_tree(here / "tree")
+    tar = ("tar", "--xattrs", "--acls", "--sparse", "--numeric-owner")
+    run(*tar, "-cf", tmp_path / "a.tar", "-C", here, "tree")
+    run(*tar, "--compare", "-f", tmp_path / "a.tar", "-C", here)
+    (here / "again").mkdir()
+    run(*tar, "-xpf", tmp_path / "a.tar", "-C", here / "again")
+    run(*tar, "--compare", "-f", tmp_path / "a.tar", "-C", here / "again")
+    assert run("getfacl", "-Rnp", ".", cwd=here / "again" / "tree") == run("getfacl", "-Rnp", ".", cwd=tree)
+
+
+def test_rsync_finds_nothing_to_do_after_a_copy_either_way(here: Path, volume: Path) -> None:
+    inside, outside = rich_tree(here / "tree"), volume / "outside"
+    rsync = ("rsync", "-aHAXS", "--numeric-ids", "--checksum", "--itemize-changes")
+    run(*rsync, f"{inside}/", f"{outside}/")
+    assert run(*rsync, "--dry-run", f"{inside}/", f"{outside}/") == ""
+    run(*rsync, f"{outside}/", f"{here / 'back'}/")
+    assert run(*rsync, "--dry-run", f"{outside}/", f"{here / 'back'}/") == ""
+    assert (here / "back" / "hard").stat().st_ino == (here / "back" / "plain").stat().st_ino
+    shutil.rmtree(outside)
+
+
+def test_git_clones_collects_and_finds_no_fault(here: Path) -> None:
+    origin, clone = here / "origin", here / "clone"
+    origin.mkdir()
+    run("git", "init", "-q", "-b", "main", cwd=origin)
+    for key, value in (("user.name", "A"), ("user.email", "a@example.org"), ("gc.auto", "0")):
+        run("git", "config", key, value, cwd=origin)
+    for number in range(5):
+        for name in range(50):
+            (origin / f"{name}").write_text(f"{number} {name}\n" * (name + 1))
+        run("git", "add", "-A", cwd=origin)
+        run("git", "commit", "-q", "-m", f"change {number}", cwd=origin)
+    run("git", "clone", "-q", "--no-hardlinks", origin, clone)
+    run("git", "gc", "-q", "--prune=now", "--aggressive", cwd=clone)
+    run("git", "fsck", "--full", "--strict", cwd=clone)
+    assert run("git", "status", "--porcelain", cwd=clone) == ""
+    assert run("git", "rev-parse", "HEAD", cwd=clone) == run("git", "rev-parse", "HEAD", cwd=origin)
+
+
+def _fill_until_killed(path: Path, ready: int) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
+        base.execute("PRAGMA journal_mode=WAL")
+        base.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, twice INTEGER, text BLOB)")
+        number = 0
+        while True:
+            base.execute("BEGIN")
+            for _ in range(20):
+                base.execute("INSERT INTO t VALUES (?, ?, ?)", (number, 2 * number, b"x" * 500))
+                number += 1
+            base.execute("COMMIT")
+            if number == 400:
+                os.write(ready, b".")
+
+
+def test_sqlite_with_a_wal_is_whole_after_its_writer_was_killed(here: Path) -> None:
+    path = here / "base"
+    reading, writing = os.pipe()
+    writer = multiprocessing.get_context("fork").Process(target=_fill_until_killed, args=(path, writing))
+    writer.start()
+    try:
+        os.close(writing)
+        assert os.read(reading, 1) == b"."
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT count(*) >= 400 FROM t").fetchone() == (1,), "a reader beside the writer"
+    finally:
+        os.close(reading)
+        writer.kill()
+        writer.join()
+    with closing(sqlite3.connect(path)) as base:
+        assert base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        n, is_whole = base.execute("SELECT count(*), min(twice = 2 * n) FROM t").fetchone()
+    assert (n % 20, is_whole) == (0, 1)
+
+
+def test_parallel_make_builds_a_program_and_then_has_nothing_to_do(here: Path) -> None:
+    names = [f"part{number}" for number in range(N_SOURCES)]
+    for number, name in enumerate(names):
+        (here / f"{name}.c").write_text(f'#include "all.h"\nint {name}(void) {{ return {number}; }}\n')
+    (here / "all.h").write_text("".join(f"int {name}(void);\n" for name in names))
+    calls = " + ".join(f"{name}()" for name in names)
+    (here / "main.c").write_text(f'#include "all.h"\nint main(void) {{ return {calls}; }}\n')
+    objects = " ".join(f"{name}.o" for name in [*names, "main"])
+    (here / "Makefile").write_text(f"all: {objects}\n\tcc -o all {objects}\n%.o: %.c all.h\n\tcc -c -o $@ $<\n")
+    run("make", "-j4", cwd=here)
+    assert subprocess.run([here / "all"], check=False).returncode == sum(range(N_SOURCES))
+    run("make", "-q", "main.o", *(f"{name}.o" for name in names), cwd=here)
+
+
+def rotate(here: Path, how: str) -> None:
+    """Rotate `log` once as logrotate's configuration says."""
+    (here / "conf").write_text(f'"{here}/log" {{\n  rotate 3\n  size 1\n  {how}\n}}\n')
+    run("logrotate", "--force", "--state", here / "state", here / "conf")
+
+
+def test_logrotate_truncates_what_a_writer_has_open(here: Path) -> None:
+    with (here / "log").open("ab", buffering=0) as log:
+        log.write(b"before\n")
+        rotate(here, "copytruncate")
+        log.write(b"after\n")
+    assert ((here / "log.1").read_bytes(), (here / "log").read_bytes()) == (b"before\n", b"after\n")
+
+
+def test_logrotate_creates_a_new_log_and_a_shipper_finds_its_place_by_inode_numbers(here: Path) -> None:
+    with (here / "log").open("ab", buffering=0) as log, (here / "log").open("rb") as shipped:
+        log.write(b"one\n")
+        assert shipped.read() == b"one\n"
+        rotate(here, "create 0640 1000 1000")
+        log.write(b"two\n")
+        assert shipped.read() == b"two\n", "what is open goes on under its new name"
+        assert os.fstat(shipped.fileno()).st_ino == (here / "log.1").stat().st_ino
+    fresh = (here / "log").stat()
+    assert fresh.st_ino != (here / "log.1").stat().st_ino
+    assert (fresh.st_mode & 0o7777, fresh.st_uid, fresh.st_gid, fresh.st_size) == (0o640, 1000, 1000, 0)
+
+
+def test_fio_reads_back_what_it_wrote(here: Path) -> None:
+    run(
+        "fio", "--name=verify", f"--directory={here}", "--size=16m", "--bs=4k", "--rw=randwrite", "--verify=crc32c",
+        "--do_verify=1", "--verify_state_save=0", "--ioengine=psync", "--end_fsync=1", "--numjobs=2",
+    )  # fmt: skip
+
+
+def test_dead_writer_of_a_fifo_and_a_lock_that_is_taken_are_the_kernels_matter(here: Path) -> None:
+    os.mkfifo(here / "fifo")
+    writer = subprocess.Popen(["sh", "-c", f"exec sleep 60 > {here / 'fifo'}"])
+    with (here / "fifo").open("rb") as reader:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        assert reader.read() == b""
+    (here / "lock").touch()
+    with (here / "lock").open() as _:
+        held = subprocess.run(
+            ["flock", "--nonblock", here / "lock", "flock", "--nonblock", here / "lock", "true"], check=False
+        )
+        assert held.returncode == 1

@@ -1,0 +1,73 @@
+"""The ordinary commands in a mount that its user made without root."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from tests.support.command import TRASHD
+from tests.support.daemons import workbench
+from tests.support.tree import make_tree, snapshot
+from tests.support.users import as_user, run_as
+from tests.support.volumes import bind_mount, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+USER = 1000
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    """The user's own mount of `source` at `target`; /dev/fuse is open to all, as udev makes it."""
+    with workbench() as path, tmpfs_volume(options=["dev"]) as devices:
+        node = devices / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+        node.chmod(0o666)
+        for one in (path, path / "source", path / "source/file", path / "target"):
+            os.chown(one, USER, USER)
+        with bind_mount(node, Path("/dev/fuse")):
+            trashd("mount", path / "source", path / "target")
+            yield path
+            trashd("umount", path / "target")
+
+
+def trashd(*words: str | Path) -> CompletedProcess[bytes]:
+    done = run_as(USER, [TRASHD, *words])
+    assert done.returncode == 0, done
+    return done
+
+
+def told(*words: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in trashd(*words).stdout.splitlines()]
+
+
+def test_swap_restore_and_reap(bench: Path) -> None:
+    target = bench / "target"
+    job = target / "job"
+    as_user(USER, lambda: str(make_tree(job, {"a": "x"})))
+    before = as_user(USER, lambda: snapshot(job))
+    [swapped] = told("swap", "--json", job)
+    assert swapped["path"] == str(job)
+    assert (os.listdir(bench / "source/job"), as_user(USER, lambda: os.listdir(job))) == ([], [])
+    [entry] = told("list", "--json", "--volume", target)
+    assert (entry["id"], entry["origin"]) == (swapped["id"], str(job))
+    trashd("restore", "--volume", target, swapped["id"])
+    assert as_user(USER, lambda: snapshot(job)) == before
+    trashd("rm", job)
+    trashd("reap", "--all", "--now", "--volume", target)
+    assert told("list", "--json", "--volume", target) == []
+
+
+def test_drop_leads_to_the_users_own_folder(bench: Path) -> None:
+    target = bench / "target"
+    trashd("init", target)
+    as_user(USER, lambda: str(make_tree(target / "job", {"a": "x"})))
+    done = run_as(USER, ["mv", target / "job", target / ".trashd/drop/"])
+    assert (done.returncode, done.stderr) == (0, b"")
+    [entry] = told("list", "--json", "--volume", bench / "source")
+    assert (entry["method"], entry["uid"]) == ("dropped", USER)

@@ -1,0 +1,160 @@
+"""`.trashd` in a live mount: hidden, found, never remembered; and `mv DIR .trashd/drop/` for who has nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.mounted import Mounted, trashd_mount
+from tests.support.store import assert_silent, entries, init, raw, recover_all, swap
+from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.users import as_user, run_as
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+ALICE, BOB = 4711, 4712
+
+
+@pytest.fixture
+def mount() -> Iterator[Mounted]:
+    """A mounted volume in which Alice and Bob have homes, and no folder in the store."""
+    with tmpfs_volume() as path:
+        source = path / "source"
+        homes = {name: Dir({"job": Dir({"a": "x"}, owner=(uid, uid))}, owner=(uid, uid)) for name, uid in USERS.items()}
+        make_tree(source, homes)
+        init(source)
+        with trashd_mount(source) as mounted:
+            yield mounted
+        recover_all(source)
+        assert_silent(source)
+
+
+USERS = {"alice": ALICE, "bob": BOB}
+
+
+def test_the_root_s_listing_has_it_only_if_it_shall(mount: Mounted) -> None:
+    assert sorted(os.listdir(mount.path)) == ["alice", "bob"]
+    assert (mount.path / ".trashd" / "volume.json").exists()
+    with tmpfs_volume() as path:
+        (path / "source").mkdir()
+        init(path / "source")
+        with trashd_mount(path / "source", options=["show_trash"]) as showing:
+            assert os.listdir(showing.path) == [".trashd"]
+
+
+def test_what_a_store_makes_behind_the_mount_is_seen_at_once(mount: Mounted) -> None:
+    listed = mount.path / ".trashd" / "u" / "0" / "orphans"
+    assert os.listdir(listed) == []
+    for number in range(3):
+        behind = mount.backing / ".trashd" / "u" / "0" / "orphans" / str(number)
+        assert not (listed / str(number)).exists()
+        behind.mkdir()
+        assert (listed / str(number)).stat().st_mode & 0o7777 == 0o755
+        behind.chmod(0o700)
+        assert (listed / str(number)).stat().st_mode & 0o7777 == 0o700
+        behind.rmdir()
+        assert not (listed / str(number)).exists()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_mv_into_drop_is_all_that_a_user_needs(mount: Mounted, user: str) -> None:
+    uid = USERS[user]
+    before = snapshot(mount.path / user / "job")
+    done = run_as(uid, ["mv", "job", "../.trashd/drop/"], cwd=mount.path / user)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert os.listdir(mount.path / user) == []
+    dropped = mount.backing / ".trashd" / "u" / str(uid) / "drop" / "job"
+    assert snapshot(dropped) == before
+    recover_all(mount.backing)
+    [entry] = entries(mount.path)
+    assert (entry.uid, entry.origin) == (uid, None)
+
+
+def test_everybody_is_led_to_his_own_at_the_same_time(mount: Mounted) -> None:
+    drop = mount.path / ".trashd" / "drop"
+    wrong: list[object] = []
+
+    def look(uid: int) -> Callable[[], list[object]]:
+        wanted = (f"u/{uid}/drop", uid)
+
+        def asked() -> list[object]:
+            found = {(os.readlink(drop), os.stat(drop).st_uid) for _ in range(50)}
+            return [one for one in found if one != wanted]
+
+        return asked
+
+    threads = [
+        threading.Thread(target=lambda uid=uid: wrong.extend(as_user(uid, look(uid)))) for uid in (ALICE, BOB, 0)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_users_part_is_that_users_and_root_s(mount: Mounted) -> None:
+    run_as(ALICE, ["ls", mount.path / ".trashd" / "drop/"], check=True)
+    hers = mount.path / ".trashd" / "u" / str(ALICE)
+    assert as_user(ALICE, lambda: len(os.listdir(hers))) == len(os.listdir(hers)) > 0
+    with pytest.raises(PermissionError):
+        as_user(BOB, lambda: os.listdir(hers))
+
+
+def test_the_link_is_a_link_and_nothing_else_can_be_done_with_it(mount: Mounted) -> None:
+    store = mount.path / ".trashd"
+    drop = store / "drop"
+    assert drop.is_symlink()
+    assert drop.lstat().st_size == len(os.readlink(drop)) == len("u/0/drop")
+    (mount.path / "file").write_text("x")
+    refused: list[Callable[[], object]] = [
+        drop.unlink,
+        drop.mkdir,
+        lambda: drop.symlink_to("x"),
+        lambda: os.mknod(drop),
+        lambda: os.open(drop, os.O_CREAT | os.O_EXCL | os.O_WRONLY),
+        lambda: os.rename(drop, store / "other"),
+        lambda: os.rename(mount.path / "file", drop),
+        lambda: os.link(mount.path / "file", drop),
+        lambda: os.link(drop, mount.path / "other", follow_symlinks=False),
+        lambda: os.lchown(drop, ALICE, ALICE),
+        lambda: os.utime(drop, (0, 0), follow_symlinks=False),
+        lambda: os.setxattr(drop, "trusted.a", b"x", follow_symlinks=False),
+    ]
+    for act in refused:
+        with pytest.raises(OSError, match=r"^\[Errno \d+\]"):
+            act()
+    assert sorted(os.listdir(mount.backing / ".trashd")) == ["CACHEDIR.TAG", "u", "volume.json"]
+    assert os.readlink(drop) == "u/0/drop"
+
+
+def test_without_a_store_there_is_nothing_to_find() -> None:
+    with tmpfs_volume() as path:
+        (path / "source").mkdir()
+        with trashd_mount(path / "source") as bare:
+            store = bare.path / ".trashd"
+            if not store.exists():  # a mount may have made it
+                with pytest.raises(FileNotFoundError):
+                    os.lstat(store / "drop")
+
+
+def test_a_file_of_an_orphan_goes_on_for_who_has_it_open(mount: Mounted) -> None:
+    job = mount.path / "alice" / "job"
+    with open(job / "a", "r+") as file:
+        swapped = swap(job)
+        file.write("y")
+        file.flush()
+        kept = mount.backing / ".trashd" / "u" / "0" / "orphans" / swapped.id / "tree" / "a"
+        assert kept.read_text() == "y"
+        assert raw(job) == swapped.path
+
+
+def test_ls_does_not_tell_the_link_from_another(mount: Mounted) -> None:
+    told = subprocess.run(["ls", "-l", mount.path / ".trashd" / "drop"], capture_output=True, check=True).stdout
+    assert told.startswith(b"lrwxrwxrwx")
+    assert told.rstrip().endswith(b"drop -> u/0/drop")

@@ -1,0 +1,234 @@
+"""What `.trashd` shows inside the mount, asked of the decisions themselves, on a real directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.inodes import ROOT, Node, NodeId
+from fusefs.core.names import STORE
+from fusefs.linux.caller import Caller
+from fusefs.linux.kernel import Kernel
+from fusefs.mount.trashdir import Drops, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of
+from tests.support.store import assert_silent, init, raw, recover_all
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+ALICE, BOB = 4711, 4712
+_DIRECTORY = Attributes(1, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0)
+
+
+def caller(uid: int, umask: int = 0o022) -> Caller:
+    """One of a user's processes."""
+    return Caller(uid, uid, 1, umask)
+
+
+def nodes(*names: bytes) -> list[Node]:
+    """The root and, one in the other, directories of those names."""
+    root = Node(ROOT, (1, 1, 0), _DIRECTORY)
+    found = [root]
+    for number, name in enumerate(names, 2):
+        node = Node(NodeId(number), (1, number, 0), _DIRECTORY)
+        node.put(found[-1], name, is_linked=False)
+        found.append(node)
+    return found
+
+
+# Pure
+
+
+def test_the_store_and_all_in_it_is_below() -> None:
+    root, *inside = nodes(STORE, b"u", b"0", b"drop")
+    assert not is_below(root)
+    assert all(map(is_below, inside))
+
+
+def test_a_store_further_down_is_below_too() -> None:
+    _root, home, *inside = nodes(b"home", STORE, b"u")
+    assert not is_below(home)
+    assert all(map(is_below, inside))
+
+
+@pytest.mark.parametrize("name", [b".trashd2", b"trashd", b".trash", b".trashd.new-1"])
+def test_what_is_only_called_like_it_is_not(name: bytes) -> None:
+    root, node, inside = nodes(name, b"u")
+    assert not is_below(node)
+    assert not is_below(inside)
+    assert not is_hidden(root, name, shows_trash=False)
+
+
+def test_a_tree_that_moves_out_of_the_store_is_below_no_more() -> None:
+    root, _store, tree, deep = nodes(STORE, b"tree", b"deep")
+    assert is_below(deep)
+    tree.put(root, b"job", is_linked=False)
+    assert not is_below(deep)
+
+
+def test_only_the_root_hides_it_and_only_unless_it_shall_be_shown() -> None:
+    root, home = nodes(b"home")
+    assert is_hidden(root, STORE, shows_trash=False)
+    assert not is_hidden(root, STORE, shows_trash=True)
+    assert not is_hidden(root, b"home", shows_trash=False)
+    assert not is_hidden(home, STORE, shows_trash=False)
+
+
+def test_the_link_is_at_the_root_s_store_alone() -> None:
+    root, store, users = nodes(STORE, b"u")
+    assert is_drop(store, b"drop")
+    assert not is_drop(store, b"u")
+    assert not is_drop(root, b"drop")
+    assert not is_drop(users, b"drop")
+    _root, _home, lower = nodes(b"home", STORE)
+    assert not is_drop(lower, b"drop")
+
+
+@pytest.mark.parametrize("uid", [0, ALICE, (1 << 32) - 1])
+def test_each_user_s_link_has_a_nodeid_of_its_own(uid: int) -> None:
+    assert user_of(drop_of(uid)) == uid
+    assert 1 << 62 < drop_of(uid) < 1 << 63
+
+
+@pytest.mark.parametrize("nodeid", [1, 2, (1 << 62) + 1, drop_of(0) - 1, drop_of((1 << 32) - 1) + 1])
+def test_another_nodeid_is_nobody_s_link(nodeid: int) -> None:
+    assert user_of(nodeid) is None
+
+
+# On a volume
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A store of root's, in which nobody has a folder yet."""
+    with tmpfs_volume() as path:
+        with Kernel().open_path(raw(path)) as root:
+            assert prepare_store(Kernel(), root, raw(path)) is None
+        yield path
+        recover_all(path)
+        assert_silent(path)
+
+
+@contextmanager
+def drops(volume: Path) -> Iterator[Drops]:
+    """The links of a volume."""
+    with Kernel().open_path(raw(volume)) as root:
+        yield Drops(Kernel(), root)
+
+
+needs_root = pytest.mark.needs("root")
+
+
+@needs_root
+@pytest.mark.parametrize("uid", [0, ALICE])
+@pytest.mark.parametrize("umask", [0o022, 0o777, 0])
+def test_a_user_s_folder_is_made_when_he_asks(volume: Path, uid: int, umask: int) -> None:
+    with drops(volume) as links:
+        attributes = links.look(uid, caller(uid, umask))
+        target = links.readlink(uid, caller(uid, umask))
+    assert target == b"u/%d/drop" % uid
+    assert (attributes.ino, attributes.uid, attributes.size) == (drop_of(uid), uid, len(target))
+    assert stat.S_ISLNK(attributes.mode)
+    folder = volume / ".trashd" / "u" / str(uid)
+    for path in (folder, folder / "drop", folder / "orphans"):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o7777) == (uid, 0o700)
+
+
+@needs_root
+def test_what_is_moved_there_is_its_owner_s_orphan(volume: Path) -> None:
+    (volume / "home").mkdir()
+    os.chown(volume / "home", ALICE, ALICE)
+    with drops(volume) as links:
+        target = os.fsdecode(links.readlink(ALICE, caller(ALICE)))
+
+    def act() -> None:
+        (volume / "home" / "job").mkdir()
+        os.rename(volume / "home" / "job", volume / ".trashd" / target / "job")
+
+    as_user(ALICE, act)
+    assert recover_all(volume) == []
+    assert len(os.listdir(volume / ".trashd" / "u" / str(ALICE) / "orphans")) == 1
+
+
+@needs_root
+def test_each_user_is_led_to_his_own(volume: Path) -> None:
+    with drops(volume) as links:
+        assert [links.readlink(uid, caller(uid)) for uid in (ALICE, BOB)] == [b"u/4711/drop", b"u/4712/drop"]
+
+
+@needs_root
+def test_nobody_makes_another_one_s_folder(volume: Path) -> None:
+    with drops(volume) as links:
+        for uid in (BOB, 0):
+            with pytest.raises(FileNotFoundError):
+                links.look(ALICE, caller(uid))
+        assert os.listdir(volume / ".trashd" / "u") == []
+        links.look(ALICE, caller(ALICE))
+        assert links.readlink(ALICE, caller(0)) == b"u/4711/drop"
+
+
+@needs_root
+def test_a_planted_folder_is_gone_round(volume: Path) -> None:
+    (volume / ".trashd" / "u" / str(ALICE)).mkdir()  # root's, but the name is Alice's
+    with drops(volume) as links:
+        target = links.readlink(ALICE, caller(ALICE))
+        assert links.readlink(ALICE, caller(ALICE)) == target
+    assert target.startswith(b"u/4711.")
+    assert (volume / ".trashd" / os.fsdecode(target)).stat().st_uid == ALICE
+    (volume / ".trashd" / "u" / str(ALICE)).rmdir()
+
+
+@needs_root
+def test_without_a_store_there_is_no_link() -> None:
+    with tmpfs_volume() as bare, drops(bare) as links:
+        with pytest.raises(FileNotFoundError):
+            links.look(0, caller(0))
+        assert os.listdir(bare) == []
+
+
+@needs_root
+def test_a_store_that_root_does_not_trust_leads_nobody(volume: Path) -> None:
+    os.chown(volume / ".trashd", ALICE, ALICE)
+    with drops(volume) as links, pytest.raises(PermissionError):
+        links.look(ALICE, caller(ALICE))
+    os.chown(volume / ".trashd", 0, 0)
+
+
+@needs_root
+def test_all_that_the_links_open_is_closed(volume: Path) -> None:
+    with drops(volume) as links:
+        links.look(ALICE, caller(ALICE))
+        n_fds = len(os.listdir("/proc/self/fd"))
+        for uid in (ALICE, BOB):
+            links.look(uid, caller(uid))
+            links.readlink(uid, caller(uid))
+        assert len(os.listdir("/proc/self/fd")) == n_fds
+
+
+# The store at mount time
+
+
+@needs_root
+def test_a_store_is_prepared_once(volume: Path) -> None:
+    before = (volume / ".trashd" / "volume.json").read_bytes()
+    with Kernel().open_path(raw(volume)) as root:
+        assert prepare_store(Kernel(), root, raw(volume)) is None
+    assert (volume / ".trashd" / "volume.json").read_bytes() == before
+
+
+@needs_root
+def test_what_keeps_a_store_from_being_made_is_told() -> None:
+    with tmpfs_volume() as path:
+        init(path)
+        os.chown(path / ".trashd", ALICE, ALICE)
+        n_fds = len(os.listdir("/proc/self/fd"))
+        with Kernel().open_path(raw(path)) as root:
+            told = prepare_store(Kernel(), root, raw(path))
+        assert told is not None
+        assert told.errno == errno.EPERM
+        assert len(os.listdir("/proc/self/fd")) == n_fds

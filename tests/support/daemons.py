@@ -1,0 +1,110 @@
+"""Mounts of `trashd mount` as people make them, in the background; a process outside frees whoever hangs on one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from fusefs.mount.runtime import directory_of
+from tests.support.command import Done, done_well
+from tests.support.fuse import mount_fusectl
+from tests.support.volumes import MountEntry, mounts, tmpfs_volume
+
+RUNTIME = Path("/run/trashd")
+FSTYPE = "fuse.trashd"
+_END_S = 10
+
+# $1 limit in seconds. A line on stdin says that all is well; the end of stdin, that the test's process died.
+_WATCHDOG = """
+read -r -t "$1" && exit 0
+for connection in /sys/fs/fuse/connections/*; do echo 1 > "$connection/abort"; done
+exit 1
+"""
+
+
+@contextlib.contextmanager
+def workbench(limit_s: float = 60) -> Iterator[Path]:
+    """A tmpfs with `source/file` and an empty `target`, and nothing of ours mounted in the end.
+
+    Raises  TimeoutError: somebody hung, and was freed by an abort of all connections; AssertionError: something is
+            left in /run/trashd
+    """
+    mount_fusectl()
+    older = {entry.mount_id for entry in mounts()}
+    argv = ("bash", "-c", _WATCHDOG, "watchdog", str(limit_s))
+    with tmpfs_volume() as base, subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as watchdog:
+        for name in ("source", "target"):
+            (base / name).mkdir()
+        (base / "source/file").write_text("content")
+        try:
+            yield base
+        finally:
+            for entry in reversed([entry for entry in mounts() if entry.mount_id not in older]):
+                if entry.fs_type == FSTYPE:
+                    done_well("umount", "--force", entry.mount_point)
+            with contextlib.suppress(BrokenPipeError):
+                watchdog.communicate(b"done\n")
+            if watchdog.wait():
+                raise TimeoutError(f"a mount hung for {limit_s} s")
+        left = (directory_of(os.fsencode(point)) for point in (base, base / "source", base / "target"))
+        assert not any(os.path.lexists(directory) for directory in left)
+
+
+def mount(*words: str | Path) -> Done:
+    """`trashd mount`, which has to succeed."""
+    return done_well("mount", *words)
+
+
+def backing_of(target: Path) -> Path:
+    """The backing path that mountinfo tells of a mount of ours."""
+    entry = our_mount(target)
+    assert entry is not None
+    return Path(os.fsdecode(entry.source))
+
+
+def our_mount(target: Path) -> MountEntry | None:
+    """The mount of ours that one sees at this path; nobody is asked."""
+    found = [entry for entry in mounts() if entry.mount_point == os.fsencode(target)]
+    return found[-1] if found and found[-1].fs_type == FSTYPE else None
+
+
+def daemon_of(target: Path) -> int:
+    """The pid of the daemon that was started with this mount point, without those that it has forked."""
+    found = set(_daemons(target))
+    (pid,) = (pid for pid in found if _parent(pid) not in found)
+    return pid
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _daemons(target: Path) -> Iterator[int]:
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
+            if b"mount" in words and os.fsencode(target) in words and int(pid) != os.getpid():
+                yield int(pid)
+
+
+def kill_daemon(target: Path, number: int = signal.SIGKILL) -> None:
+    """Signal the daemon of a mount point, if there is one, and wait for its end."""
+    if any(_daemons(target)):
+        pid = daemon_of(target)
+        pid_fd = os.pidfd_open(pid)
+        os.kill(pid, number)
+        ended(pid_fd)
+
+
+def ended(pid_fd: int) -> None:
+    """Wait for a process's end. Raises  TimeoutError; the fd is closed."""
+    try:
+        if not select.select([pid_fd], [], [], _END_S)[0]:
+            raise TimeoutError("it goes on")
+    finally:
+        os.close(pid_fd)

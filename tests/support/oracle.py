@@ -1,0 +1,117 @@
+"""The oracle: a native directory says what the vfs and the mount must answer to the same calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from fusefs.linux.fd import Fd
+from fusefs.mount.vfs import Vfs
+from tests.support.mounted import Mounted
+from tests.support.player import Player
+from tests.support.subjects import Native, Story, Subject
+
+_N_TOLD, _WIDTH = 6, 200
+
+Act = Callable[[Subject, Story], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Empty directories of one filesystem, reached in different ways."""
+
+    native: Native
+    player: Player
+    late: Player  # the same vfs, for a kernel that forgets all at the end
+    mounted: Native
+    behind: dict[str, Native]  # by a subject's name: the same directory on the backing filesystem
+    mount: Mounted
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """The one that is right, then those that have to agree."""
+        return self.native, self.player, self.late, self.mounted
+
+    def agree(self, act: Act) -> None:
+        """Each answers as the native one does, and leaves the same tree, seen through it and behind it."""
+        right = Story()
+        act(self.native, right)
+        expected = self.native.tree()
+        unlike: list[str] = []
+        for subject in self.subjects[1:]:
+            story, behind = Story(), self.behind[subject.name]
+            with subject.forgetting_late() if subject is self.late else contextlib.nullcontext():
+                act(subject, story)
+            unlike += _compare(subject.name, story.told, right.told)
+            unlike += _compare(f"tree of {subject.name}", _lines(subject.tree()), _lines(expected))
+            unlike += _compare(f"tree behind {subject.name}", _lines(behind.tree()), _lines(expected))
+            seen, there = ([(path, one.ino(path)) for path in behind.tree()] for one in (subject, behind))
+            if subject is not self.late:  # it still knows whose numbers are given out again
+                unlike += _compare(f"inode numbers of {subject.name}", seen, there)
+        assert not unlike, "\n".join(unlike)
+        assert not self.player.references
+        assert not self.late.references
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Where the directories of many tests are."""
+
+    native: Path
+    inside: Path  # of the vfs in this process
+    vfs: Vfs
+    mount: Mounted
+
+    @contextlib.contextmanager
+    def oracle(self, case: bytes) -> Iterator[Oracle]:
+        """The subjects in fresh directories."""
+        name = os.fsdecode(case)
+        tops = [self.native / name, self.inside / name, self.inside / f"{name}-late", self.mount.backing / name]
+        for top in tops:
+            top.mkdir()
+        try:
+            yield Oracle(
+                Native("native", tops[0]),
+                Player("vfs", self.vfs, case),
+                Player("vfs forgetting late", self.vfs, case + b"-late"),
+                Native("mount", self.mount.path / name),
+                {
+                    "vfs": Native("behind", tops[1]),
+                    "vfs forgetting late": Native("behind", tops[2]),
+                    "mount": Native("behind", tops[3]),
+                },
+                self.mount,
+            )
+        finally:
+            for top in (*tops[:3], self.mount.path / name):
+                shutil.rmtree(top)
+
+
+def _lines(tree: Mapping[bytes, object]) -> list[object]:
+    return [repr(item) for item in sorted(tree.items())]
+
+
+def _compare(what: str, seen: Sequence[object], right: Sequence[object]) -> list[str]:
+    """The first lines that differ."""
+    unlike = [(one, other) for one, other in zip_longest(seen, right) if one != other]
+    return [f"{what}: {str(one)[:_WIDTH]}\n  instead of: {str(other)[:_WIDTH]}" for one, other in unlike[:_N_TOLD]]
+
+
+@contextlib.contextmanager
+def arena_on(volume: Path, mount: Mounted) -> Iterator[Arena]:
+    """The directories on a volume that `mount` is on too."""
+    native, inside = volume / "native", volume / "inside"
+    native.mkdir()
+    inside.mkdir()
+    with Fd(os.open(inside, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        vfs = Vfs(root, max_fds=256)
+        try:
+            yield Arena(native, inside, vfs, mount)
+            assert len(vfs.nodes) == 1  # the root (I7)
+        finally:
+            vfs.close()

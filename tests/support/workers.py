@@ -1,0 +1,47 @@
+"""Processes that do something for ever beside a test; an error of theirs is the test's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+Work = Callable[[], None]
+
+
+@contextmanager
+def workers(works: Sequence[Work]) -> Iterator[list[int]]:
+    """Each in a process of its own, killed at the end.
+
+    Yields   their process ids
+    Raises   AssertionError: one of them ended before, by an exception (told on stderr) or by itself
+    """
+    pids: list[int] = []
+    try:
+        for work in works:
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                _work(work)
+            pids.append(pid)
+        yield pids
+    finally:
+        ended = [pid for pid in pids if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert not ended, "a worker ended before the test"
+
+
+def _work(work: Work) -> NoReturn:
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
