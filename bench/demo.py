@@ -5,9 +5,11 @@ As root on a fresh ext4 in a loop device, elsewhere in a plain directory. Whatev
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +38,7 @@ SHAPES = (
     Shape("flat", 70_000, make_flat),
     Shape("chain", 10_000, make_chain),
 )
+N_MOUNTED = 5_000
 
 
 class Timed(NamedTuple):
@@ -113,6 +116,32 @@ def restore_one(root: Path, work: Path) -> None:
         raise RuntimeError(f"{SHAPES[1].n_files:,} files went, {n_files:,} came back")
 
 
+@contextlib.contextmanager
+def mounted(root: Path) -> Iterator[Path]:
+    """The volume through the mount; elsewhere, so that both can be seen."""
+    with tempfile.TemporaryDirectory(prefix="trashd-demo-") as path:
+        show("mount", root, path)
+        try:
+            yield Path(path)
+        finally:
+            subprocess.run([TRASHD, "umount", "--lazy", path], check=True)
+
+
+def through_the_mount(root: Path) -> None:
+    """A swap under the eyes of a client of the mount, and one by somebody who has no trashd at all."""
+    with mounted(root) as path:
+        job, other = path / "job", path / "other"
+        make_flat(job, N_MOUNTED)
+        make_flat(other, N_MOUNTED)
+        n_before = len(os.listdir(job))
+        show("swap", job)
+        _console.print(f"  a client of the mount saw {n_before:,} files, and sees {len(os.listdir(job)):,} now")
+        drop = path / ".trashd" / "drop"
+        _console.print(f"\n[bold]$ mv {other} {drop}/[/bold]")
+        subprocess.run(["mv", other, f"{drop}/"], check=True)
+        show("list", "--volume", path)
+
+
 def run() -> None:
     """The whole demo."""
     with compiled(), stage() as root:
@@ -123,6 +152,8 @@ def run() -> None:
         timed = compete(work)
         show("list", "--volume", root)
         restore_one(root, work)
+        if os.geteuid() == 0:
+            through_the_mount(root)
         show("reap", "--all", "--now", "--volume", root)
         show("doctor", root)
         _console.print()
