@@ -10,12 +10,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import capabilities
+from tests.support.namespaces import see_own_mounts_only
 
 IN_CI = bool(os.environ.get("CI"))
 VITAL_GROUPS = ("crash", "mount")
 
 N_COST = pytest.StashKey[Counter[str]]()
 """Tests skipped, by the capability that they missed."""
+_LACKS = "lacks"
 N_RUN = pytest.StashKey[Counter[str]]()
 """Tests that ran to their end, by group: neither skipped on the way nor failed."""
 
@@ -39,6 +41,25 @@ class _Warnings(logging.Handler):
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[N_COST] = Counter()
     config.stash[N_RUN] = Counter()
+    if hasattr(config, "workerinput") and os.geteuid() == 0:
+        see_own_mounts_only()  # what one worker mounts would be another's volume to look for stores on
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.pluginmanager.register(_Tally(session.config))
+
+
+class _Tally:
+    """Counts by the reports, which come from all workers, what ran and what could not."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._config.stash[N_RUN][report.nodeid.removeprefix("tests/").partition("/")[0]] += 1
+        if report.when == "setup":
+            self._config.stash[N_COST].update(str(what) for name, what in report.user_properties if name == _LACKS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,7 +74,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     needed = dict.fromkeys(capability for marker in item.iter_markers("needs") for capability in marker.args)
     missing = [capability for capability in needed if capabilities.why_missing(capability)]
     if missing:
-        item.config.stash[N_COST].update(missing)
+        item.user_properties += [(_LACKS, capability) for capability in missing]
         pytest.skip(f"this machine lacks: {', '.join(missing)}")
 
 
@@ -65,13 +86,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         yield
     finally:
         logging.getLogger().removeHandler(warnings)
-    item.config.stash[N_RUN][_name_group(item)] += 1
     if warnings.messages and item.get_closest_marker("allows_warnings") is None:
         pytest.fail("logged without being declared:\n" + "\n".join(warnings.messages), pytrace=False)
-
-
-def _name_group(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 def _list_idle_groups(config: pytest.Config) -> list[str]:

@@ -108,7 +108,7 @@ class Adapter(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        return entry_of(vfs_write.setattr_(self._vfs, inode, changes, fh), self._timeouts)
+        return entry_of(vfs_write.setattr_(self._vfs, inode, changes, fh, _caller(ctx)), self._timeouts)
 
     @answered
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:

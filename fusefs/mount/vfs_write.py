@@ -170,7 +170,7 @@ def _lost(vfs: Vfs, node: Node | None, seen: Attributes, directory: Node, name: 
 # Attributes.
 
 
-def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None) -> Known:
+def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> Known:
     """Change attributes, in an order in which none undoes another; fh: a handle of it, for its size."""
     node = vfs.node(nodeid)
     with vfs.hold(node) as fd:
@@ -178,14 +178,21 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None) -> Known:
         if changes.uid is not None or changes.gid is not None:
             os.chown(path, -1 if changes.uid is None else changes.uid, -1 if changes.gid is None else changes.gid)
         if changes.mode is not None:
-            # The kernel has decided about set-group-ID; ours would ask whether the daemon is in that group.
-            with in_group(look_at(fd).gid):
-                os.chmod(path, stat.S_IMODE(changes.mode))
+            _chmod(fd, changes.mode)
         if changes.size is not None:
+            before = look_at(fd).mode if caller.uid == 0 else 0
             os.truncate(path if fh is None else vfs.file(fh), changes.size)
+            if before & (stat.S_ISUID | stat.S_ISGID):
+                _chmod(fd, before)  # root's truncation leaves them; ours, without CAP_FSETID, has not
         if changes.atime_ns is not None or changes.mtime_ns is not None:
             set_times(fd, changes.atime_ns, changes.mtime_ns)
     return vfs.known(node)
+
+
+def _chmod(fd: Fd, mode: int) -> None:
+    """The kernel has decided about set-group-ID; below it would be asked whether the daemon is in that group."""
+    with in_group(look_at(fd).gid):
+        os.chmod(b"/proc/self/fd/%d" % fd, stat.S_IMODE(mode))
 
 
 def setxattr(vfs: Vfs, nodeid: int, name: bytes, value: bytes) -> None:

@@ -340,8 +340,7 @@ def test_the_daemon_ends_while_the_kernel_makes_its_teller_wait(how: signal.Sign
 def test_what_stands_beside_the_daemon_holds_nothing_else_and_ends_with_it() -> None:
     with tmpfs_volume() as volume, shared_mount(volume, expect_end=True) as mounted:
         beside = children(mounted.pid)
-        n_fds = [len(os.listdir(f"/proc/{pid}/fd")) for pid in beside]
-        assert sorted(n_fds) == [1, 2]
+        assert until(lambda: sorted(len(os.listdir(f"/proc/{pid}/fd")) for pid in beside) == [1, 2])
         pid_fds = [os.pidfd_open(pid) for pid in beside]
         os.kill(mounted.pid, signal.SIGKILL)
         for pid_fd in pid_fds:

@@ -13,6 +13,13 @@ _MS_BIND = 0x1000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 
 
+def see_own_mounts_only() -> None:
+    """From now on this process has a mount namespace of its own. Raises  OSError"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None):
+        raise OSError(ctypes.get_errno(), "a mount namespace of its own")
+
+
 @contextmanager
 def bind_elsewhere(source: Path, target: Path) -> Iterator[None]:
     """`source` seen at `target` too, by a child in a mount namespace of its own, for the time of the `with`."""

@@ -182,13 +182,13 @@ class Player(Subject):
         self.vfs.fsync(handle.number, data_only=False)
 
     def ftruncate(self, handle: Handle, size: int) -> None:
-        vfs_write.setattr_(self.vfs, handle.nodeid, Changes(size=size), handle.number)
+        vfs_write.setattr_(self.vfs, handle.nodeid, Changes(size=size), handle.number, self._caller)
 
     def fstat(self, handle: Handle) -> Seen:
         return self._see(handle.nodeid)
 
     def fchmod(self, handle: Handle, mode: int) -> None:
-        vfs_write.setattr_(self.vfs, handle.nodeid, Changes(mode=mode), handle.number)
+        vfs_write.setattr_(self.vfs, handle.nodeid, Changes(mode=mode), handle.number, self._caller)
 
     # Looking.
 
@@ -290,7 +290,7 @@ class Player(Subject):
 
     def _change(self, path: bytes, changes: Changes, *, follow: bool = False) -> None:
         with self._node(path, follow=follow) as nodeid:
-            vfs_write.setattr_(self.vfs, nodeid, changes, None)
+            vfs_write.setattr_(self.vfs, nodeid, changes, None, self._caller)
 
     def chmod(self, path: bytes, mode: int) -> None:
         self._change(path, Changes(mode=mode), follow=True)
@@ -303,7 +303,7 @@ class Player(Subject):
                 killed = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
                 if stat.S_ISREG(mode) and mode & killed:
                     changes = Changes(mode=mode & ~killed)
-            vfs_write.setattr_(self.vfs, nodeid, changes, None)
+            vfs_write.setattr_(self.vfs, nodeid, changes, None, self._caller)
 
     def utime(self, path: bytes, atime_ns: int, mtime_ns: int) -> None:
         self._change(path, Changes(atime_ns=atime_ns, mtime_ns=mtime_ns))
@@ -313,7 +313,7 @@ class Player(Subject):
             mode = self._attributes(nodeid).mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "")
-            vfs_write.setattr_(self.vfs, nodeid, Changes(size=size), None)
+            vfs_write.setattr_(self.vfs, nodeid, Changes(size=size), None, self._caller)
 
     def setxattr(self, path: bytes, name: str, value: bytes, flags: int = 0) -> None:
         _check_length(name)
