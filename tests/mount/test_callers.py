@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.acls import ACCESS, DEFAULT, NOBODY, acl
 from tests.support.oracle import Oracle
 from tests.support.subjects import Native, Story
 from tests.support.users import as_user
@@ -169,10 +170,7 @@ def test_write_without_a_caller_is_a_strangers(oracle: Oracle) -> None:
 
 def test_default_acl_of_a_team(oracle: Oracle) -> None:
     """setfacl -d: what one makes, all may use, whatever the umask."""
-    from tests.mount.test_oracle_attributes import DEFAULT, acl
-
-    nobody = 0xFFFFFFFF
-    for_team = acl((1, 7, nobody), (2, 7, BOB), (4, 5, nobody), (8, 7, TEAM), (16, 7, nobody), (32, 0, nobody))
+    for_team = acl((1, 7, NOBODY), (2, 7, BOB), (4, 5, NOBODY), (8, 7, TEAM), (16, 7, NOBODY), (32, 0, NOBODY))
 
     def prepare(s: Native) -> None:
         s.mkdir(b"d")
@@ -187,15 +185,12 @@ def test_default_acl_of_a_team(oracle: Oracle) -> None:
             tell(s.mknod, b"d/node", stat.S_IFREG | 0o660)
         for name in (b"d/file", b"d/sub", b"d/sub/file", b"d/node"):
             tell(s.stat, name)
-            tell(s.getxattr, name, "system.posix_acl_access")
+            tell(s.getxattr, name, ACCESS)
 
     agree_as(oracle, prepare, act, ALICE)
 
 
 def test_acl_lets_in_and_keeps_out(oracle: Oracle) -> None:
-    from tests.mount.test_oracle_attributes import ACCESS, acl
-
-    nobody = 0xFFFFFFFF
 
     def prepare(s: Native) -> None:
         for name, entry in (
@@ -204,16 +199,16 @@ def test_acl_lets_in_and_keeps_out(oracle: Oracle) -> None:
             (b"for team", (8, 6, TEAM)),
         ):
             s.put(name, b"content", 0o600)
-            s.setxattr(name, ACCESS, acl((1, 6, nobody), *_sorted_in(entry)))
+            s.setxattr(name, ACCESS, acl((1, 6, NOBODY), *_sorted_in(entry)))
 
     def _sorted_in(entry: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-        return sorted([entry, (4, 4, nobody), (16, 6, nobody), (32, 4, nobody)])
+        return sorted([entry, (4, 4, NOBODY), (16, 6, NOBODY), (32, 4, NOBODY)])
 
     def act(s: Native, tell: Story) -> None:
         for name in (b"for alice", b"not for alice", b"for team"):
             tell(s.get, name)
             tell(s.opens, name, os.O_WRONLY)
-            tell(s.setxattr, name, ACCESS, acl((1, 6, nobody), (4, 6, nobody), (32, 6, nobody)))
+            tell(s.setxattr, name, ACCESS, acl((1, 6, NOBODY), (4, 6, NOBODY), (32, 6, NOBODY)))
 
     for groups in ((), (TEAM,)):
         agree_as(oracle, prepare, act, ALICE, groups)

@@ -2,24 +2,15 @@
 
 import os
 import stat
-import struct
 
 import pytest
 
+from tests.support.acls import ACCESS, DEFAULT, NOBODY, acl
 from tests.support.oracle import Oracle
 from tests.support.subjects import KEEP, Story, Subject
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
-ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
-
-
-def acl(*entries: tuple[int, int, int]) -> bytes:
-    """An ACL as the kernel takes it: (tag, permissions, id) each, sorted by tag."""
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, perm, who) for tag, perm, who in entries)
-
-
-NOBODY = 0xFFFFFFFF
 FOR_USER_7 = acl((1, 6, NOBODY), (2, 6, 7), (4, 4, NOBODY), (16, 6, NOBODY), (32, 0, NOBODY))
 PLAIN = acl((1, 7, NOBODY), (4, 5, NOBODY), (32, 1, NOBODY))
 

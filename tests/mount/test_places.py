@@ -1,0 +1,94 @@
+"""Where the backing filesystem has no file handles, a node is found by its names alone, however they change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fusefs.core.inodes import ROOT
+from fusefs.linux.caller import Caller
+from fusefs.linux.fd import Fd
+from fusefs.linux.libc import RENAME_EXCHANGE
+from fusefs.mount.vfs import Vfs
+from fusefs.mount.vfs_write import link, mkdir, rename, unlink
+from tests.support.volumes import overlay_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ME = Caller(0, 0, os.getpid(), 0o022)
+
+
+@pytest.fixture
+def vfs() -> Iterator[Vfs]:
+    """On an overlay, with the tree a/x/f and b/y/f."""
+    with overlay_volume() as overlay:
+        for path in ("a/x", "b/y"):
+            (overlay.path / path).mkdir(parents=True)
+            (overlay.path / path / "f").write_text(path)
+        with Fd(os.open(overlay.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+            vfs = Vfs(root, max_fds=0)
+            try:
+                yield vfs
+            finally:
+                vfs.close()
+
+
+def look_up(vfs: Vfs, path: bytes) -> int:
+    """The nodeid at a path; every node on the way stays known."""
+    nodeid: int = ROOT
+    for name in path.split(b"/"):
+        nodeid = vfs.lookup(nodeid, name, ME).nodeid
+    return nodeid
+
+
+def close_directories(vfs: Vfs) -> None:
+    """As if many others had been needed since; two may be open from now on."""
+    vfs.directories.limit(0)
+    vfs.directories.limit(2)
+
+
+def content(vfs: Vfs, nodeid: int) -> bytes:
+    """What is in a file, no directory being open before."""
+    close_directories(vfs)
+    fh = vfs.open(nodeid, os.O_RDONLY)
+    try:
+        return vfs.read(fh, 0, 99)
+    finally:
+        vfs.release(fh)
+
+
+def test_both_of_two_exchanged_directories_are_found(vfs: Vfs) -> None:
+    a, b = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y/f")
+    rename(vfs, ROOT, b"a", ROOT, b"b", RENAME_EXCHANGE)
+    assert (content(vfs, a), content(vfs, b)) == (b"a/x", b"b/y")
+
+
+def test_directories_exchanged_over_different_parents_are_found(vfs: Vfs) -> None:
+    a, b = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y/f")
+    rename(vfs, look_up(vfs, b"a"), b"x", look_up(vfs, b"b"), b"y", RENAME_EXCHANGE)
+    assert (content(vfs, a), content(vfs, b)) == (b"a/x", b"b/y")
+
+
+def test_what_is_below_a_renamed_directory_is_found(vfs: Vfs) -> None:
+    file = look_up(vfs, b"a/x/f")
+    rename(vfs, ROOT, b"a", look_up(vfs, b"b/y"), b"moved", 0)
+    assert content(vfs, file) == b"a/x"
+
+
+def test_linked_file_is_found_by_the_name_that_is_left(vfs: Vfs) -> None:
+    file, elsewhere = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y")
+    link(vfs, file, elsewhere, b"link")
+    unlink(vfs, look_up(vfs, b"a/x"), b"f")
+    assert content(vfs, file) == b"a/x"
+
+
+def test_deep_chain_is_opened_with_two_fds(vfs: Vfs) -> None:
+    nodeid: int = ROOT
+    for _ in range(1500):
+        nodeid = mkdir(vfs, nodeid, b"d", 0o755, ME).nodeid
+    close_directories(vfs)
+    made = mkdir(vfs, nodeid, b"last", 0o755, ME)
+    close_directories(vfs)
+    assert vfs.getattr(made.nodeid, ME).attributes.is_directory()
