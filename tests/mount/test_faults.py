@@ -83,8 +83,8 @@ def test_limit_of_a_subvolume_is_told_as_it_is_below() -> None:
             number, size = write_until_refused(mounted.path / "log")
             assert number == errno.EDQUOT
             assert size < 16 * MIB
-            os.truncate(mounted.path / "log", 0)
-            (mounted.path / "other").mkdir()
+            (mounted.path / "log").unlink()
+            assert not (source / "log").exists()
 
 
 def test_io_error_in_the_middle_is_told_and_the_rest_goes_on() -> None:
