@@ -17,7 +17,6 @@ stays mounted, however it ends.
 
 import argparse
 import contextlib
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -37,6 +36,7 @@ from bench.messages import can_count, counted
 from bench.operations import OPERATIONS, Operation, Worker, prepare
 from bench.support import PYTHON, TRASHD, compiled, keep, volume
 from tests.support.fuse import FuseMount, fuse_mount
+from tests.support.namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "mount.jsonl"
 NATIVE, OURS, EXAMPLE = "native", "trashd", "passthroughfs"
@@ -59,7 +59,6 @@ SHARE_COUNTED = 0.25
 # Ten times what the slowest needs for a turn; then its watchdog ends it.
 LIMIT_S = 60.0
 DOWNLOAD_LIMIT_S = 120.0
-_CLONE_NEWNS = 0x00020000
 
 Row = dict[str, Any]
 
@@ -348,14 +347,6 @@ def parse() -> argparse.Namespace:
     return asked
 
 
-def have_own_mounts() -> None:
-    """Have mounts of our own, which the kernel ends with the last of our processes."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS):
-        raise OSError(ctypes.get_errno(), "no mount namespace of our own")
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-
-
 def main() -> None:
     """Measure, append the result, print it; SIGTERM ends it as cleanly as Ctrl-C."""
     asked = parse()
@@ -365,7 +356,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        have_own_mounts()
+        see_own_mounts_only()
         with compiled():
             print(tables(keep(RESULTS, measure(asked))))
     except KeyboardInterrupt:

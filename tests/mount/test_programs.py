@@ -192,6 +192,18 @@ def test_fio_reads_back_what_it_wrote(here: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.timeout(400)
+def test_stress_of_every_kind_finds_no_fault_and_the_daemon_goes_on(here: Path) -> None:
+    not_ours = (
+        "fanotify,binderfs,mknod,aiol,ramfs,verity,procfs,sysfs,dev,loop,swap,quota,fiemap,chroot,iomix"  # no file work
+    )
+    run(
+        "stress-ng", "--class", "filesystem", "--sequential", "1", "--timeout", "1s", "--verify",
+        "--temp-path", here, "--exclude", not_ours,
+    )  # fmt: skip
+    (here / "still").touch()
+
+
 def test_dead_writer_of_a_fifo_and_a_lock_that_is_taken_are_the_kernels_matter(here: Path) -> None:
     os.mkfifo(here / "fifo")
     writer = subprocess.Popen(["sh", "-c", f"exec sleep 60 > {here / 'fifo'}"])

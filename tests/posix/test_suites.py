@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.support.mounted import trashd_mount
-from tests.support.suites import suite
+from tests.support.suites import pjdfstest, short_path, suite
 from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
@@ -22,28 +19,6 @@ pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.ti
 LIMIT_S = 300
 N_OPERATIONS, N_RUNS = 200_000, 40
 N_SKIPPED_MORE = 1  # posix_fallocate: pyfuse3 has no handler for it
-
-CONFIGURATION = """
-[features]
-posix_fallocate = {}
-rename_ctime = {}
-utimensat = {}
-utime_now = {}
-stat_st_birthtime = {}
-[settings]
-naptime = 0.02
-allow_remount = false
-[dummy_auth]
-entries = [["nobody", "nogroup"], ["games", "games"], ["daemon", "daemon"]]
-"""
-
-
-class Told(NamedTuple):
-    """What pjdfstest found."""
-
-    failed: frozenset[str]
-    skipped: frozenset[str]
-    n_passed: int
 
 
 @contextmanager
@@ -55,41 +30,12 @@ def open_directory(parent: Path, name: str) -> Iterator[Path]:
     yield path
 
 
-def pjdfstest(path: Path, configuration: Path) -> Told:
-    argv = [str(suite("pjdfstest")), "--configuration-file", str(configuration), "--path", str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=path)
-    print(done.stdout[-20_000:], done.stderr)
-    found = dict(re.findall(r"^(\w+(?:::\w+)+)\s+(ok|skipped|FAILED|\w+)$", done.stdout, re.MULTILINE))
-    summary = re.search(r"^Summary: (\d+) failed, (\d+) skipped, (\d+) passed", done.stdout, re.MULTILINE)
-    assert summary, "no summary"
-    told = Told(
-        frozenset(name for name, how in found.items() if how not in ("ok", "skipped")),
-        frozenset(name for name, how in found.items() if how == "skipped"),
-        int(summary[3]),
-    )
-    assert (len(told.failed), len(told.skipped)) == (int(summary[1]), int(summary[2])), "the output is not understood"
-    return told
-
-
-@contextmanager
-def short_path() -> Iterator[Path]:
-    """A directory to mount on whose path leaves room for the name of a socket (108 bytes)."""
-    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
-    path.chmod(0o755)
-    try:
-        yield path
-    finally:
-        path.rmdir()
-
-
-def test_pjdfstest_finds_nothing_wrong(tmp_path: Path) -> None:
-    configuration = tmp_path / "pjdfstest.toml"
-    configuration.write_text(CONFIGURATION)
+def test_pjdfstest_finds_nothing_wrong() -> None:
     with loop_volume("ext4", 256) as volume, short_path() as target:
         with open_directory(volume, "native") as native, bind_mount(native, target):
-            right = pjdfstest(target, configuration)
+            right = pjdfstest(target)
         with open_directory(volume, "source") as source, trashd_mount(source, target, limit_s=LIMIT_S):
-            seen = pjdfstest(target, configuration)
+            seen = pjdfstest(target)
     assert right.failed == frozenset()
     assert seen.failed == frozenset()
     assert len(seen.skipped - right.skipped) <= N_SKIPPED_MORE

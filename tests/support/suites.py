@@ -7,13 +7,33 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 VERSIONS = MappingProxyType({"pjdfstest": "0.2.2", "fsx": "0.3.2"})
 _BUILD_LIMIT_S = 900
+_RUN_LIMIT_S = 300
+
+CONFIGURATION = """
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+utimensat = {}
+utime_now = {}
+stat_st_birthtime = {}
+[settings]
+naptime = 0.02
+allow_remount = false
+[dummy_auth]
+entries = [["nobody", "nogroup"], ["games", "games"], ["daemon", "daemon"]]
+"""
 
 
 def cache() -> Path:
@@ -41,6 +61,45 @@ def suite(name: str) -> Path:
                 timeout=_BUILD_LIMIT_S,
             )
     return program
+
+
+class Told(NamedTuple):
+    """What pjdfstest found."""
+
+    failed: frozenset[str]
+    skipped: frozenset[str]
+    n_passed: int
+
+
+def pjdfstest(path: Path) -> Told:
+    """What it finds in a directory in which all may write."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as configuration:
+        configuration.write(CONFIGURATION)
+        configuration.flush()
+        argv = [str(suite("pjdfstest")), "--configuration-file", configuration.name, "--path", str(path)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_RUN_LIMIT_S, check=False, cwd=path)
+    print(done.stdout[-20_000:], done.stderr)
+    found = dict(re.findall(r"^(\w+(?:::\w+)+)\s+(ok|skipped|FAILED|\w+)$", done.stdout, re.MULTILINE))
+    summary = re.search(r"^Summary: (\d+) failed, (\d+) skipped, (\d+) passed", done.stdout, re.MULTILINE)
+    assert summary, "no summary"
+    told = Told(
+        frozenset(name for name, how in found.items() if how not in ("ok", "skipped")),
+        frozenset(name for name, how in found.items() if how == "skipped"),
+        int(summary[3]),
+    )
+    assert (len(told.failed), len(told.skipped)) == (int(summary[1]), int(summary[2])), "the output is not understood"
+    return told
+
+
+@contextmanager
+def short_path() -> Iterator[Path]:
+    """A directory to mount on whose path leaves room for the name of a socket (108 bytes)."""
+    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        path.rmdir()
 
 
 def main() -> None:

@@ -1,0 +1,49 @@
+"""pjdfstest on `trashd mount`, on the filesystem below it, and on other FUSE daemons: the table of docs/mount.md.
+
+    python -m bench.posix
+
+All on the same ext4 in memory, one after the other, at the same path. A subject that is not installed is left out,
+and named. As root only; in a mount namespace of its own.
+"""
+
+import argparse
+from pathlib import Path
+
+from bench.mount import NATIVE, SUBJECTS, Unable, served, tell
+from bench.support import volume
+from tests.support.namespaces import see_own_mounts_only
+from tests.support.suites import Told, pjdfstest, short_path
+from tests.support.volumes import bind_mount
+
+
+def examine(name: str, root: Path) -> Told:
+    """What pjdfstest finds of one subject. Raises  Unable"""
+    source = root / name
+    source.mkdir()
+    source.chmod(0o777)
+    with served(name, source, None) as (path, _fuse), short_path() as target, bind_mount(path, target):
+        return pjdfstest(target)
+
+
+def main() -> None:
+    """Run all and print the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    see_own_mounts_only()
+    rows, skipped_below = [], frozenset[str]()
+    with volume("ext4") as root:
+        for name in SUBJECTS:
+            tell(name)
+            try:
+                told = examine(name, root)
+            except Unable as error:
+                tell(f"{name}: {error}")
+                continue
+            if name == NATIVE:
+                skipped_below = told.skipped
+            more = ", ".join(f"`{test}`" for test in sorted(told.skipped - skipped_below)) or "none"
+            rows.append(f"| {name} | {told.n_passed} | {len(told.failed)} | {len(told.skipped)} | {more} |")
+    print("| | passed | failed | skipped | skipped beyond native |", "|---|---|---|---|---|", *rows, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
