@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_a_user_gets_a_store_where_he_may_make_one() -> None:
     with tmpfs_volume() as path:
         make_tree(path / "source", {"home": Dir({"job": Dir(TREE, owner=(ALICE, ALICE))}, owner=(ALICE, ALICE))})
         with trashd_mount(path / "source") as bare:
+            shutil.rmtree(bare.backing / ".trashd")  # as if it could not be made at the mount's start
             job = bare.path / "home" / "job"
             before = snapshot(job)
             swapped = as_user(ALICE, lambda: swap(job))
