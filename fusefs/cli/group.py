@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 
 import click
 
@@ -53,7 +53,7 @@ Exit codes:
 
 
 @click.command(cls=Lazy, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(metadata.version("trashd"), prog_name="trashd")
+@click.version_option(package_name="trashd", prog_name="trashd")
 def trashd() -> None:
     """Empty huge directories at once, and take it back if that was a mistake.
 
