@@ -63,8 +63,9 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
     if magic in _NETWORK:
         most, workers = _MANY_THREADS, Workers.THREADS
     else:
-        # btrfs serialises on its trees: two workers take as long as one, and twice its time on the processors.
-        most = 1 if magic == BTRFS_MAGIC else min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+        # btrfs serialises on its trees: two workers gain a fifth, a third one loses it again.
+        useful = 2 if magic == BTRFS_MAGIC else _MOST_PROCESSES
+        most = min(len(os.sched_getaffinity(0)), useful)
         workers = Workers.PROCESSES
     most = n_workers or most
     return Strategy(
