@@ -162,7 +162,7 @@ def start_and_stop(volume: Path, identifier: str, after_s: float) -> Reaping | N
             break
         os.sched_yield()
     reaping.has_ended(after_s)
-    if reaping.stop() and is_claimed(volume, identifier):
+    if reaping.stop() and _is_under_way(volume, identifier):
         return reaping
     reaping.signal_all(signal.SIGCONT)
     reaping.wait()
@@ -172,6 +172,11 @@ def start_and_stop(volume: Path, identifier: str, after_s: float) -> Reaping | N
 def is_claimed(volume: Path, identifier: str) -> bool:
     """Whether a container is in reaping/."""
     return any((volume / ".trashd" / "u").glob(f"*/{State.REAPING.value}/{identifier}/record.json"))
+
+
+def _is_under_way(volume: Path, identifier: str) -> bool:
+    """Whether something of a claimed tree is left: between that and the record's end there is a moment."""
+    return any((volume / ".trashd" / "u").glob(f"*/{State.REAPING.value}/{identifier}/tree"))
 
 
 def state_of(volume: Path, identifier: str) -> State | None:
