@@ -28,9 +28,7 @@ def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
     """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
     buffer = ctypes.create_string_buffer(_STATX_SIZE)
     flags = _FLAGS if name else _FLAGS | libc.AT_EMPTY_PATH
-    if _libc.statx(dir_fd, name, flags, _WANTED, buffer) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), name)
+    libc.checked(_libc.statx(dir_fd, name, flags, _WANTED, buffer), name)
     (
         _mask, blksize, _attributes, nlink, uid, gid, mode, ino, size, blocks, _attributes_mask,
         atime_s, atime_ns, btime_s, btime_ns, ctime_s, ctime_ns, mtime_s, mtime_ns,
@@ -46,9 +44,7 @@ def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
 def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:
     """Set the times of what an fd of any kind holds; None leaves one as it is."""
     times = _TIMES.pack(*_timespec(atime_ns), *_timespec(mtime_ns))
-    if _libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, times, 0) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    libc.checked(_libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, times, 0))
 
 
 def _timespec(ns: int | None) -> tuple[int, int]:
@@ -79,8 +75,4 @@ def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:
     mount_fd  any fd on that mount
     Raises    OSError: ESTALE if it is gone, EPERM without CAP_DAC_READ_SEARCH
     """
-    fd = _libc.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC)
-    if fd < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return Fd(fd)
+    return Fd(libc.checked(_libc.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 from enum import IntEnum
+
+from fusefs.linux.libc import checked, prctl
 
 _PR_CAPBSET_DROP = 24
 _PR_GET_SECUREBITS = 27
@@ -30,15 +31,15 @@ def drop_capabilities(*dropped: Capability) -> None:
     Source  capabilities(7): CAP_FSETID lets a write keep set-user-ID bits, CAP_SYS_RESOURCE lets it pass quotas
     """
     for capability in dropped:
-        _prctl(_PR_CAPBSET_DROP, capability)
+        prctl(_PR_CAPBSET_DROP, capability)
     header = struct.pack("=Ii", _VERSION_3, 0)
     sets = ctypes.create_string_buffer(_SETS.size)
-    _checked(_libc.capget(header, sets))
+    checked(_libc.capget(header, sets))
     keep = ~sum(1 << capability for capability in dropped)
     low, high = keep & 0xFFFFFFFF, (keep >> 32) & 0xFFFFFFFF
     mask = (low, low, low, high, high, high)
     kept = [has & may for has, may in zip(_SETS.unpack(sets), mask, strict=True)]
-    _checked(_libc.capset(header, _SETS.pack(*kept)))
+    checked(_libc.capset(header, _SETS.pack(*kept)))
 
 
 def keep_capabilities_as_others() -> None:
@@ -46,18 +47,6 @@ def keep_capabilities_as_others() -> None:
 
     Source  SECBIT_NO_SETUID_FIXUP in capabilities(7)
     """
-    bits = _prctl(_PR_GET_SECUREBITS)
+    bits = prctl(_PR_GET_SECUREBITS)
     if not bits & _SECBIT_NO_SETUID_FIXUP:
-        _prctl(_PR_SET_SECUREBITS, bits | _SECBIT_NO_SETUID_FIXUP)
-
-
-def _prctl(option: int, argument: int = 0) -> int:
-    zero = ctypes.c_ulong(0)
-    return _checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
+        prctl(_PR_SET_SECUREBITS, bits | _SECBIT_NO_SETUID_FIXUP)

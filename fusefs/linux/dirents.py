@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 
 from fusefs.linux.fd import Fd
+from fusefs.linux.libc import checked
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SIZE = 32768
@@ -47,10 +48,7 @@ class Dirents:
 
     def _read(self) -> list[Dirent]:
         buffer = ctypes.create_string_buffer(_SIZE)
-        size = _libc.getdents64(self.fd, buffer, ctypes.c_size_t(_SIZE))
-        if size < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        size = checked(_libc.getdents64(self.fd, buffer, ctypes.c_size_t(_SIZE)))
         raw = buffer.raw
         found = []
         at = 0

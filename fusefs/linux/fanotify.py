@@ -9,6 +9,7 @@ import struct
 from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
+from fusefs.linux.libc import checked
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fanotify_mark.argtypes = (ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p)
@@ -69,21 +70,14 @@ def watch_filesystem(dir_fd: int) -> Fd:
             EOPNOTSUPP on a filesystem without an id or handles
     """
     flags = _FAN_CLOEXEC | _FAN_NONBLOCK | _FAN_REPORT_DFID_NAME_TARGET
-    watch = Fd(_checked(_libc.fanotify_init(flags, os.O_RDONLY | os.O_CLOEXEC)))
+    watch = Fd(checked(_libc.fanotify_init(flags, os.O_RDONLY | os.O_CLOEXEC)))
     try:
         how = _FAN_MARK_ADD | _FAN_MARK_FILESYSTEM | _FAN_MARK_ONLYDIR
-        _checked(_libc.fanotify_mark(watch, how, _ALL, dir_fd, b"."))
+        checked(_libc.fanotify_mark(watch, how, _ALL, dir_fd, b"."))
     except BaseException:
         watch.close()
         raise
     return watch
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
 
 
 def read_changes(watch: int, but_of: int) -> list[Change]:

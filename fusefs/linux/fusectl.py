@@ -6,6 +6,7 @@ import ctypes
 import os
 
 from fusefs.linux.fd import Fd
+from fusefs.linux.libc import checked
 
 _NR_FSOPEN, _NR_FSCONFIG, _NR_FSMOUNT = 430, 431, 432  # one number on every architecture; Linux 5.2
 _CLOEXEC = 1
@@ -21,9 +22,9 @@ def open_abort(connection: int) -> Fd:
     Raises      OSError: EPERM without CAP_SYS_ADMIN, ENOENT if there is none of that number
     Source      Documentation/filesystems/fuse.rst; mounted for ourselves, as /sys/fs/fuse/connections may be empty
     """
-    with Fd(_checked(_libc.syscall(_NR_FSOPEN, b"fusectl", _CLOEXEC))) as context:
-        _checked(_libc.syscall(_NR_FSCONFIG, int(context), _CMD_CREATE, None, None, 0))
-        mount = Fd(_checked(_libc.syscall(_NR_FSMOUNT, int(context), _CLOEXEC, 0)))
+    with Fd(checked(_libc.syscall(_NR_FSOPEN, b"fusectl", _CLOEXEC))) as context:
+        checked(_libc.syscall(_NR_FSCONFIG, int(context), _CMD_CREATE, None, None, 0))
+        mount = Fd(checked(_libc.syscall(_NR_FSMOUNT, int(context), _CLOEXEC, 0)))
     with mount:
         return Fd(os.open(b"%d/abort" % connection, os.O_WRONLY | os.O_CLOEXEC, dir_fd=mount))
 
@@ -31,10 +32,3 @@ def open_abort(connection: int) -> Fd:
 def abort(fd: int) -> None:
     """Answer every request, waiting or to come, with an error."""
     os.write(fd, b"1")
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result

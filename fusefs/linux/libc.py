@@ -33,7 +33,8 @@ _MAX_HANDLE_SZ = 128
 _ATTEMPTS = 128
 
 
-def _checked(result: int, name: bytes | None = None) -> int:
+def checked(result: int, name: bytes | None = None) -> int:
+    """What a call of the C library returned. Raises  OSError with errno, and the name that it was about"""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), name)
@@ -50,12 +51,12 @@ def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -
         fd: int = _libc.syscall(_NR_OPENAT2, dir_fd, path, how, ctypes.c_size_t(len(how)))
         if fd >= 0 or ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
             break
-    return _checked(fd, path)
+    return checked(fd, path)
 
 
 def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
     """renameat2(2)."""
-    _checked(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
+    checked(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
 
 
 class Statx(NamedTuple):
@@ -75,7 +76,7 @@ def statx(fd: int, path: bytes = b"") -> Statx:
     """statx(2) on an fd (any kind), or of a name below it (never following a link)."""
     buffer = ctypes.create_string_buffer(256)
     flags = AT_STATX_DONT_SYNC | AT_SYMLINK_NOFOLLOW | (0 if path else AT_EMPTY_PATH)
-    _checked(_libc.statx(fd, path, flags, 0x7FF | _STATX_BTIME | _STATX_MNT_ID, buffer), path)
+    checked(_libc.statx(fd, path, flags, 0x7FF | _STATX_BTIME | _STATX_MNT_ID, buffer), path)
     f = _STATX.unpack_from(buffer)
     mask, attributes, ino, btime_s, btime_ns = f[0], f[2], f[7], f[14], f[15]
     btime = btime_s * 1_000_000_000 + btime_ns if mask & _STATX_BTIME else 0
@@ -86,7 +87,7 @@ def name_to_handle_at(fd: int) -> str:
     """The file handle of an fd as `type:hex`."""
     buffer = ctypes.create_string_buffer(struct.pack("=Ii", _MAX_HANDLE_SZ, 0), 8 + _MAX_HANDLE_SZ)
     mount_id = ctypes.c_int()
-    _checked(_libc.name_to_handle_at(fd, b"", buffer, ctypes.byref(mount_id), AT_EMPTY_PATH))
+    checked(_libc.name_to_handle_at(fd, b"", buffer, ctypes.byref(mount_id), AT_EMPTY_PATH))
     size, kind = struct.unpack_from("=Ii", buffer)
     return f"{kind}:{buffer.raw[8 : 8 + size].hex()}"
 
@@ -94,7 +95,7 @@ def name_to_handle_at(fd: int) -> str:
 def getdents_types(fd: int) -> set[int]:
     """The d_type values in the first buffer of a directory's listing; the fd's position moves."""
     buffer = ctypes.create_string_buffer(4096)
-    size = _checked(_libc.getdents64(fd, buffer, ctypes.c_size_t(len(buffer))))
+    size = checked(_libc.getdents64(fd, buffer, ctypes.c_size_t(len(buffer))))
     found, at = set(), 0
     while at < size:
         length, kind = struct.unpack_from("=HB", buffer, at + 16)
@@ -106,7 +107,7 @@ def getdents_types(fd: int) -> set[int]:
 def statfs_type(fd: int) -> int:
     """The magic number of the filesystem that an fd is on."""
     buffer = ctypes.create_string_buffer(256)
-    _checked(_libc.fstatfs(fd, buffer))
+    checked(_libc.fstatfs(fd, buffer))
     kind: int = struct.unpack_from("=l", buffer)[0]
     return kind & 0xFFFFFFFF
 
@@ -122,15 +123,15 @@ def fallocate(fd: int, size: int) -> None:
 def ioctl(fd: int, request: int, buffer: bytearray) -> None:
     """ioctl(2) with a buffer that the kernel reads, writes, or both."""
     argument = (ctypes.c_char * len(buffer)).from_buffer(buffer)
-    _checked(_libc.ioctl(fd, ctypes.c_ulong(request), argument))
+    checked(_libc.ioctl(fd, ctypes.c_ulong(request), argument))
 
 
-def prctl(option: int, argument: int) -> None:
+def prctl(option: int, argument: int = 0) -> int:
     """prctl(2) with one argument."""
     zero = ctypes.c_ulong(0)
-    _checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
+    return checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
 
 
 def syncfs(fd: int) -> None:
     """syncfs(2): everything of that filesystem is durable."""
-    _checked(_libc.syncfs(fd))
+    checked(_libc.syncfs(fd))

@@ -7,7 +7,7 @@ import os
 import struct
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import AT_EMPTY_PATH, AT_FDCWD
+from fusefs.linux.libc import AT_EMPTY_PATH, AT_FDCWD, checked
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -31,20 +31,13 @@ _FUSE_DEVICE = b"/dev/fuse"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, path: bytes | None = None) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return result
-
-
 def clone_tree(dir_fd: int) -> Fd:
     """A new mount of the directory that an fd holds, mounted nowhere yet; what is mounted inside is left out.
 
     Source  open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH
-    return Fd(_checked(_libc.syscall(_NR_OPEN_TREE, int(dir_fd), b"", flags)))
+    return Fd(checked(_libc.syscall(_NR_OPEN_TREE, int(dir_fd), b"", flags)))
 
 
 def make_private(mount_fd: int) -> None:
@@ -54,12 +47,12 @@ def make_private(mount_fd: int) -> None:
     """
     attributes = struct.pack("=QQQQ", 0, 0, _MS_PRIVATE, 0)
     size = ctypes.c_size_t(len(attributes))
-    _checked(_libc.syscall(_NR_MOUNT_SETATTR, int(mount_fd), b"", AT_EMPTY_PATH, attributes, size))
+    checked(_libc.syscall(_NR_MOUNT_SETATTR, int(mount_fd), b"", AT_EMPTY_PATH, attributes, size))
 
 
 def move_mount(mount_fd: int, target: bytes) -> None:
     """Mount at a path what clone_tree gave."""
-    _checked(_libc.syscall(_NR_MOVE_MOUNT, int(mount_fd), b"", AT_FDCWD, target, _MOVE_MOUNT_F_EMPTY_PATH), target)
+    checked(_libc.syscall(_NR_MOVE_MOUNT, int(mount_fd), b"", AT_FDCWD, target, _MOVE_MOUNT_F_EMPTY_PATH), target)
 
 
 def open_fuse() -> Fd:
@@ -70,9 +63,9 @@ def open_fuse() -> Fd:
 def mount(source: bytes, target_fd: int, kind: bytes, flags: int, data: bytes) -> None:
     """mount(2) on the directory that an fd holds, whatever its path leads to by now."""
     target = f"/proc/self/fd/{int(target_fd)}".encode()
-    _checked(_libc.mount(source, target, kind, ctypes.c_ulong(flags), data))
+    checked(_libc.mount(source, target, kind, ctypes.c_ulong(flags), data))
 
 
 def unmount(point: bytes, flags: int = 0) -> None:
     """umount2(2), not following a link; the topmost mount at that point."""
-    _checked(_libc.umount2(point, flags | UMOUNT_NOFOLLOW), point)
+    checked(_libc.umount2(point, flags | UMOUNT_NOFOLLOW), point)
