@@ -180,9 +180,9 @@ class Vfs:
             return look_at(fd)
 
     def hold(self, node: Node) -> Fd:
-        """An O_PATH fd of a node, the caller's own; of an unlinked one as long as somebody has it open."""
+        """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
         if node.n_open:
-            return Fd(os.open(b"/proc/self/fd/%d" % self._handles.fd_of(node), os.O_PATH | os.O_CLOEXEC))
+            return Fd(os.dup(self._handles.fd_of(node)))
         return self.directories.hold(node)
 
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
