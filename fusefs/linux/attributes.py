@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import struct
 
@@ -19,9 +18,6 @@ _FLAGS = libc.AT_SYMLINK_NOFOLLOW
 _NANO = 1_000_000_000
 _TIMES = struct.Struct("=qqqq")
 _UTIME_OMIT = (1 << 30) - 2
-_HANDLE_MAX = 128
-_HANDLE_HEAD = struct.Struct("=Ii")
-_NO_HANDLES = (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW)
 
 
 def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
@@ -49,24 +45,6 @@ def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:
 
 def _timespec(ns: int | None) -> tuple[int, int]:
     return (0, _UTIME_OMIT) if ns is None else divmod(ns, _NANO)
-
-
-def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
-    """The file handle (inode and generation) of a name or of an fd, as open_handle takes it.
-
-    Returns  empty where the filesystem has none (overlayfs, some network filesystems, a seccomp filter)
-    """
-    buffer = ctypes.create_string_buffer(_HANDLE_HEAD.size + _HANDLE_MAX)
-    _HANDLE_HEAD.pack_into(buffer, 0, _HANDLE_MAX, 0)
-    mount_id = ctypes.c_int()
-    flags = 0 if name else libc.AT_EMPTY_PATH
-    if _libc.name_to_handle_at(dir_fd, name, buffer, ctypes.byref(mount_id), flags) < 0:
-        number = ctypes.get_errno()
-        if number in _NO_HANDLES:
-            return b""
-        raise OSError(number, os.strerror(number), name)
-    size: int = _HANDLE_HEAD.unpack_from(buffer)[0]
-    return buffer.raw[: _HANDLE_HEAD.size + size]
 
 
 def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:

@@ -123,14 +123,8 @@ class Kernel:
         """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given."""
         self._gate("identify")
         x = libc.statx(fd)
-        handle, lasts = "", libc.statfs_type(fd) != FUSE_MAGIC
-        try:
-            if lasts:
-                handle = libc.name_to_handle_at(fd)
-        except OSError as error:
-            # EOPNOTSUPP: overlayfs, some network filesystems; EPERM, ENOSYS: a container's seccomp filter
-            if error.errno not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
-                raise
+        lasts = libc.statfs_type(fd) != FUSE_MAGIC
+        handle = libc.format_handle(libc.handle_of(fd)) if lasts else ""
         # libfuse numbers inodes as it goes and forgets: without a birth time beside it such a number proves nothing.
         return Identity(handle, x.ino if lasts or x.btime_ns else 0, x.btime_ns)
 

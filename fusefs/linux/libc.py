@@ -30,6 +30,8 @@ _NR_OPENAT2 = 437  # one number on every architecture, as all calls since Linux 
 _STATX_BTIME = 0x800
 _STATX_MNT_ID = 0x1000
 _MAX_HANDLE_SZ = 128
+_HANDLE_HEAD = struct.Struct("=Ii")
+"""struct file_handle: size, type; then the handle itself."""
 _ATTEMPTS = 128
 
 
@@ -83,13 +85,28 @@ def statx(fd: int, path: bytes = b"") -> Statx:
     return Statx(ino, btime, f[27], bool(attributes & _ATTR_MOUNT_ROOT))
 
 
-def name_to_handle_at(fd: int) -> str:
-    """The file handle of an fd as `type:hex`."""
-    buffer = ctypes.create_string_buffer(struct.pack("=Ii", _MAX_HANDLE_SZ, 0), 8 + _MAX_HANDLE_SZ)
+def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
+    """The file handle (inode and generation) of a name or of an fd: struct file_handle, as open_by_handle_at takes it.
+
+    Returns  empty where there is none to be had: EOPNOTSUPP on overlayfs and some network filesystems, EPERM and
+             ENOSYS under a container's seccomp filter
+    """
+    buffer = ctypes.create_string_buffer(_HANDLE_HEAD.pack(_MAX_HANDLE_SZ, 0), _HANDLE_HEAD.size + _MAX_HANDLE_SZ)
     mount_id = ctypes.c_int()
-    checked(_libc.name_to_handle_at(fd, b"", buffer, ctypes.byref(mount_id), AT_EMPTY_PATH))
-    size, kind = struct.unpack_from("=Ii", buffer)
-    return f"{kind}:{buffer.raw[8 : 8 + size].hex()}"
+    flags = 0 if name else AT_EMPTY_PATH
+    try:
+        checked(_libc.name_to_handle_at(dir_fd, name, buffer, ctypes.byref(mount_id), flags), name)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
+            raise
+        return b""
+    size: int = _HANDLE_HEAD.unpack_from(buffer)[0]
+    return buffer.raw[: _HANDLE_HEAD.size + size]
+
+
+def format_handle(handle: bytes) -> str:
+    """A file handle as `type:hex`; empty for none."""
+    return f"{_HANDLE_HEAD.unpack_from(handle)[1]}:{handle[_HANDLE_HEAD.size :].hex()}" if handle else ""
 
 
 def getdents_types(fd: int) -> set[int]:

@@ -12,8 +12,9 @@ from collections import OrderedDict
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import ROOT, Node, SourceKey
-from fusefs.linux.attributes import handle_of, look_at, open_handle
+from fusefs.linux.attributes import look_at, open_handle
 from fusefs.linux.fd import Fd
+from fusefs.linux.libc import handle_of
 
 _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import trio
 
 from fusefs.core.inodes import Node
-from fusefs.linux.attributes import handle_of
 from fusefs.linux.fanotify import (
     FAN_CREATE,
     FAN_DELETE,
@@ -35,6 +34,7 @@ from fusefs.linux.fanotify import (
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.libc import handle_of
 from fusefs.mount.teller import ANSWER, MESSAGE_MAX, teller
 from fusefs.mount.vfs import Vfs
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.linux import fanotify, libc
-from fusefs.linux.attributes import handle_of
 from fusefs.linux.fanotify import Change, parse_changes, read_changes, watch_filesystem
 from fusefs.linux.fd import Fd
+from fusefs.linux.libc import handle_of
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
 
