@@ -10,7 +10,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import Rate, json_option, volume_option
 from fusefs.cli.reaping import How, reap_all
-from fusefs.core.budget import Limits
+from fusefs.core.budget import Tempo
 from fusefs.core.errors import Incomplete, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
@@ -86,7 +86,7 @@ def command(
         click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
-    how = How(n_workers, Limits(max_rate, max_bytes), counts, waits)
+    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or (Incomplete.exit_code if early or lost else 0)
 
 

@@ -12,7 +12,7 @@ from fusefs.cli import output
 from fusefs.cli.bar import Shows, bar
 from fusefs.cli.stop import Stop
 from fusefs.cli.waiting import Waits
-from fusefs.core.budget import Limits
+from fusefs.core.budget import Tempo
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, from_os
 from fusefs.core.names import printable
@@ -36,7 +36,7 @@ class How(NamedTuple):
     """
 
     n_workers: int | None = None
-    limits: Limits = Limits()
+    tempo: Tempo = Tempo()
     counts: bool = False
     waits: bool = False
 
@@ -79,12 +79,13 @@ def reap_all(
 
 def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, _visible: Visible | None) -> Reaped:
     from fusefs.reaper.engine import Wishes
+    from fusefs.reaper.pace import Constant
     from fusefs.reaper.reap import reap
 
     # Whoever sees a slow reap go by wants to know how long it takes.
-    counts = how.counts or (how.limits.is_paced() and shows.is_seen)
+    counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
-    wishes = Wishes(how.n_workers, how.limits, shows.advance, stop)
+    wishes = Wishes(how.n_workers, Constant(how.tempo), shows.advance, stop)
     return reap(folder, entry.id, wishes._replace(counted=counted, counting=shows.counting, waits=how.waits))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 SLICE_S = 0.05
 """Of work in one slice: short enough to stop and step back at once, long enough that handing it out costs nothing."""
+SMALL_SLICE_S = 0.005
+"""The same where others work on the disk: what they wait for is never behind more than a few of our calls."""
 CUT_BYTES = 64 << 20
 """A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
 
@@ -26,15 +29,26 @@ class Budget(NamedTuple):
         return self.n_entries is not None or self.n_bytes is not None
 
 
-class Limits(NamedTuple):
-    """What a person asked for: entries and bytes a second; None: as fast as the kernel."""
+class Tempo(NamedTuple):
+    """How fast a removal may be at the moment.
+
+    entries_per_s, bytes_per_s  None: as fast as the kernel; 0: wait
+    is_alone  nobody else works on the disk: several workers beside each other, and slices as long as they like to be
+    rests     slices end before the common rests (core.pacing), in which somebody listens whether that is so
+    """
 
     entries_per_s: int | None = None
     bytes_per_s: int | None = None
+    is_alone: bool = True
+    rests: bool = False
 
-    def is_paced(self) -> bool:
-        """Whether anything is limited."""
+    def is_limited(self) -> bool:
+        """Whether entries or bytes are counted."""
         return self.entries_per_s is not None or self.bytes_per_s is not None
+
+
+AT_ONCE = Tempo()
+HOLD = Tempo(entries_per_s=0, is_alone=False)
 
 
 class Allowance:
@@ -43,17 +57,28 @@ class Allowance:
     Overdrawn, because a file's size is known only when it goes: the debt is waited for before the next slice.
     """
 
-    def __init__(self, per_s: int, now_s: float) -> None:
-        self._per_s = per_s
-        self._least = max(per_s * SLICE_S, 1.0)
-        self._most = 2 * self._least
+    def __init__(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
+        self._at_s = now_s
+        self._set(per_s, slice_s)
         self._left = self._least
+
+    def _set(self, per_s: int, slice_s: float) -> None:
+        self._per_s = per_s
+        self._least = max(per_s * slice_s, 1.0)
+        self._most = 2 * self._least
+
+    def change(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
+        """Fill at another rate from now on; what was saved up at the old one, or is owed, stays."""
+        self._fill(now_s)
+        self._set(per_s, slice_s)
+
+    def _fill(self, now_s: float) -> None:
+        self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
 
     def take(self, now_s: float) -> int:
         """All that may be spent now; 0 if it is not worth a slice yet. What is not spent comes back by `give_back`."""
-        self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
+        self._fill(now_s)
         if self._left < self._least:
             return 0
         taken = int(self._left)
@@ -65,5 +90,8 @@ class Allowance:
         self._left += n
 
     def wait_s(self) -> float:
-        """Seconds until something can be taken; 0 if it can now."""
-        return max(0.0, (self._least - self._left) / self._per_s)
+        """Seconds until something can be taken; 0 if it can now; infinite at a rate of 0."""
+        missing = max(0.0, self._least - self._left)
+        if not self._per_s:
+            return math.inf if missing else 0.0
+        return missing / self._per_s

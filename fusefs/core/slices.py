@@ -131,6 +131,7 @@ class Outcome(NamedTuple):
     left      what it had entered, each inside the one before
     hoisted   names of what was too deep, in the directory for it
     made_hoisted  that directory was made: the first one that was too deep became it
+    busy_s    how long it took
     """
 
     removed: int
@@ -141,6 +142,7 @@ class Outcome(NamedTuple):
     left: tuple[Left, ...] = ()
     hoisted: tuple[str, ...] = ()
     made_hoisted: bool = False
+    busy_s: float = 0.0
 
 
 class _Node:

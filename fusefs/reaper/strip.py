@@ -84,7 +84,8 @@ class _Run:
         self._slice = work
         self._large = LargeFiles(stripper.kernel, budget) if budget.is_paced() else None
         self._frames = [_Frame("", Fd(work.fd), work.path, work.work)]
-        self._ends_at = time.monotonic() + budget.seconds
+        self._began_at = time.monotonic()
+        self._ends_at = self._began_at + budget.seconds
         self._removed = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
@@ -109,6 +110,7 @@ class _Run:
             tuple(Left(frame.name, frame.fd, frame.work) for frame in above),
             tuple(self._hoisted),
             self._made_hoisted,
+            time.monotonic() - self._began_at,
         )
 
     def _is_over(self) -> bool:

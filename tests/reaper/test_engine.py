@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.budget import CUT_BYTES, Limits
+from fusefs.core.budget import CUT_BYTES, Tempo
 from fusefs.core.report import Reaped, Report
 from fusefs.core.slices import Slice
 from fusefs.linux.fd import Fd
@@ -23,6 +23,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.crew import crew_of
 from fusefs.reaper.engine import Wishes, remove_contents
 from fusefs.reaper.groups import Groups
+from fusefs.reaper.pace import Constant
 from fusefs.reaper.reap import reap
 from fusefs.reaper.strategy import Workers, choose
 from fusefs.reaper.strip import Stripper
@@ -225,7 +226,7 @@ def test_pace_is_kept(volume: Path) -> None:
     with container(volume) as (path, fd):
         fill(path / "tree", 600)
         began = time.monotonic()
-        report = remove_contents(Kernel(), fd, Wishes(limits=Limits(entries_per_s=1000)))
+        report = remove_contents(Kernel(), fd, Wishes(pace=Constant(Tempo(entries_per_s=1000))))
         assert time.monotonic() - began >= 0.5
         assert (report.removed, report.n_bytes, os.listdir(path)) == (601, 0, ["record.json"])
 
@@ -238,7 +239,7 @@ def test_pace_in_bytes_counts_what_is_freed() -> None:
         os.sync()
         n_bytes = sum(os.stat(path / f"tree/{number}").st_blocks * 512 for number in range(20))
         began = time.monotonic()
-        report = remove_contents(Kernel(), fd, Wishes(limits=Limits(bytes_per_s=4 << 20)))
+        report = remove_contents(Kernel(), fd, Wishes(pace=Constant(Tempo(bytes_per_s=4 << 20))))
         assert time.monotonic() - began >= 0.4
         assert report.n_bytes == n_bytes
         assert os.listdir(path) == ["record.json"]
@@ -261,7 +262,7 @@ def large(path: Path, n_steps: int = 3) -> Path:
     return path
 
 
-PACED = Wishes(limits=Limits(bytes_per_s=1 << 40))
+PACED = Wishes(pace=Constant(Tempo(bytes_per_s=1 << 40)))
 
 
 def test_large_file_is_cut_in_steps_when_paced() -> None:
