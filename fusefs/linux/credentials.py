@@ -8,6 +8,7 @@ import pwd
 import signal
 import socket
 from collections.abc import Callable
+from typing import NamedTuple
 
 from fusefs.linux import libc
 from fusefs.linux.channel import receive, send
@@ -18,15 +19,6 @@ Ask = Callable[[bytes], bytes]
 
 _NOBODY_GID = 65534
 _QUESTION, _RESULT = b"q", b"r"
-
-
-def groups_of(uid: int) -> tuple[int, list[int]]:
-    """Primary group and all groups of a uid; nogroup alone for one that the system does not know."""
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        return _NOBODY_GID, []
-    return entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
 
 
 def group_name(gid: int) -> str:
@@ -45,6 +37,45 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+class Person(NamedTuple):
+    """Whom a process acts for: user, primary group, all groups."""
+
+    uid: int
+    gid: int
+    groups: list[int]
+
+
+def person(uid: int) -> Person:
+    """A user as the system knows him; of one whom it does not know nothing but the uid, and nogroup."""
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return Person(uid, _NOBODY_GID, [])
+    return Person(uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid))
+
+
+def become(wanted: Person, parent: int) -> bool:
+    """Be that user, with no capability and no way back, and die with the parent; needs root.
+
+    parent   our parent's pid
+    Returns  False if the parent is gone already
+    Source   capabilities(7): a change from uid 0 to others clears all sets; prctl(2): the process is not dumpable,
+             so that its user can't trace it
+    """
+    os.setgroups(wanted.groups)
+    os.setresgid(wanted.gid, wanted.gid, wanted.gid)
+    os.setresuid(wanted.uid, wanted.uid, wanted.uid)
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)  # fs.suid_dumpable may say otherwise
+    libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    return die_with_parent(parent)
+
+
+def die_with_parent(parent: int) -> bool:
+    """Be killed when the parent ends, however; False if it is gone already."""
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
 def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:
     """The result of `body`, run in a child with that uid and no capability; needs root.
 
@@ -52,15 +83,13 @@ def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:
     answer  our reply to such a question, made with our own authority
     Raises  ChildLost if the child ended without a result or was stopped; a stopped child is killed, or one user
             could hold up an administrator's command for all. What `body` raises must be in its result.
-    Source  capabilities(7): a change from uid 0 to others clears all sets; prctl(2): the child is not dumpable,
-            so that its user can't trace it
     """
-    gid, groups = groups_of(uid)
+    wanted = person(uid)
     ours, theirs = socket.socketpair()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _child(uid, gid, groups, parent, theirs, body)
+        _child(wanted, parent, theirs, body)
     theirs.close()
     try:
         return _serve(pid, ours, answer)
@@ -70,18 +99,10 @@ def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:
         os.waitpid(pid, 0)
 
 
-def _child(
-    uid: int, gid: int, groups: list[int], parent: int, channel: socket.socket, body: Callable[[Ask], bytes]
-) -> None:
+def _child(wanted: Person, parent: int, channel: socket.socket, body: Callable[[Ask], bytes]) -> None:
     code = 1
     try:
-        os.setgroups(groups)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-        libc.prctl(libc.PR_SET_DUMPABLE, 0)  # fs.suid_dumpable may say otherwise
-        libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
-        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if not become(wanted, parent):
             os._exit(code)  # it died before we asked to die with it
 
         def ask(question: bytes) -> bytes:

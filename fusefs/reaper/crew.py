@@ -20,9 +20,9 @@ from typing import Protocol
 
 from fusefs.core.budget import Budget
 from fusefs.core.slices import Outcome, Slice
-from fusefs.linux import libc
 from fusefs.linux.channel import receive, send
 from fusefs.linux.children import ChildLost, watch
+from fusefs.linux.credentials import die_with_parent
 from fusefs.reaper.strategy import Workers
 
 
@@ -122,8 +122,7 @@ class _Children:
 def _work(parent: int, channel: socket.socket, runner: Runs) -> None:
     """A worker's life: it dies with its parent, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not die_with_parent(parent):
         return
     while True:
         try:

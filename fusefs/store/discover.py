@@ -53,12 +53,16 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = ()) -> Iterator[Store]:
 
 def _bases(paths: list[bytes], mounts: list[Mount]) -> Iterator[bytes]:
     if not paths:
-        # Mounts of ours first: a store has the path by which people know it.
-        volumes = [mount for mount in mounts if mount.fstype not in _NO_VOLUMES]
-        yield from dict.fromkeys(mount.point for mount in sorted(volumes, key=lambda mount: not mount.is_ours()))
+        yield from mount_points(mounts)
         paths = [os.path.realpath(os.getcwdb())]
     for path in paths:
         yield from _upwards(path)
+
+
+def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
+    """Where there may be a store; mounts of ours first, so that a store has the path by which people know it."""
+    volumes = [mount for mount in mounts if mount.fstype not in _NO_VOLUMES]
+    return list(dict.fromkeys(mount.point for mount in sorted(volumes, key=lambda mount: not mount.is_ours())))
 
 
 def _upwards(path: bytes) -> Iterator[bytes]:

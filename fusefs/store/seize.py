@@ -31,12 +31,15 @@ from fusefs.store.visible import Direct
 _QUARANTINE = Name(State.QUARANTINE.value.encode())
 
 
-def seize(folder: UserFolder, container: ContainerId, own: UserFolder, note: str) -> Swapped | Lost:
-    """Make an orphan of root's, kept until asked for, of a container in a user's quarantine; to be run as root.
+def seize(
+    folder: UserFolder, container: ContainerId, own: UserFolder, note: str, retention_s: int | None = None
+) -> Swapped | Lost:
+    """Make an orphan of root's of a container in a user's quarantine; to be run as root.
 
     folder   the user's; nothing is made in it
     own      root's in the same store
     note     kept with the orphan, which is restored with --to alone
+    retention_s  None: it is kept until asked for
     Raises   BadRecord if there is no record of that user's to lock; TrashdError as for `remove_path`: the container
              is where it was, or, Unsettled, kept and the message says where
     """
@@ -57,7 +60,7 @@ def seize(folder: UserFolder, container: ContainerId, own: UserFolder, note: str
         victim = _victim(folder, parent, name, fd)
         try:
             # It looks again after the rename: what was put to the name meanwhile is given back.
-            return remove(own, victim, victim.parent, Options(None, note), Direct(kernel, parent, name))
+            return remove(own, victim, victim.parent, Options(retention_s, note), Direct(kernel, parent, name))
         except OSError as error:
             raise explain(error, victim) from error
 

@@ -193,6 +193,13 @@ def tmpfs_volume(size: str = "64m", options: Sequence[str] = ()) -> Iterator[Pat
 
 
 @contextlib.contextmanager
+def tmpfs_over(path: Path, mode: str = "0755") -> Iterator[Path]:
+    """An empty tmpfs over a directory of the system's, which only our mount namespace sees."""
+    with _mounted("tmpfs", "tmpfs", path, ("size=64m", f"mode={mode}")):
+        yield path
+
+
+@contextlib.contextmanager
 def overlay_volume(populate: Callable[[Path], None] | None = None) -> Iterator[Overlay]:
     """An overlay on a tmpfs; `populate` fills the lower directory before it is mounted."""
     with tmpfs_volume() as base:

@@ -1,0 +1,38 @@
+"""trashd reaper."""
+
+from __future__ import annotations
+
+import click
+
+from fusefs.cli.options import PathBytes, volume_option
+
+
+@click.command("reaper", short_help="Be the service that reaps in the background.")
+@click.option(
+    "--config",
+    "directory",
+    type=PathBytes(),
+    metavar="DIR",
+    help="Read DIR/config.toml and DIR/config.d/; default: /etc/trashd, or ~/.config/trashd for a user.",
+)
+@volume_option
+def command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
+    """Reap what is due on all volumes, in the background, and make way for whoever uses the disk.
+
+    Run by systemd (trashd service install); in a terminal it logs there, and Ctrl-C ends it. As root it serves all
+    users, each with his own rights; as anybody else what is his own. SIGHUP reads the configuration again, SIGTERM
+    ends it within a second. What it was doing then, or when it was killed, the next one goes on with.
+
+    \b
+    Examples:
+      systemctl start trashd-reaper
+      trashd reaper --volume /scratch
+      trashd status --watch
+    """
+    from fusefs.linux.configfiles import load_config
+    from fusefs.linux.journal import make_handler, send_to
+    from fusefs.reaper.service import Wanted, serve
+
+    send_to(make_handler("trashd"))
+    serve(Wanted(lambda: load_config(directory), volumes))
+    return 0

@@ -1,0 +1,85 @@
+"""What happens to the names in a directory, as inotify(7) tells it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from enum import IntFlag
+from typing import NamedTuple
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.libc import checked
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.inotify_add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+
+_EVENT = struct.Struct("=iIII")
+"""struct inotify_event: watch, mask, cookie, length of the name that follows (padded with NULs)."""
+_BUFFER_SIZE = 1 << 16
+_ONLYDIR = 0x0100_0000
+
+
+class Happened(IntFlag):
+    """What an event says; several may come together."""
+
+    MOVED_FROM = 0x40
+    MOVED_TO = 0x80
+    CREATE = 0x100
+    DELETE = 0x200
+    DELETE_SELF = 0x400
+    MOVE_SELF = 0x800
+    UNMOUNT = 0x2000
+    OVERFLOW = 0x4000
+    IGNORED = 0x8000
+    """The watch is gone: its directory or filesystem is, or it was taken off."""
+
+
+class Event(NamedTuple):
+    """One event.
+
+    watch  -1 for OVERFLOW: some events of any watch are lost
+    name   in the watched directory; empty for what happened to that itself
+    """
+
+    watch: int
+    happened: Happened
+    name: bytes
+
+
+def open_inotify() -> Fd:
+    """An inotify instance that never blocks."""
+    return Fd(checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)))
+
+
+def watch(inotify: Fd, dir_fd: int, wanted: Happened) -> int:
+    """The number of a watch on a directory (O_PATH will do); the same for the same directory.
+
+    A watch does not keep a filesystem busy: its end comes as UNMOUNT and IGNORED.
+    Raises  OSError: ENOSPC when fs.inotify.max_user_watches are in use
+    """
+    # The way through /proc leads to the directory that was opened, whatever its name leads to now.
+    mask = int(wanted | Happened.DELETE_SELF | Happened.MOVE_SELF) | _ONLYDIR
+    return checked(_libc.inotify_add_watch(inotify, b"/proc/self/fd/%d" % dir_fd, mask))
+
+
+def unwatch(inotify: Fd, number: int) -> None:
+    """Take a watch off. Raises  OSError: EINVAL if it is gone already"""
+    checked(_libc.inotify_rm_watch(inotify, number))
+
+
+def read_events(inotify: Fd) -> list[Event]:
+    """The events that have come; none if there are none."""
+    try:
+        buffer = os.read(inotify, _BUFFER_SIZE)
+    except BlockingIOError:
+        return []
+    events = []
+    at = 0
+    while at < len(buffer):
+        number, mask, _cookie, length = _EVENT.unpack_from(buffer, at)
+        at += _EVENT.size
+        name = buffer[at : at + length].rstrip(b"\0")
+        at += length
+        events.append(Event(number, Happened(mask & 0xFFC0), name))
+    return events

@@ -1,0 +1,32 @@
+"""Being the least important process of a machine.
+
+For unlinking it changes nothing that a neighbour on the disk would feel (measured, pitfall 18: what he waits for is
+the journal): the pacer does that. It counts where processors are short, and for what is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from contextlib import suppress
+
+from fusefs.linux.libc import checked
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_NR_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282}
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_IDLE = 3 << 13
+_NICEST = 19
+
+
+def be_idle() -> None:
+    """Run only when nobody else wants a processor or the disk, with all that is forked from now on."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICEST)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    number = _NR_IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        with suppress(OSError):
+            checked(_libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE))

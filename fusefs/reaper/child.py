@@ -1,0 +1,295 @@
+"""A child of the service: one user's hands on one volume. It alone reads what he wrote, and deletes with his rights.
+
+It does one order at a time and listens while it works: for another tempo, or a word to leave it where it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import assert_never
+
+import msgspec
+
+from fusefs.core.budget import HOLD, Tempo
+from fusefs.core.errors import BadRecord, TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, is_container_id
+from fusefs.core.report import Reaped
+from fusefs.reaper.engine import Wishes
+from fusefs.reaper.messages import (
+    MESSAGE_MAX,
+    PAGE,
+    Beat,
+    Done,
+    Ended,
+    FromChild,
+    Look,
+    Measure,
+    Measured,
+    Order,
+    Page,
+    Park,
+    Reap,
+    Seen,
+    SetTempo,
+    Tend,
+    Tended,
+    ToChild,
+    decode_order,
+    encode,
+)
+from fusefs.reaper.reap import reap
+from fusefs.reaper.survey import survey
+from fusefs.store.claim import open_record, read_record
+from fusefs.store.discover import with_lower
+from fusefs.store.layout import UserFolder, read_volume
+from fusefs.store.tend import tend
+
+BEAT_S = 0.1
+"""Between two beats while something is done; each wakes the service."""
+_REST_S = 1.0
+_PAGE_BYTES = MESSAGE_MAX // 4
+_TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
+
+
+class ServiceGone(Exception):
+    """Nobody wants anything of us any more."""
+
+
+class Child:
+    """The life of a child."""
+
+    def __init__(self, channel: socket.socket, folder: UserFolder) -> None:
+        self._channel = channel
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+        self._folder = folder
+        self._orders: deque[Order] = deque()
+        self._tempo = HOLD
+        self._is_parked = False
+        self._sums = Beat(0, 0, 0.0)
+        self._told_at = 0.0
+        self._names: tuple[bytes, list[tuple[str, bool]]] = b"", []
+
+    def serve(self) -> None:
+        """Do what is ordered until the service is gone."""
+        try:
+            while True:
+                while not self._orders:
+                    self._hear(None)
+                self._is_parked = False
+                self._do(self._orders.popleft())
+        except ServiceGone:
+            return
+
+    def _do(self, order: Order) -> None:
+        """Carry out an order. What goes wrong with the folder or the volume is told, not raised."""
+        try:
+            match order:
+                case Tend():
+                    self._say(self._tend())
+                case Look():
+                    self._say(self._look(order))
+                case Reap():
+                    for identifier in order.ids:
+                        if not self._is_parked:
+                            self._say(self._reap(order, ContainerId(identifier)))
+                    self._say(Done())
+                case Measure():
+                    for identifier in order.ids:
+                        if not self._is_parked:
+                            self._say(self._measure(order.base, ContainerId(identifier)))
+                    self._say(Done())
+                case _:
+                    assert_never(order)
+        except TrashdError as error:
+            self._say(Done(error.message(), error.errno))
+        except OSError as error:
+            self._say(Done(os.strerror(error.errno or errno.EIO), error.errno or errno.EIO))
+
+    def _tend(self) -> Tended:
+        bases, problems = [], []
+        for folder in with_lower(self._folder):
+            bases.append(folder.store.base_path)
+            problems += tend(folder)
+        return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
+
+    @contextmanager
+    def _in(self, base: bytes) -> Iterator[UserFolder]:
+        """This user's folder in a store, which still is what it was."""
+        for folder in with_lower(self._folder):
+            if folder.store.base_path == base:
+                store = folder.store
+                if read_volume(store.kernel, store.fd, base).id != store.volume.id:
+                    raise OSError(errno.ESTALE, "another volume.json")
+                yield folder
+                return
+        raise FileNotFoundError(errno.ENOENT, "no such store any more")
+
+    def _look(self, order: Look) -> Page:
+        with self._in(order.base) as folder:
+            names = self._listed(folder, order)
+            begin = bisect_right([name for name, _ in names], order.after) if order.after else 0
+            seen: list[Seen] = []
+            size = 0
+            for name, is_claimed in names[begin : begin + PAGE]:
+                found = self._read(folder, name, is_claimed=is_claimed)
+                if found is not None:
+                    seen.append(found)
+                    size += 200 + 2 * len(found.origin or b"")
+                begin += 1
+                if size > _PAGE_BYTES:
+                    break
+                self._listen()
+            n_quarantined = len(_ids(folder, State.QUARANTINE))
+            last = names[begin - 1][0] if begin < len(names) else ""
+            return Page(order.base, seen, last, len(self._names[1]), n_quarantined)
+
+    def _listed(self, folder: UserFolder, order: Look) -> list[tuple[str, bool]]:
+        """The containers to look at, oldest first; listed anew when somebody looks from the beginning."""
+        if not order.after or self._names[0] != order.base:
+            found = []
+            for state in (State.ORPHANS, State.REAPING):
+                found += [(name, state is State.REAPING) for name in _ids(folder, state)]
+            self._names = order.base, sorted(found)
+        if order.ids is None:
+            return self._names[1]
+        wanted = set(order.ids)
+        return [one for one in self._names[1] if one[0] in wanted]
+
+    def _read(self, folder: UserFolder, name: str, *, is_claimed: bool) -> Seen | None:
+        """What a record says; None if it is gone meanwhile."""
+        kernel = folder.store.kernel
+        state = State.REAPING if is_claimed else State.ORPHANS
+        try:
+            with (
+                folder.open(state) as state_fd,
+                kernel.open_dir(state_fd, name.encode()) as fd,
+                open_record(kernel, fd, folder.uid) as record_fd,
+            ):
+                record = read_record(kernel, record_fd, folder, ContainerId(name))
+        except FileNotFoundError:
+            return None
+        except (BadRecord, OSError) as error:
+            problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
+            return Seen(name, is_claimed, 0, None, None, None, problem[:_TOLD_CHARS])
+        origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
+        return Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
+
+    def _reap(self, order: Reap, container: ContainerId) -> Ended:
+        began = time.monotonic()
+        origin = None
+        try:
+            with self._in(order.base) as folder:
+                seen = self._read(folder, container, is_claimed=False) or self._read(folder, container, is_claimed=True)
+                origin = seen.origin if seen is not None else None
+                wishes = Wishes(pace=self, stops=self._stops, by_force=order.by_force)
+                ended = _ended(reap(folder, container, wishes))
+        except BadRecord as error:
+            ended = Ended(container, error=error.message()[:_TOLD_CHARS], errno=error.errno)
+        except OSError as error:
+            ended = Ended(container, error=str(error.strerror), errno=error.errno or errno.EIO)
+        self._say(self._sums)  # what it did is known before it is told
+        return msgspec.structs.replace(ended, origin=origin, seconds=time.monotonic() - began)
+
+    def _measure(self, base: bytes, container: ContainerId) -> Measured:
+        with self._in(base) as folder:
+            for state in (State.ORPHANS, State.REAPING):
+                with folder.open(state) as state_fd:
+                    try:
+                        fd = folder.store.kernel.open_dir(state_fd, container.encode())
+                    except FileNotFoundError:
+                        continue
+                with fd:
+                    found = survey(folder.store.kernel, fd, lambda _entries, _bytes: self._listen(), stops=self._stops)
+                    return Measured(container, found.n_entries, found.n_bytes)
+        return Measured(container, 0, 0)
+
+    # What the engine asks (reaper.pace.Leads)
+
+    def tempo(self) -> Tempo:
+        """The service's last word."""
+        self._listen()
+        return self._tempo
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """Sum up for the next beat."""
+        sums = self._sums
+        self._sums = Beat(sums.n_entries + n_entries, sums.n_bytes + n_bytes, sums.busy_s + busy_s)
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until the service says something."""
+        self._hear(seconds)
+        self._beat()
+
+    def _stops(self) -> bool:
+        self._listen()
+        return self._is_parked
+
+    # Talking
+
+    def _listen(self) -> None:
+        """Hear what has come, and beat if it is time."""
+        while self._poll.poll(0):
+            self._take()
+        self._beat()
+
+    def _hear(self, seconds: float | None) -> None:
+        """Wait for something to come, at most that long."""
+        if self._poll.poll(None if seconds is None else seconds * 1e3):
+            self._take()
+
+    def _take(self) -> None:
+        packet = self._channel.recv(MESSAGE_MAX)
+        if not packet:
+            raise ServiceGone
+        message: ToChild = decode_order(packet)
+        match message:
+            case SetTempo():
+                self._tempo = message.tempo
+            case Park():
+                self._is_parked = True
+            case Tend() | Look() | Reap() | Measure():
+                self._orders.append(message)
+            case _:
+                assert_never(message)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        every_s = _REST_S if self._tempo == HOLD else BEAT_S
+        if now - self._told_at >= every_s:
+            self._say(self._sums)
+
+    def _say(self, message: FromChild) -> None:
+        self._told_at = time.monotonic()
+        try:
+            self._channel.send(encode(message))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ServiceGone from error
+
+
+def _ids(folder: UserFolder, state: State) -> list[str]:
+    with folder.open(state) as state_fd:
+        names = [name.decode("ascii", "replace") for name in folder.store.kernel.list(state_fd)]
+    return [name for name in names if is_container_id(name)]
+
+
+def _ended(reaped: Reaped) -> Ended:
+    report = reaped.report
+    return Ended(
+        id=reaped.id,
+        lost=reaped.lost or "",
+        n_removed=report.removed,
+        n_bytes=report.n_bytes,
+        n_failed=report.n_failed,
+        stopped=report.stopped,
+        failure=report.failures[0] if report.failures else None,
+    )

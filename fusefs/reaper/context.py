@@ -1,0 +1,81 @@
+"""What all volumes of a service share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from fusefs.core.clock import Clock, jumped
+from fusefs.core.config import Config
+from fusefs.core.events import Event, Kind
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.forker import Forker
+from fusefs.reaper.watcher import Watcher
+
+T = TypeVar("T")
+
+
+class Context:
+    """The service's hands and its memory."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        forker: Forker,
+        watcher: Watcher,
+        config: Config,
+        clock: Clock,
+        tell: Callable[[Event], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Bring them together.
+
+        clock  the last look at both clocks
+        tell   takes each event
+        changed  called when a status is not what it was
+        """
+        self.kernel = kernel
+        self.forker = forker
+        self.watcher = watcher
+        self.config = config
+        self._clock = clock
+        self.changed = changed
+        self._tell = tell
+
+    def clock(self) -> Clock:
+        """Both clocks now: a jump of the wall clock is noticed at the next look."""
+        self._clock = jumped(self._clock, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        return self._clock
+
+    def tell(
+        self,
+        kind: Kind,
+        *,
+        volume: bytes | None = None,
+        uid: int | None = None,
+        identifier: str | None = None,
+        origin: bytes | None = None,
+        n_entries: int | None = None,
+        n_bytes: int | None = None,
+        seconds: float | None = None,
+        detail: str = "",
+    ) -> None:
+        """Tell that something happened now."""
+        at_ns = time.time_ns()
+        self._tell(Event(kind, at_ns, volume, uid, identifier, origin, n_entries, n_bytes, seconds, detail))
+
+
+def boot_s() -> float:
+    """The service's time: seconds since the boot, suspended or not; nobody sets it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+async def in_thread(limiter: trio.CapacityLimiter, body: Callable[[], T]) -> T:
+    """The result of something that may block for as long as a disk hangs; cancelled, its thread is left to itself.
+
+    Checkpoint  yes
+    """
+    return await trio.to_thread.run_sync(body, abandon_on_cancel=True, limiter=limiter)

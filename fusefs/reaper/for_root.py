@@ -1,0 +1,46 @@
+"""Where an administrator said so (`authority = "root"`): root takes over what its owner could not delete."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from fusefs.core.errors import NotFound
+from fusefs.core.names import ContainerId
+from fusefs.linux.credentials import user_name
+from fusefs.linux.mountinfo import below
+from fusefs.reaper.intake import ForRoot
+from fusefs.reaper.volume import Opened
+from fusefs.store.claim import Lost
+from fusefs.store.layout import Store, open_store, open_user
+from fusefs.store.seize import seize
+from fusefs.store.verbs import own_folder
+
+
+def take_over(opened: Opened, wanted: ForRoot) -> ContainerId | None:
+    """The id of root's orphan, due at once, that was in a user's quarantine; None if somebody else has it by now.
+
+    Raises  TrashdError; OSError
+    """
+    with ExitStack() as owned:
+        store = _store_of(opened.store, wanted.base, owned)
+        folder = open_user(store, wanted.uid)
+        if folder is None:
+            raise NotFound(wanted.id)
+        owned.enter_context(folder)
+        own = owned.enter_context(own_folder(store))
+        note = f"{user_name(wanted.uid)} could not delete it; the configuration gives root the right"
+        seized = seize(folder, wanted.id, own, note, 0)
+        return None if isinstance(seized, Lost) else seized.id
+
+
+def _store_of(upper: Store, base: bytes, owned: ExitStack) -> Store:
+    """The store with that base: the one that is open, or one below it."""
+    if base == upper.base_path:
+        return upper
+    way = below(base, upper.base_path)
+    fd = upper.kernel.open_beneath(upper.base_fd, way, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    lower = open_store(upper.kernel, fd, base)
+    if lower is None:
+        raise NotFound(base)
+    return owned.enter_context(lower)

@@ -1,0 +1,157 @@
+"""The forker: forks the service's children. It has no threads and no trio, so that a fork copies nothing half-done.
+
+It is forked before the service starts its loop, does what it is asked, and dies with the service, as its children
+die with it. What it is told by the service it believes; what a user wrote it never sees.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import ExitStack
+from typing import NamedTuple, NoReturn, Self
+
+import msgspec
+import trio
+
+from fusefs.core.names import Name, VolumeId
+from fusefs.linux.credentials import Person, become, die_with_parent
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.priority import be_idle
+from fusefs.reaper.child import Child
+from fusefs.reaper.messages import Spawn
+from fusefs.store.layout import Store, UserFolder, Volume
+
+_PACKET_MAX = 1 << 16
+_MAX_FDS = 8
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+"""The service decides when its processes end."""
+
+
+class ForkerLost(Exception):
+    """The forker ended: without it the service can't go on."""
+
+
+class Born(NamedTuple):
+    """A new child: its pid, a pidfd, and our end of the channel to it."""
+
+    pid: int
+    pidfd: Fd
+    channel: socket.socket
+
+
+class Forker:
+    """The service's side."""
+
+    def __init__(self) -> None:
+        """Fork it; there must be no other thread yet."""
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._in_turn = trio.Lock()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._ours.close()
+            _run(parent, theirs)
+        theirs.close()
+        self._ours.setblocking(False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """End it, and all its children."""
+        self._ours.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    async def fork(self, folder: UserFolder, person: Person) -> Born:
+        """A child that acts for the owner of a folder.
+
+        person  as whom; the service's own user for a folder of his
+        Raises  ForkerLost
+        Checkpoint  yes
+        """
+        store = folder.store
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        spawn = Spawn(
+            person.uid,
+            person.gid,
+            person.groups,
+            folder.name,
+            store.base_path,
+            store.volume.id,
+            store.volume.exchange,
+            store.volume.filesystem,
+            store.owner,
+        )
+        fds = [theirs.fileno(), folder.fd, store.base_fd, store.fd, store.u_fd]
+        if store.mounted is not None:
+            fds.append(store.mounted)
+        with theirs, ExitStack() as owned:
+            owned.enter_context(ours)
+            async with self._in_turn:
+                try:
+                    await trio.lowlevel.wait_writable(self._ours)
+                    socket.send_fds(self._ours, [msgspec.json.encode(spawn)], fds)
+                    await trio.lowlevel.wait_readable(self._ours)
+                    packet, received, _flags, _address = socket.recv_fds(self._ours, _PACKET_MAX, _MAX_FDS)
+                except (BrokenPipeError, ConnectionResetError) as error:
+                    raise ForkerLost from error
+            if not packet:
+                raise ForkerLost
+            owned.pop_all()
+        ours.setblocking(False)
+        return Born(int(packet), Fd(received[0]), ours)
+
+
+def _run(parent: int, channel: socket.socket) -> NoReturn:
+    """The forker's life."""
+    try:
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children: the kernel buries them
+        be_idle()
+        is_wanted = die_with_parent(parent)
+        while is_wanted:
+            packet, fds, _flags, _address = socket.recv_fds(channel, _PACKET_MAX, _MAX_FDS)
+            is_wanted = bool(packet)
+            if packet:
+                _fork(channel, msgspec.json.decode(packet, type=Spawn), fds)
+    finally:
+        os._exit(0)
+
+
+def _fork(channel: socket.socket, spawn: Spawn, fds: list[int]) -> None:
+    """Fork one child and tell the service of it."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        _live(parent, spawn, fds)
+    pidfd = os.pidfd_open(pid)
+    for fd in fds:
+        os.close(fd)
+    socket.send_fds(channel, [b"%d" % pid], [pidfd])
+    os.close(pidfd)
+
+
+def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
+    """A child's life."""
+    code = 1
+    try:
+        # Its workers are waited for.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        channel_fd, folder_fd, base_fd, store_fd, u_fd, *mounted = map(Fd, fds)
+        person = Person(spawn.uid, spawn.gid, spawn.groups)
+        is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
+        volume = Volume(VolumeId(spawn.volume_id), spawn.exchange, spawn.filesystem)
+        shown = mounted[0] if mounted else None
+        store = Store(Kernel(), base_fd, spawn.base_path, store_fd, u_fd, volume, spawn.owner, shown)
+        with socket.socket(fileno=channel_fd) as channel:
+            if is_wanted:
+                Child(channel, UserFolder(store, spawn.uid, Name(spawn.folder), folder_fd)).serve()
+        code = 0
+    finally:
+        os._exit(code)

@@ -1,0 +1,222 @@
+"""What a volume's children answer, taken in: what is due when, what became of what, what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from fusefs.core.clock import see
+from fusefs.core.events import Kind
+from fusefs.core.names import ContainerId, printable
+from fusefs.core.policy import Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
+from fusefs.core.record import Method
+from fusefs.linux.credentials import user_name
+from fusefs.reaper.context import Context, boot_s
+from fusefs.reaper.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
+from fusefs.reaper.room import Room
+from fusefs.reaper.tally import Tally
+from fusefs.reaper.user import Part, User
+from fusefs.reaper.volume import Opened, Space
+
+_LOG = logging.getLogger(__name__)
+
+TROUBLE = frozenset(
+    {errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, errno.ESHUTDOWN, errno.ENOTCONN}
+)
+"""What says that the volume is not well, not one user's folder."""
+_MOST_IO_ERRORS = 3
+"""Orphans in a row that met one of these inside: a disk that dies should be left alone."""
+_KINDS = {
+    Method.EXCHANGE: Kind.SWAPPED,
+    Method.TWO_RENAME: Kind.SWAPPED,
+    Method.REMOVED: Kind.REMOVED,
+    Method.DROPPED: Kind.DROPPED,
+    Method.SWEEP: Kind.SWEPT,
+}
+
+
+class Trouble(Exception):
+    """The volume is not well: it is left alone for a while. The text says why."""
+
+
+class ForRoot(NamedTuple):
+    """What its owner could not delete, and root shall: he takes it over first (store.seize).
+
+    by_force  flags are taken off
+    """
+
+    uid: int
+    base: bytes
+    id: ContainerId
+    by_force: bool
+
+
+class Intake:
+    """Takes in answers."""
+
+    def __init__(
+        self,
+        context: Context,
+        opened: Opened,
+        policy: VolumePolicy,
+        tally: Tally,
+        room: Room,
+        new_parts: Callable[[], None],
+    ) -> None:
+        """new_parts: called when a user has folders in stores that were not known."""
+        self._context = context
+        self._volume = opened.store.base_path
+        self._policy = policy
+        self._tally = tally
+        self._room = room
+        self._new_parts = new_parts
+        self._n_io_errors = 0
+        self.trouble = ""
+        self.for_root: list[ForRoot] = []
+
+    def check(self) -> None:
+        """Raises  Trouble, if there is any."""
+        if self.trouble:
+            raise Trouble(self.trouble)
+
+    def take(self, user: User, order: Order, answer: Answer) -> None:
+        """Take in one answer to an order."""
+        now_s = boot_s()
+        match answer:
+            case Tended():
+                if user.tended(answer.bases):
+                    self._new_parts()
+                for problem in answer.problems:
+                    self._fault(user, "something in his folder was kept as it is", problem)
+            case Page():
+                part = user.parts[answer.base]
+                is_fresh = isinstance(order, Look) and order.ids is not None
+                part.n_orphans, part.n_quarantined = answer.n_orphans, answer.n_quarantined
+                for seen in answer.seen:
+                    self._note(user, part, seen, is_fresh=is_fresh)
+                if not is_fresh:
+                    part.looked(answer.last, now_s)
+            case Ended():
+                self._ended(user, _part_of(user, order), answer, now_s)
+            case Measured():
+                known = _part_of(user, order).known
+                if answer.id in known:
+                    known[answer.id] = known[answer.id]._replace(size=Size(answer.n_entries, answer.n_bytes))
+            case Done():
+                pass
+
+    def _note(self, user: User, part: Part, seen: Seen, *, is_fresh: bool) -> None:
+        """A container: when it is due."""
+        if seen.problem:
+            self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
+            return
+        known = Known(ContainerId(seen.id), seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed)
+        rules = self._policy.rules_for(seen.origin)
+        wait_s = due_at_s(known, rules, self._context.clock(), early=self._room.hurries)
+        if wait_s is None:
+            part.upcoming.remove(seen.id)
+        else:
+            part.upcoming.add(seen.id, boot_s() + wait_s)
+        if self._has_quota() and seen.id not in part.known:
+            part.known[seen.id] = known._replace(sight=see(self._context.clock(), seen.created_ns))
+            part.to_measure.append(seen.id)
+        if is_fresh and not seen.is_claimed and seen.method is not None:
+            kind = _KINDS[seen.method]
+            self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
+
+    def _ended(self, user: User, part: Part, ended: Ended, now_s: float) -> None:
+        """What became of an orphan."""
+        if ended.id in part.pending:
+            part.pending.remove(ended.id)
+        if ended.error or ended.lost or ended.stopped or ended.n_failed:
+            user.not_ours(ended.id)
+        if ended.error:
+            part.upcoming.add(ended.id, now_s + user.retry_s(ended.id))
+            self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
+        elif ended.lost == "gone":
+            user.forget(ended.id)
+        elif ended.lost:
+            part.upcoming.add(ended.id, now_s + user.retry_s(ended.id))
+        elif ended.stopped:
+            user.parked(ended.id)
+            part.upcoming.add(ended.id, now_s)
+        else:
+            self._reaped(user, part, ended)
+        user.begins(part.pending[0] if part.pending else None)
+
+    def _reaped(self, user: User, part: Part, ended: Ended) -> None:
+        user.forget(ended.id)
+        part.n_orphans = max(part.n_orphans - 1, 0)
+        why = _why(ended)
+        self._context.tell(
+            Kind.QUARANTINED if ended.n_failed else Kind.REAPED,
+            volume=self._volume,
+            uid=user.uid,
+            identifier=ended.id,
+            origin=ended.origin,
+            n_entries=ended.n_removed,
+            n_bytes=ended.n_bytes,
+            seconds=ended.seconds,
+            detail=why,
+        )
+        if not ended.n_failed:
+            self._n_io_errors = 0
+            self._tally.reaped(ended.n_removed)
+            return
+        part.n_quarantined += 1
+        if ended.failure is not None and ended.failure.errno in TROUBLE:
+            self._n_io_errors += 1
+        if self._n_io_errors >= _MOST_IO_ERRORS:
+            self.trouble = f"{self._n_io_errors} orphans in a row could not be read or written: {why}"
+        rules = self._policy.rules_for(ended.origin)
+        if user.uid and rules.gives_root(user.uid, user_name(user.uid)):
+            self.for_root.append(ForRoot(user.uid, part.base, ContainerId(ended.id), rules.clears_flags))
+
+    def _has_quota(self) -> bool:
+        return self._policy.quota != Quota()
+
+    def enforce_quota(self, space: Space, users: Iterable[User]) -> None:
+        """Let the oldest go before their time where the trash is larger than it may be."""
+        if not self._has_quota():
+            return
+        parts = [part for user in users for part in user.parts.values()]
+        now_s, clock = boot_s(), self._context.clock()
+        trash = [known for part in parts for known in part.known.values()]
+        going = set(beyond_quota(trash, self._policy, clock, space.total_bytes))
+        for part in parts:
+            for identifier in going & part.known.keys() - set(part.pending):
+                part.upcoming.add(identifier, now_s)
+
+    def failed(self, user: User, number: int, what: str, detail: str) -> None:
+        """Something of a user's went wrong."""
+        self._fault(user, what, detail)
+        if number in TROUBLE:
+            self.volume_failed(number, what)
+        else:
+            user.failed(boot_s())
+
+    def volume_failed(self, number: int, what: str) -> None:
+        """The volume is not well."""
+        self.trouble = f"{what}: {os.strerror(number)}"
+
+    def _fault(self, user: User, what: str, detail: str = "") -> None:
+        """Note what went wrong. Everybody may read the status: names are in the log alone."""
+        _LOG.warning("%s: uid %d: %s%s", printable(self._volume), user.uid, what, f": {detail}" if detail else "")
+        self._tally.fault(self._context.clock().wall_ns, f"uid {user.uid}: {what}")
+
+
+def _part_of(user: User, order: Order) -> Part:
+    assert not isinstance(order, Tend)
+    return user.parts[order.base]
+
+
+def _why(ended: Ended) -> str:
+    """The first thing that could not be removed, and how many more."""
+    if ended.failure is None:
+        return ""
+    failure = ended.failure
+    why = f"{printable(failure.call.encode())} {printable(failure.name or b'.')}: {os.strerror(failure.errno)}"
+    return why if ended.n_failed == 1 else f"{why}, and {ended.n_failed - 1:,} more"

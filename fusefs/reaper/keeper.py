@@ -1,0 +1,308 @@
+"""The life of one volume in the service: opened when something is to be done there, let go of when not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from fusefs.core.errors import NoStore, TrashdError, from_os
+from fusefs.core.events import Kind
+from fusefs.core.names import printable
+from fusefs.core.policy import VolumePolicy
+from fusefs.core.status import Phase
+from fusefs.core.windows import opens_in_s
+from fusefs.linux.inotify import Event, Happened
+from fusefs.reaper.context import Context, boot_s, in_thread
+from fusefs.reaper.forker import ForkerLost
+from fusefs.reaper.intake import TROUBLE, Trouble
+from fusefs.reaper.pause import Pause
+from fusefs.reaper.room import Room
+from fusefs.reaper.sentry import Sentry
+from fusefs.reaper.session import Session, Tells
+from fusefs.reaper.tally import Tally
+from fusefs.reaper.user import User
+from fusefs.reaper.volume import Elsewhere, Opened, Space, open_volume, space_at
+from fusefs.store.layout import Store
+
+_LOG = logging.getLogger(__name__)
+_MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
+"""Orphans of a volume whose time is known, some megabytes; of one user at least so many."""
+_FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
+_ELSEWHERE_S = 60.0
+_NEVER_S = 10 * 365 * 86_400.0
+_WINDOW_S = 1800.0
+"""The clocks may change: a window is looked at again at least that often."""
+_ROOM_S = 60.0
+"""Between two looks at the free space of a volume where nothing is done, if there is trash to give up."""
+
+
+class Keeper:
+    """One volume, by the path of the directory that holds its store."""
+
+    def __init__(self, context: Context, path: bytes) -> None:
+        self.path = path
+        self.tally = Tally()
+        self.room = Room()
+        self.users: dict[int, User] = {}
+        self.session: Session | None = None
+        self.volume_id = ""
+        self.filesystem = ""
+        self.phase = Phase.LOOKING
+        self.why = ""
+        self._context = context
+        self._limiter = trio.CapacityLimiter(3)
+        self._woken = trio.Event()
+        self._pause: Pause | None = None
+        self._must_find = True
+        self._sentries: dict[int, Sentry] = {}
+        self._u_watch: int | None = None
+        self._n_breaks = 0
+        self._rests_until_s = 0.0
+        self._polled_at_s = 0.0
+        self._looked_at_s = 0.0
+
+    # From outside
+
+    def wake(self) -> None:
+        """Something may have changed: look."""
+        self._woken.set()
+        if self.session is not None:
+            self.session.wake()
+
+    def reconfigure(self) -> None:
+        """Another policy, or the volume may have come back: stop, look at everything again, go on."""
+        self._must_find = True
+        self._rests_until_s = 0.0
+        for user in self.users.values():
+            user.look_again()
+        if self.session is not None:
+            self.session.stop()
+        self.wake()
+
+    def look_again(self) -> None:
+        """Something was mounted or unmounted: look whether it was here, where there is nothing to lose by it."""
+        if self.session is None:
+            self._must_find = True
+            if self.phase is Phase.GONE:
+                self._rests_until_s = 0.0
+            self.wake()
+
+    def set_pause(self, pause: Pause | None) -> None:
+        """Pause it, or let it go on."""
+        if pause == self._pause:
+            return
+        self._context.tell(Kind.PAUSED if pause else Kind.RESUMED, volume=self.path, detail=pause.why if pause else "")
+        self._pause = pause
+        if pause and self.session is not None:
+            self.session.stop()
+        self.wake()
+
+    # The life
+
+    async def run(self) -> None:
+        """Serve the volume until cancelled. Raises  ForkerLost. Checkpoint"""
+        while True:
+            policy = self._policy()
+            wait_s = await self._watch_room(policy)
+            held_s = self._held_back_s(policy)
+            if held_s > 0:
+                wait_s = min(wait_s, held_s)
+            else:
+                try:
+                    await self._work(policy)
+                    wait_s = min(wait_s, self._idle_s())
+                except (Trouble, TrashdError, OSError) as error:
+                    wait_s = self._failed(error)
+            with trio.move_on_after(wait_s):
+                await self._woken.wait()
+            self._woken = trio.Event()
+
+    def _policy(self) -> VolumePolicy:
+        return self._context.config.volume(self.path)
+
+    async def _watch_room(self, policy: VolumePolicy) -> float:
+        """Look at the free space where nothing is open; until when that need not be done again."""
+        n_orphans = sum(part.n_orphans for user in self.users.values() for part in user.parts.values())
+        if not n_orphans or (policy.blocks is None and policy.inodes is None):
+            return _NEVER_S
+        now_s = boot_s()
+        if now_s >= self._looked_at_s + _ROOM_S:
+            with suppress(OSError):
+                self._look_at_space(await in_thread(self._limiter, partial(space_at, self.path)))
+        return self._looked_at_s + _ROOM_S - now_s
+
+    def _look_at_space(self, space: Space) -> None:
+        """Take in what is free: whether to hurry."""
+        self._looked_at_s = boot_s()
+        if not self.room.look(space, self._policy(), self._looked_at_s):
+            return
+        if self.room.hurries:
+            share = space.free_share() or 0.0
+            detail = f"{share:.1%} of it are free: the oldest go before their time"
+            self._context.tell(Kind.LOW_SPACE, volume=self.path, detail=detail)
+        for user in self.users.values():
+            for part in user.parts.values():
+                part.look_again()
+
+    def _held_back_s(self, policy: VolumePolicy) -> float:
+        """For how long nothing may be done here, and why; 0 if it may."""
+        now_s = boot_s()
+        if self._pause is not None:
+            self._be(Phase.PAUSED, self._pause.why)
+            return max(self._pause.left_s(time.time()), 1.0)
+        if not policy.is_served:
+            self._be(Phase.PAUSED, "the configuration says: serve = false")
+            return _NEVER_S
+        if now_s < self._rests_until_s:
+            return self._rests_until_s - now_s
+        local = time.localtime()
+        opens_s = opens_in_s(policy.windows, local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec)
+        if opens_s and not self.room.hurries:
+            self._be(Phase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
+            return min(float(opens_s), _WINDOW_S)
+        return 0.0
+
+    def _be(self, phase: Phase, why: str = "") -> None:
+        if (phase, why) != (self.phase, self.why):
+            self.phase, self.why = phase, why
+            self._context.changed()
+
+    async def _work(self, policy: VolumePolicy) -> None:
+        """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
+        now_s = boot_s()
+        is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
+        if not (self._must_find or is_poll or any(user.wants(now_s) for user in self.users.values())):
+            return
+        self._be(Phase.LOOKING)
+        with await in_thread(self._limiter, partial(open_volume, self._context.kernel, self.path)) as opened:
+            await self._begin(opened, is_poll=is_poll)
+            self.session = Session(
+                self._context,
+                opened,
+                policy,
+                self.users,
+                self.tally,
+                self.room,
+                self._limiter,
+                Tells(self._look_at_space, partial(self._post_sentries, opened.store)),
+            )
+            try:
+                await self._run_session(self.session, policy)
+            finally:
+                self.session = None
+                self.tally.rest()
+        if self._n_breaks:
+            self._n_breaks = 0
+            self._context.tell(Kind.MENDED, volume=self.path)
+
+    async def _run_session(self, session: Session, policy: VolumePolicy) -> None:
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._close_in_time, session, policy)
+            try:
+                await session.work()
+            except (Trouble, TrashdError, OSError, ForkerLost) as error:
+                failed = error
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+    async def _close_in_time(self, session: Session, policy: VolumePolicy) -> None:
+        """Stop when the window ends."""
+        while self._held_back_s(policy) <= 0:
+            await trio.sleep(1.0)
+        session.stop()
+
+    async def _begin(self, opened: Opened, *, is_poll: bool) -> None:
+        """See to it that this is the volume that we know, and whom it has."""
+        store = opened.store
+        if store.volume.id != self.volume_id:
+            if self.volume_id:
+                _LOG.warning("%s is another volume now: all of it is looked at anew", printable(self.path))
+            self._forget()
+            self.volume_id = store.volume.id
+            self.filesystem = opened.filesystem
+        if self._must_find or is_poll:
+            if self._u_watch is None:
+                with suppress(OSError):
+                    wanted = Happened.CREATE | Happened.MOVED_TO
+                    self._u_watch = self._context.watcher.add(store.u_fd, wanted, self._on_users)
+            uids = await in_thread(self._limiter, opened.users)
+            for uid in self.users.keys() - set(uids):
+                self._drop(uid)
+            for uid in uids:
+                if uid not in self.users:
+                    self.users[uid] = User(uid, self.path, self._most_remembered)
+            if is_poll and not store.kernel.is_local(store.fd):
+                for user in self.users.values():
+                    user.look_again()  # other hosts' doings come by no inotify
+            self._must_find = False
+            self._polled_at_s = boot_s()
+        self._post_sentries(store)
+
+    def _post_sentries(self, store: Store) -> None:
+        """Watch the folders of all users that are not watched yet."""
+        for uid, user in self.users.items():
+            if uid not in self._sentries:
+                self._sentries[uid] = Sentry(self._context, self.path, user, self.wake)
+            self._sentries[uid].post(store)
+
+    def _on_users(self, event: Event) -> None:
+        """A new user, or the end of the store."""
+        if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
+            self._u_watch = None
+        self._must_find = True
+        if self.session is not None:
+            self.session.stop()  # the next one finds him
+        self.wake()
+
+    def _most_remembered(self) -> int:
+        return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)
+
+    def _idle_s(self) -> float:
+        """All is done: for how long nothing is due."""
+        self._be(Phase.IDLE)
+        if self._must_find:
+            return 0.0
+        now_s = boot_s()
+        poll_s = self._polled_at_s + self._context.config.poll_s
+        return max(min([poll_s, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
+
+    def _failed(self, error: Exception) -> float:
+        """What went wrong, and how long to leave it alone."""
+        known = from_os(error, self.path) if isinstance(error, OSError) else error
+        why = known.message() if isinstance(known, TrashdError) else str(known)
+        self._must_find = True
+        if isinstance(known, Elsewhere):
+            self._be(Phase.ELSEWHERE, "another reaper works on it")
+            return _ELSEWHERE_S
+        if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
+            self._forget()
+            self._be(Phase.GONE, why)
+            return float(self._context.config.poll_s)
+        rest_s = min(_FIRST_REST_S * 2.0**self._n_breaks, _LONGEST_REST_S)
+        self._n_breaks += 1
+        self._rests_until_s = boot_s() + rest_s
+        self._be(Phase.BROKEN, f"{why}; it is tried again every now and then")
+        self.tally.fault(time.time_ns(), why)
+        self._context.tell(Kind.BROKEN, volume=self.path, detail=f"{why}; it is tried again in {rest_s:.0f} s")
+        return rest_s
+
+    def _forget(self) -> None:
+        """Nothing of what is known is true any more."""
+        for uid in list(self.users):
+            self._drop(uid)
+        if self._u_watch is not None:
+            self._context.watcher.remove(self._u_watch)
+            self._u_watch = None
+        self._must_find = True
+
+    def _drop(self, uid: int) -> None:
+        del self.users[uid]
+        sentry = self._sentries.pop(uid, None)
+        if sentry is not None:
+            sentry.dismiss()

@@ -1,0 +1,43 @@
+"""What a service remembers for the next one: how far the wall clock is ahead."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from fusefs.core import clock
+from fusefs.core.clock import Clock
+from fusefs.linux.host import boot_id
+from fusefs.linux.places import make_dir
+
+_LOG = logging.getLogger(__name__)
+_FILE = b"clock.json"
+_MOST_BYTES = 4096
+
+
+def load_clock(state: bytes) -> Clock:
+    """The clock as the last service left it, and what happened since; without that the wall clock is believed."""
+    saved = None
+    try:
+        with open(os.path.join(state, _FILE), "rb") as file:
+            saved = clock.decode(file.read(_MOST_BYTES))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _LOG.warning("what the last service remembered can't be read: %s", error.strerror)
+    return clock.started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), boot_id(), saved)
+
+
+def save_clock(state: bytes, now: Clock) -> None:
+    """Leave it for the next service, durably. A full disk costs the memory, not the service."""
+    path = os.path.join(make_dir(state), _FILE)
+    try:
+        fd = os.open(path + b".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(clock.encode(now))
+            file.flush()
+            os.fsync(fd)
+        os.rename(path + b".new", path)
+    except OSError as error:
+        _LOG.warning("%s can't be written: %s", os.fsdecode(path), error.strerror)

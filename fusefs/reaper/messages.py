@@ -1,0 +1,186 @@
+"""What the service and its children say to each other, one message a packet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from fusefs.core.budget import Tempo
+from fusefs.core.record import Failure, Method
+
+MESSAGE_MAX = 128 * 1024
+"""A packet: a page of records, the largest that is sent, is cut to fit."""
+PAGE = 250
+"""Records in a page, at most."""
+
+
+class Tend(msgspec.Struct, tag=True):
+    """Recover, take in what was dropped, stock the reserve; answered by Tended."""
+
+
+class Look(msgspec.Struct, tag=True):
+    """Read records; answered by a Page.
+
+    base   of the store to look in, as Tended names it
+    after  the last id of the page before; empty for the first
+    ids    look at these alone
+    """
+
+    base: bytes
+    after: str = ""
+    ids: list[str] | None = None
+
+
+class Reap(msgspec.Struct, tag=True):
+    """Reap these one after the other; answered by an Ended for each, then a Done."""
+
+    base: bytes
+    ids: list[str]
+    by_force: bool = False
+
+
+class Measure(msgspec.Struct, tag=True):
+    """Count what is in these, by a stat for each file; answered by a Measured for each, then a Done."""
+
+    base: bytes
+    ids: list[str]
+
+
+class Park(msgspec.Struct, tag=True):
+    """Leave what is being done where it is; the answer comes soon, and tells how far it came."""
+
+
+class SetTempo(msgspec.Struct, tag=True):
+    """How fast from now on."""
+
+    tempo: Tempo
+
+
+class Beat(msgspec.Struct, tag=True):
+    """I am alive: what was done since the child began.
+
+    busy_s  the sum of the workers' times
+    """
+
+    n_entries: int
+    n_bytes: int
+    busy_s: float
+
+
+class Tended(msgspec.Struct, tag=True):
+    """The stores in which this user has a folder, the one where we began first; what could not be settled."""
+
+    bases: list[bytes]
+    problems: list[str]
+
+
+class Seen(NamedTuple):
+    """A container as its record describes it.
+
+    is_claimed  in reaping/: a reap has begun
+    problem     why the record can't be read; the rest is empty then
+    """
+
+    id: str
+    is_claimed: bool
+    created_ns: int
+    retention_s: int | None
+    origin: bytes | None
+    method: Method | None
+    problem: str = ""
+
+
+class Page(msgspec.Struct, tag=True):
+    """Some containers of one store, by their ids.
+
+    last           the last id that was looked at, to go on after; empty if there are no more
+    n_orphans      all that there are now, in orphans/ and reaping/
+    n_quarantined  in quarantine/
+    """
+
+    base: bytes
+    seen: list[Seen]
+    last: str
+    n_orphans: int
+    n_quarantined: int
+
+
+class Ended(msgspec.Struct, tag=True):
+    """What became of one orphan.
+
+    origin   where it came from, by its record
+    seconds  from the claim to the end, or until it was parked
+    lost     why it could not be had; empty if it could
+    n_bytes  freed; None if nobody looked
+    stopped  parked: it stays in reaping/, and the next reap goes on
+    failure  the first of `n_failed` things that could not be removed: it is in quarantine
+    error    the container itself could not be worked on
+    """
+
+    id: str
+    origin: bytes | None = None
+    seconds: float = 0.0
+    lost: str = ""
+    n_removed: int = 0
+    n_bytes: int | None = None
+    n_failed: int = 0
+    stopped: bool = False
+    failure: Failure | None = None
+    error: str = ""
+    errno: int = 0
+
+
+class Measured(msgspec.Struct, tag=True):
+    """What is in one orphan."""
+
+    id: str
+    n_entries: int
+    n_bytes: int
+
+
+class Done(msgspec.Struct, tag=True):
+    """The order is carried out; or this went wrong with the folder or the volume, and `errno` says it."""
+
+    error: str = ""
+    errno: int = 0
+
+
+Order = Tend | Look | Reap | Measure
+ToChild = Order | Park | SetTempo
+Answer = Tended | Page | Ended | Measured | Done
+FromChild = Answer | Beat
+
+_TO_CHILD = msgspec.json.Decoder(ToChild)
+_FROM_CHILD = msgspec.json.Decoder(FromChild)
+
+
+class Spawn(msgspec.Struct):
+    """Asks the forker for a child: what goes with the fds of the folder and its store, which are sent along."""
+
+    uid: int
+    gid: int
+    groups: list[int]
+    folder: bytes
+    base_path: bytes
+    volume_id: str
+    exchange: bool
+    filesystem: int
+    owner: int
+
+
+def encode(message: ToChild | FromChild) -> bytes:
+    """A packet."""
+    return msgspec.json.encode(message)
+
+
+def decode_order(packet: bytes) -> ToChild:
+    """What the service said."""
+    message: ToChild = _TO_CHILD.decode(packet)
+    return message
+
+
+def decode_answer(packet: bytes) -> FromChild:
+    """What a child said. Its user may have had a hand in it. Raises  msgspec.MsgspecError"""
+    message: FromChild = _FROM_CHILD.decode(packet)
+    return message

@@ -1,0 +1,78 @@
+"""A volume as the status tells it."""
+
+from __future__ import annotations
+
+import time
+
+from fusefs.core.record import quote
+from fusefs.core.status import Current, Phase, VolumeStatus
+from fusefs.reaper.context import boot_s
+from fusefs.reaper.keeper import Keeper
+from fusefs.reaper.session import Session
+
+_MOST_CURRENT = 5
+_ID_END = 12
+
+
+def portray(keeper: Keeper) -> VolumeStatus:
+    """What one volume's keeper knows now; costs no system call."""
+    now_s, now_ns = boot_s(), time.time_ns()
+    users = list(keeper.users.values())
+    parts = [part for user in users for part in user.parts.values()]
+    session, space = keeper.session, keeper.room.space
+    entries_per_s, bytes_per_s = keeper.tally.rates()
+    n_due = sum(user.n_due(now_s) for user in users)
+    next_at_s = min((user.next_at_s() for user in users), default=float("inf"))
+    phase, why = _mood(keeper, session)
+    pressure = None if session is None else session.pacer.pressure()
+    return VolumeStatus(
+        path=quote(keeper.path),
+        id=keeper.volume_id,
+        filesystem=keeper.filesystem,
+        phase=phase,
+        why=why,
+        n_users=len(users),
+        n_orphans=sum(part.n_orphans for part in parts),
+        n_due=n_due,
+        n_quarantined=sum(part.n_quarantined for part in parts),
+        entries_per_s=round(entries_per_s, 1),
+        bytes_per_s=round(bytes_per_s, 1),
+        tempo_entries_per_s=None if session is None else session.tempo.entries_per_s,
+        io=pressure and pressure.io,
+        memory=pressure and pressure.memory,
+        cpu=pressure and pressure.cpu,
+        probe_ms=pressure and pressure.probe_ms,
+        unlink_us=pressure and pressure.unlink_us,
+        eta_s=n_due * keeper.tally.usual_entries / entries_per_s if n_due and entries_per_s > 0 else None,
+        oldest_overdue_s=max(now_s - next_at_s, 0.0) if n_due else None,
+        next_due_ns=None if next_at_s == float("inf") else now_ns + int(max(next_at_s - now_s, 0.0) * 1e9),
+        free_bytes=space and space.free_bytes,
+        total_bytes=space and space.total_bytes,
+        free_inodes=space and space.free_inodes,
+        total_inodes=space and space.total_inodes,
+        free_trend_bytes_per_s=keeper.room.trend_bytes_per_s,
+        removed_entries=keeper.tally.n_entries,
+        freed_bytes=keeper.tally.n_bytes,
+        n_reaped=keeper.tally.n_reaped,
+        current=_current(session),
+        faults=tuple(keeper.tally.faults),
+    )
+
+
+def _mood(keeper: Keeper, session: Session | None) -> tuple[Phase, str]:
+    """What it does, and a sentence about it."""
+    if session is None:
+        return keeper.phase, keeper.why
+    current = session.current()
+    if not current:
+        return Phase.LOOKING, "finding out what is due"
+    if keeper.room.hurries:
+        return Phase.HURRYING, session.pacer.why()
+    return (Phase.REAPING if session.tempo.is_alone else Phase.YIELDING), session.pacer.why()
+
+
+def _current(session: Session | None) -> tuple[Current, ...]:
+    if session is None:
+        return ()
+    users = [(user.uid, user.current, user.n_removed) for user in session.current()]
+    return tuple(Current(uid, (one or "")[-_ID_END:], n_removed) for uid, one, n_removed in users[:_MOST_CURRENT])

@@ -1,0 +1,125 @@
+"""What inotify tells of one user's folders, as things to look at: what fell in, what was restored, what was dropped."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from fusefs.core.events import Kind
+from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE, Name, is_container_id, join
+from fusefs.linux.fd import Fd
+from fusefs.linux.inotify import Event, Happened
+from fusefs.linux.mountinfo import below
+from fusefs.reaper.context import Context, boot_s
+from fusefs.reaper.user import Part, User
+from fusefs.store.layout import DROP, USERS, Store
+
+_COPY_S = 30.0
+"""What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
+_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class Sentry:
+    """Watches the folders of one user in all stores that he uses."""
+
+    def __init__(self, context: Context, volume: bytes, user: User, wake: Callable[[], None]) -> None:
+        """wake: called when there is something to do."""
+        self._context = context
+        self._volume = volume
+        self._user = user
+        self._wake = wake
+        self._watches: dict[bytes, list[int]] = {}
+
+    def post(self, store: Store) -> None:
+        """Watch what is not watched yet; a folder that can't be watched is found by the next poll."""
+        for base in self._user.parts.keys() - self._watches.keys():
+            self._watches[base] = []
+            with suppress(OSError):
+                self._watch(store, self._user.parts[base])
+        for base in self._watches.keys() - self._user.parts.keys():
+            self._leave(base)
+
+    def dismiss(self) -> None:
+        """Watch nothing any more."""
+        for base in list(self._watches):
+            self._leave(base)
+
+    def _leave(self, base: bytes) -> None:
+        for number in self._watches.pop(base):
+            self._context.watcher.remove(number)
+
+    def _watch(self, store: Store, part: Part) -> None:
+        """Watch the folders in one store. A user's pointer leads there, so that the way goes through no link."""
+        name = Name(str(self._user.uid).encode())
+        with store.kernel.open_beneath(store.base_fd, _way(store, part.base, name), _DIR) as folder:
+            if store.kernel.fstat(folder).st_uid != self._user.uid:
+                raise OSError(errno.EPERM, "planted")
+            watched = (
+                (State.ORPHANS, Happened.MOVED_TO | Happened.MOVED_FROM, self._on_orphans),
+                (State.RESTORING, Happened.DELETE, self._on_restoring),
+                (State.REAPING, Happened.MOVED_TO | Happened.DELETE, self._on_reaping),
+            )
+            for state, wanted, notice in watched:
+                self._add(store, folder, Name(state.value.encode()), wanted, part, notice)
+            self._add(store, folder, DROP, Happened.MOVED_TO | Happened.CREATE, part, self._on_drop)
+
+    def _add(
+        self, store: Store, folder: Fd, name: Name, wanted: Happened, part: Part, notice: Callable[[Part, Event], None]
+    ) -> None:
+        with store.kernel.open_beneath(folder, name, _DIR) as fd:
+            number = self._context.watcher.add(fd, wanted, partial(self._on, part, notice))
+        self._watches[part.base].append(number)
+
+    def _on(self, part: Part, notice: Callable[[Part, Event], None], event: Event) -> None:
+        if event.happened & Happened.OVERFLOW:
+            self._user.look_again()
+        elif event.happened & (Happened.IGNORED | Happened.DELETE_SELF | Happened.MOVE_SELF | Happened.UNMOUNT):
+            self._watches.pop(part.base, None)  # posted again with the next look, if there is still something there
+        else:
+            notice(part, event)
+        self._wake()
+
+    def _on_orphans(self, part: Part, event: Event) -> None:
+        identifier = _id(event)
+        if identifier is None:
+            return
+        if event.happened & Happened.MOVED_TO:
+            part.fresh.add(identifier)
+        else:
+            part.fresh.discard(identifier)
+            part.upcoming.remove(identifier)
+
+    def _on_restoring(self, _part: Part, event: Event) -> None:
+        identifier = _id(event)
+        if identifier is not None:
+            self._user.forget(identifier)
+            self._context.tell(Kind.RESTORED, volume=self._volume, uid=self._user.uid, identifier=identifier)
+
+    def _on_reaping(self, part: Part, event: Event) -> None:
+        identifier = _id(event)
+        if identifier is None or self._user.is_ours(identifier):
+            return
+        if event.happened & Happened.MOVED_TO:
+            part.fresh.add(identifier)  # somebody left it to us (`trashd swap --wait`), or reaps it himself
+            return
+        self._user.forget(identifier)
+        detail = "not by this service"
+        self._context.tell(Kind.REAPED, volume=self._volume, uid=self._user.uid, identifier=identifier, detail=detail)
+
+    def _on_drop(self, _part: Part, event: Event) -> None:
+        wait_s = _COPY_S if event.happened & Happened.CREATE else 0.0
+        self._user.tend_at_s = boot_s() + wait_s
+
+
+def _way(store: Store, base: bytes, name: Name) -> bytes:
+    lower = below(base, store.base_path)
+    return join(*filter(None, (lower, STORE, USERS, name)))
+
+
+def _id(event: Event) -> str | None:
+    text = event.name.decode("ascii", "replace")
+    return text if is_container_id(text) else None

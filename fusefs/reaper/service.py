@@ -1,0 +1,313 @@
+"""The service: a keeper for each volume, and what they share; ends within a second, with nothing to repair."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, NamedTuple
+
+import trio
+
+from fusefs.core.config import Config
+from fusefs.core.errors import BadConfig, Busy
+from fusefs.core.events import Event, Kind
+from fusefs.core.names import printable
+from fusefs.core.record import quote
+from fusefs.core.status import Status
+from fusefs.linux import servicelock
+from fusefs.linux.configfiles import Loaded
+from fusefs.linux.fd import Fd
+from fusefs.linux.host import boot_id
+from fusefs.linux.inotify import Happened
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.mountwatch import MountWatch
+from fusefs.linux.notify import Notifier
+from fusefs.linux.places import make_dir, runtime_dir, state_dir
+from fusefs.linux.priority import be_idle
+from fusefs.reaper.audit import Audit, log_event
+from fusefs.reaper.context import Context, boot_s, in_thread
+from fusefs.reaper.forker import Forker, ForkerLost
+from fusefs.reaper.hooks import HookRunner
+from fusefs.reaper.keeper import Keeper
+from fusefs.reaper.memory import load_clock, save_clock
+from fusefs.reaper.pause import Pause, pause_dir, read_pauses
+from fusefs.reaper.portrait import portray
+from fusefs.reaper.status import write_status
+from fusefs.reaper.volume import find_store
+from fusefs.reaper.watcher import Watcher
+from fusefs.store.discover import mount_points
+
+if TYPE_CHECKING:
+    from fusefs.reaper.metrics import Metrics
+
+_LOG = logging.getLogger(__name__)
+_TELL_S, _IDLE_TELL_S = 1.0, 300.0
+"""Between two status files, at work and when nothing happens."""
+_FINDERS = 4
+_FIND_S, _HUNG_S = 5.0, 10.0
+"""Between two searches for volumes; how long one mount point may take to answer."""
+
+
+class AlreadyRunning(Busy):
+    """Another reaper service of this user runs"""
+
+    hint = "trashd status shows it"
+
+
+class Wanted(NamedTuple):
+    """What the command line says.
+
+    load     reads the configuration. Raises  BadConfig
+    volumes  only these; empty: all that have a store
+    """
+
+    load: Callable[[], Loaded]
+    volumes: tuple[bytes, ...] = ()
+
+
+def serve(wanted: Wanted) -> None:
+    """Be the service until SIGTERM or SIGINT.
+
+    Raises  AlreadyRunning; BadConfig; ForkerLost; OSError
+    """
+    loaded = wanted.load()
+    with ExitStack() as owned:
+        # Forked first: what comes after it would be held open by it and its children.
+        forker = owned.enter_context(Forker())
+        be_idle()
+        runtime, state = make_dir(runtime_dir()), state_dir()
+        lock = servicelock.take(runtime)
+        if lock is None:
+            raise AlreadyRunning(runtime)
+        owned.enter_context(lock)
+        watcher = owned.enter_context(Watcher())
+        mounts = owned.enter_context(MountWatch())
+        service = _Service(wanted, loaded, forker, watcher, runtime)
+        context = Context(Kernel(), forker, watcher, loaded.config, load_clock(state), service.tell, service.changed)
+        try:
+            trio.run(service.run, context, mounts)
+        finally:
+            save_clock(state, context.clock())
+    if service.failed is not None:
+        raise service.failed
+
+
+class _Service:
+    """The running service."""
+
+    def __init__(self, wanted: Wanted, loaded: Loaded, forker: Forker, watcher: Watcher, runtime: bytes) -> None:
+        self.failed: ForkerLost | None = None
+        self._wanted = wanted
+        self._loaded = loaded
+        self._runtime = runtime
+        self._watcher = watcher
+        self._notifier = Notifier()
+        self._keepers: dict[bytes, Keeper] = {}
+        self._hooks = HookRunner(loaded.config.hooks)
+        self._audit = _open_audit(loaded.config)
+        self._metrics: Metrics | None = None
+        self._started_ns = time.time_ns()
+        self._changed = trio.Event()
+        self._told = ""
+        self._mount_ids: frozenset[int] = frozenset()
+
+    def tell(self, event: Event) -> None:
+        """Tell everybody who wants to know."""
+        log_event(event)
+        if self._audit is not None:
+            self._audit(event)
+        self._hooks(event)
+        if self._metrics is not None:
+            self._metrics(event)
+
+    def changed(self) -> None:
+        """The status is not what it was."""
+        self._changed.set()
+
+    async def run(self, context: Context, mounts: MountWatch) -> None:
+        """Serve until told to stop."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._obey, context, nursery)
+            nursery.start_soon(self._watcher.run)
+            nursery.start_soon(self._hooks.run)
+            await self._serve_metrics(context, nursery)
+            self._watch_pauses()
+            await self._find(context, nursery)
+            nursery.start_soon(self._watch_mounts, context, nursery, mounts)
+            nursery.start_soon(self._tell_status)
+            context.tell(Kind.STARTED, detail=f"trashd {version('trashd')}, {_volumes(len(self._keepers))}")
+            self._notifier.ready(self._summary())
+            nursery.start_soon(self._stay_alive)
+        context.tell(Kind.STOPPED)
+        if self._metrics is not None:
+            self._metrics.close()
+        self._write_status()
+
+    async def _obey(self, context: Context, nursery: trio.Nursery) -> None:
+        """Do what signals say: SIGHUP reads the configuration again, SIGTERM and SIGINT end it all."""
+        with trio.open_signal_receiver(signal.SIGHUP, signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    await self._reload(context, nursery)
+                else:
+                    self._notifier.stopping()
+                    nursery.cancel_scope.cancel()
+
+    async def _reload(self, context: Context, nursery: trio.Nursery) -> None:
+        """Read the configuration again; one that is wrong is told, and the old one stays in force."""
+        self._notifier.reloading()
+        try:
+            self._loaded = await trio.to_thread.run_sync(self._wanted.load)
+        except BadConfig as error:
+            for problem in error.problems:
+                _LOG.error("configuration: %s: %s", f"{problem.file}:{problem.line}", problem.what)
+            context.tell(Kind.CONFIGURED, detail="it is wrong, and the old one stays in force")
+        else:
+            context.config = self._loaded.config
+            self._hooks.configure(context.config.hooks)
+            if self._audit is not None:
+                self._audit.reopen()
+            context.tell(Kind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
+            await self._find(context, nursery)
+            for keeper in self._keepers.values():
+                keeper.reconfigure()
+        self._notifier.ready(self._summary())
+
+    # Volumes
+
+    async def _find(self, context: Context, nursery: trio.Nursery) -> None:
+        """Begin to keep the volumes that are not kept yet. A mount point that does not answer is passed over."""
+        mounts = await trio.to_thread.run_sync(read_mounts)
+        self._mount_ids = frozenset(mount.mnt_id for mount in mounts)
+        configured = [volume.path for volume in context.config.volumes if volume.is_served]
+        limiter = trio.CapacityLimiter(_FINDERS)
+        seen: dict[tuple[int, int], bytes] = {}
+        for path in dict.fromkeys(self._wanted.volumes or (*configured, *mount_points(mounts))):
+            with trio.move_on_after(_HUNG_S):
+                store = await in_thread(limiter, partial(find_store, context.kernel, path))
+                if store is not None and seen.setdefault(store, path) == path:
+                    self._keep(context, nursery, path)
+        for path in self._wanted.volumes or configured:
+            self._keep(context, nursery, path)
+
+    def _keep(self, context: Context, nursery: trio.Nursery, path: bytes) -> None:
+        if path not in self._keepers:
+            keeper = self._keepers[path] = Keeper(context, path)
+            keeper.set_pause(self._pause_of(path, read_pauses(self._runtime, time.time())))
+            nursery.start_soon(self._run, keeper, nursery)
+
+    async def _run(self, keeper: Keeper, nursery: trio.Nursery) -> None:
+        try:
+            await keeper.run()
+        except ForkerLost as error:
+            self.failed = error
+            nursery.cancel_scope.cancel()
+
+    async def _watch_mounts(self, context: Context, nursery: trio.Nursery, mounts: MountWatch) -> None:
+        """Look for volumes when something is mounted, and at the known ones when something is unmounted."""
+        while True:
+            await trio.lowlevel.wait_readable(mounts)
+            mounts.seen()
+            now = frozenset(mount.mnt_id for mount in await trio.to_thread.run_sync(read_mounts))
+            if now != self._mount_ids:
+                await self._find(context, nursery)
+                for keeper in self._keepers.values():
+                    keeper.look_again()
+            await trio.sleep(_FIND_S)
+
+    # Pauses
+
+    def _watch_pauses(self) -> None:
+        wanted = Happened.MOVED_TO | Happened.DELETE
+        with Fd(os.open(pause_dir(self._runtime), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            self._watcher.add(fd, wanted, lambda _event: self._set_pauses())
+
+    def _set_pauses(self) -> None:
+        pauses = read_pauses(self._runtime, time.time())
+        for path, keeper in self._keepers.items():
+            keeper.set_pause(self._pause_of(path, pauses))
+
+    def _pause_of(self, path: bytes, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
+        return pauses.get(path) or pauses.get(None)
+
+    # Telling
+
+    async def _serve_metrics(self, context: Context, nursery: trio.Nursery) -> None:
+        wanted = context.config.metrics
+        if wanted.textfile is None and wanted.http is None:
+            return
+        from fusefs.reaper.metrics import Metrics
+
+        self._metrics = Metrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
+        if wanted.http is not None:
+            from fusefs.reaper.scrape import serve as answer
+
+            nursery.start_soon(answer, *wanted.http, self._metrics.registry)
+
+    async def _tell_status(self) -> None:
+        """Write the status when it changes, each second at work, now and then when nothing happens."""
+        while True:
+            self._changed = trio.Event()
+            self._write_status()
+            self._tell_manager()
+            is_working = any(keeper.session is not None for keeper in self._keepers.values())
+            if is_working:
+                await trio.sleep(_TELL_S)
+            else:
+                with trio.move_on_after(_IDLE_TELL_S):
+                    await self._changed.wait()
+
+    def _write_status(self) -> None:
+        status = Status(
+            version=version("trashd"),
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            started_ns=self._started_ns,
+            updated_ns=time.time_ns(),
+            refreshes_s=int(3 * _IDLE_TELL_S),
+            config_files=tuple(map(quote, self._loaded.files)),
+            volumes=tuple(map(portray, self._keepers.values())),
+        )
+        with suppress(OSError):  # /run is full: it will be told later
+            write_status(self._runtime, status)
+        if self._metrics is not None:
+            self._metrics.publish(status, self._hooks.tally())
+
+    def _tell_manager(self) -> None:
+        summary = self._summary()
+        if summary != self._told:
+            self._told = summary
+            self._notifier.status(summary)
+
+    def _summary(self) -> str:
+        """One line for `systemctl status`."""
+        n_due = sum(user.n_due(boot_s()) for keeper in self._keepers.values() for user in keeper.users.values())
+        return f"{_volumes(len(self._keepers))}, {n_due:,} orphans due"
+
+    async def _stay_alive(self) -> None:
+        """Tell systemd's watchdog that this loop turns."""
+        watchdog_s = self._notifier.watchdog_s()
+        while watchdog_s is not None:
+            self._notifier.alive()
+            await trio.sleep(watchdog_s / 2)
+
+
+def _open_audit(config: Config) -> Audit | None:
+    if config.audit is None:
+        return None
+    try:
+        return Audit(os.fsencode(config.audit))
+    except OSError as error:
+        _LOG.error("no audit log: %s: %s", config.audit, error.strerror)
+        return None
+
+
+def _volumes(n: int) -> str:
+    return "1 volume" if n == 1 else f"{n} volumes"

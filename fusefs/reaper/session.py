@@ -1,0 +1,318 @@
+"""Work on an opened volume: whose turn it is, what is done in it and how fast, until nothing is due any more."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from fusefs.core.budget import HOLD, Tempo
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import TrashdError
+from fusefs.core.events import Kind
+from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.core.policy import VolumePolicy
+from fusefs.core.status import Phase
+from fusefs.linux.credentials import person
+from fusefs.reaper.context import Context, boot_s, in_thread
+from fusefs.reaper.deputy import Deputy, DeputyLost
+from fusefs.reaper.for_root import take_over
+from fusefs.reaper.forker import ForkerLost
+from fusefs.reaper.intake import Intake
+from fusefs.reaper.messages import Beat, Order, Reap
+from fusefs.reaper.pacer import Done, Pacer
+from fusefs.reaper.room import Room
+from fusefs.reaper.tally import Tally
+from fusefs.reaper.turns import Turns
+from fusefs.reaper.user import User
+from fusefs.reaper.volume import Opened, Space
+
+_LOG = logging.getLogger(__name__)
+
+TICK_S = 0.1
+QUANTUM_S = 0.5
+"""Of one user's turn where others wait."""
+_SPACE_S = 2.0
+"""Between two looks at the free space."""
+_MOST_HELD = 16
+"""Removals that are held half-way at a time: more are parked."""
+_PARKING_S = 0.4
+"""What is being done has so long to come to a clean end when the service stops."""
+_ROOTS_MOST = 1000
+"""Orphans of root's that are remembered of a store where he had none before."""
+_LINGER_S = 2.0
+"""A volume stays open so long after the last work: things are seldom thrown away one by one."""
+
+
+class Tells(NamedTuple):
+    """Whom a session tells what it finds.
+
+    space  what is free, every few seconds
+    parts  a user has folders in stores that were not known
+    """
+
+    space: Callable[[Space], None]
+    parts: Callable[[], None]
+
+
+class Session:
+    """One volume while it is open. All that lasts longer is its keeper's."""
+
+    def __init__(
+        self,
+        context: Context,
+        opened: Opened,
+        policy: VolumePolicy,
+        users: dict[int, User],
+        tally: Tally,
+        room: Room,
+        limiter: trio.CapacityLimiter,
+        tells: Tells,
+    ) -> None:
+        """Be ready to work.
+
+        users    whom to serve; new ones may come while it works
+        limiter  of the threads that touch this volume
+        """
+        self._context = context
+        self._opened = opened
+        self._policy = policy
+        self._users = users
+        self._tally = tally
+        self._room = room
+        self._limiter = limiter
+        self._tells = tells
+        caps = Caps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
+        self.pacer = Pacer(context.kernel, opened.hold, caps)
+        self.tempo = HOLD
+        self.phase = Phase.LOOKING
+        self._turns = Turns()
+        self._deputies: dict[int, Deputy] = {}
+        self._busy: set[int] = set()
+        self._counted: dict[int, Beat] = {}
+        self._woken = trio.Event()
+        self._is_stopping = False
+        self._is_probing = False
+        self._by_force: set[str] = set()
+        self._intake = Intake(context, opened, policy, tally, room, tells.parts)
+
+    # From outside
+
+    def wake(self) -> None:
+        """Something changed: look again whose turn it is."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Come to an end soon; what is being reaped is parked."""
+        self._is_stopping = True
+        self.wake()
+
+    def current(self) -> list[User]:
+        """Those of whom an orphan is being reaped, held ones too."""
+        return [user for user in self._users.values() if user.current is not None]
+
+    # The work
+
+    async def work(self) -> None:
+        """Do all that is due, and come back when nothing is any more, or when stopped.
+
+        Raises  Trouble; ForkerLost
+        Checkpoint  yes
+        """
+        lost: ForkerLost | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_space)
+            try:
+                await self._take_turns(nursery)
+            except ForkerLost as error:
+                lost = error
+            finally:
+                with trio.move_on_after(_PARKING_S, shield=True):
+                    await self._park()
+                for deputy in list(self._deputies.values()):
+                    self._dismiss(deputy)
+                self.pacer.close()
+                nursery.cancel_scope.cancel()
+        if lost is not None:
+            raise lost
+        self._intake.check()
+
+    async def _take_turns(self, nursery: trio.Nursery) -> None:
+        while not (self._is_stopping or self._intake.trouble):
+            await self._serve_root()
+            now_s = boot_s()
+            wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.wants(now_s)]
+            if wanting:
+                uid = self._turns.next(wanting)
+                began_s = boot_s()
+                await self._turn(nursery, self._users[uid])
+                self._turns.charge(uid, boot_s() - began_s)
+            elif not await self._wait(_LINGER_S):
+                return
+
+    async def _serve_root(self) -> None:
+        """What users could not delete, and root shall: from now on it is root's own."""
+        while self._intake.for_root:
+            wanted = self._intake.for_root.pop()
+            try:
+                taken = await in_thread(self._limiter, partial(take_over, self._opened, wanted))
+            except (TrashdError, OSError) as error:
+                _LOG.warning("%s stays in quarantine: %s", wanted.id, error)
+                continue
+            if taken is not None and wanted.by_force:
+                self._by_force.add(taken)
+            self._users.setdefault(0, User(0, self._opened.store.base_path, lambda: _ROOTS_MOST)).look_again()
+
+    async def _wait(self, seconds: float) -> bool:
+        """Wait for something to change; whether it did."""
+        with trio.move_on_after(seconds):
+            await self._woken.wait()
+        changed = self._woken.is_set()
+        self._woken = trio.Event()
+        return changed
+
+    async def _turn(self, nursery: trio.Nursery, user: User) -> None:
+        """Let one user's child work, until it has nothing to do, or others have waited long enough."""
+        deputy = await self._deputy(nursery, user)
+        if deputy is None:
+            return
+        began_s = last_s = boot_s()
+        while not (self._is_stopping or self._intake.trouble):
+            if user.uid not in self._busy:
+                order = user.next_order(boot_s())
+                if order is None:
+                    break
+                self._busy.add(user.uid)
+                order = self._with_force(order)
+                nursery.start_soon(self._carry_out, user, deputy, order)
+            deputy.lead(self._tick(nursery))
+            await self._wait(self.pacer.next_tick_s())
+            now_s = boot_s()
+            user.had_s, last_s = user.had_s + now_s - last_s, now_s
+            for one in self._deputies.values():
+                one.look_after()
+            if self._deputies.get(user.uid) is not deputy:
+                return
+            if user.has_had_enough(now_s):
+                deputy.park()
+            if now_s - began_s >= QUANTUM_S and self._others_want(user.uid, now_s):
+                break
+        if user.uid in self._busy:
+            deputy.lead(HOLD)
+            if len(self._busy) > _MOST_HELD:
+                deputy.park()
+
+    def _with_force(self, order: Order) -> Order:
+        """The order; of orphans that root took over with the right to take flags off first those alone."""
+        if isinstance(order, Reap) and not self._by_force.isdisjoint(order.ids):
+            return Reap(order.base, [one for one in order.ids if one in self._by_force], by_force=True)
+        return order
+
+    def _others_want(self, uid: int, now_s: float) -> bool:
+        return any(other != uid and (other in self._busy or user.wants(now_s)) for other, user in self._users.items())
+
+    async def _deputy(self, nursery: trio.Nursery, user: User) -> Deputy | None:
+        """A child for a user; None if he has no folder any more."""
+        deputy = self._deputies.get(user.uid)
+        if deputy is None:
+            folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
+            if folder is None:
+                del self._users[user.uid]
+                return None
+            with folder:
+                who = await in_thread(self._limiter, partial(person, user.uid))
+                deputy = Deputy(user.uid, await self._context.forker.fork(folder, who))
+            self._deputies[user.uid] = deputy
+            nursery.start_soon(deputy.listen)
+        return deputy
+
+    def _dismiss(self, deputy: Deputy) -> None:
+        self._count()
+        self._counted.pop(deputy.uid, None)
+        deputy.__exit__()
+        self._deputies.pop(deputy.uid, None)
+
+    async def _park(self) -> None:
+        for uid in self._busy:
+            deputy = self._deputies.get(uid)
+            if deputy is not None:
+                deputy.park()
+        while self._busy:
+            await self._wait(TICK_S)
+
+    async def _carry_out(self, user: User, deputy: Deputy, order: Order) -> None:
+        """Have one order done, whatever comes of it."""
+        try:
+            if isinstance(order, Reap):
+                user.ordered(order.ids)
+                user.begins(order.ids[0])
+            async with aclosing(deputy.answers(order)) as answers:
+                async for answer in answers:
+                    self._intake.take(user, order, answer)
+            user.succeeded()
+        except DeputyLost as lost:
+            self._dismiss(deputy)
+            if not self._is_stopping:
+                pause_s = user.failed(boot_s())
+                detail = f"{lost}; the next one begins in {format_duration(round(pause_s))}"
+                self._context.tell(Kind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail)
+        except OSError as error:
+            self._intake.failed(user, error.errno or errno.EIO, "his folder can't be worked in", error.strerror or "")
+        finally:
+            for part in user.parts.values():
+                part.put_back(boot_s())
+            user.begins(None)
+            self._busy.discard(user.uid)
+            self.wake()
+
+    def _tick(self, nursery: trio.Nursery) -> Tempo:
+        """How fast whoever has the turn may go now."""
+        self._count()
+        now_s = boot_s()
+        self._tally.look(now_s)
+        if self._policy.paced:
+            n_due = sum(user.n_due(now_s) for user in self._users.values())
+            backlog = Backlog(int(n_due * self._tally.usual_entries), self._overdue_s(now_s), self._room.hurries)
+            done = Done(self._tally.n_entries, self._tally.n_bytes, self._tally.busy_s)
+            self.tempo = self.pacer.tick(done, backlog)
+            if self.pacer.wants_probe() and not self._is_probing:
+                self._is_probing = True
+                nursery.start_soon(self._probe)
+        else:
+            self.tempo = Tempo(self._policy.max_entries_per_s, self._policy.max_bytes_per_s)
+        return self.tempo
+
+    def _overdue_s(self, now_s: float) -> float:
+        return max((now_s - user.next_at_s() for user in self._users.values()), default=0.0)
+
+    def _count(self) -> None:
+        """Add up what the children told since the last time."""
+        for uid, deputy in self._deputies.items():
+            last, sums = self._counted.get(uid, Beat(0, 0, 0.0)), deputy.sums
+            self._counted[uid] = sums
+            self._tally.add(sums.n_entries - last.n_entries, sums.n_bytes - last.n_bytes, sums.busy_s - last.busy_s)
+
+    async def _probe(self) -> None:
+        try:
+            await in_thread(self._limiter, self.pacer.probe)
+        except OSError as error:
+            self._intake.volume_failed(error.errno or errno.EIO, "the probe")
+        finally:
+            self._is_probing = False
+
+    async def _watch_space(self) -> None:
+        while True:
+            try:
+                space = await in_thread(self._limiter, self._opened.space)
+            except OSError as error:
+                self._intake.volume_failed(error.errno or errno.EIO, "statvfs")
+            else:
+                self._tells.space(space)
+                self._intake.enforce_quota(space, self._users.values())
+            self.wake()
+            await trio.sleep(_SPACE_S)

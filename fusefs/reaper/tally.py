@@ -1,0 +1,58 @@
+"""What was done on a volume since the service began, and how fast lately; pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from fusefs.core.status import MOST_FAULTS, Fault
+
+_LATELY_S = 5.0
+_USUAL_ENTRIES = 1000.0
+"""In an orphan, as long as none was reaped."""
+_WEIGHT = 0.1
+
+
+class Tally:
+    """Sums and rates."""
+
+    def __init__(self) -> None:
+        self.n_entries = 0
+        self.n_bytes = 0
+        self.busy_s = 0.0
+        self.n_reaped = 0
+        self.usual_entries = _USUAL_ENTRIES
+        self.faults: deque[Fault] = deque(maxlen=MOST_FAULTS)
+        self._lately: deque[tuple[float, int, int]] = deque()
+
+    def add(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """So much more was done."""
+        self.n_entries += n_entries
+        self.n_bytes += n_bytes
+        self.busy_s += busy_s
+
+    def reaped(self, n_entries: int) -> None:
+        """An orphan is gone."""
+        self.n_reaped += 1
+        self.usual_entries += _WEIGHT * (n_entries - self.usual_entries)
+
+    def look(self, now_s: float) -> None:
+        """Note where it stands now."""
+        self._lately.append((now_s, self.n_entries, self.n_bytes))
+        while now_s - self._lately[0][0] > _LATELY_S:
+            self._lately.popleft()
+
+    def rates(self) -> tuple[float, float]:
+        """Entries and bytes a second, lately."""
+        if len(self._lately) < 2:
+            return 0.0, 0.0
+        (began_s, *first), (ended_s, *last) = self._lately[0], self._lately[-1]
+        seconds = max(ended_s - began_s, 0.001)
+        return (last[0] - first[0]) / seconds, (last[1] - first[1]) / seconds
+
+    def rest(self) -> None:
+        """Nothing is done now."""
+        self._lately.clear()
+
+    def fault(self, at_ns: int, text: str) -> None:
+        """Something went wrong; told without the name of anybody's file."""
+        self.faults.append(Fault(at_ns, text))

@@ -1,0 +1,65 @@
+"""What is due next in one folder: as many containers as memory allows, and whether there are more."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+
+
+class Upcoming:
+    """Containers and the times at which they may be reaped, soonest first; pure.
+
+    Times are the service's, in seconds. When there are too many the latest are dropped: whoever has taken the others
+    must look again.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: so many are kept at a time."""
+        self._most = most
+        self._times: dict[str, float] = {}
+        self._queue: list[tuple[float, str]] = []
+        self.is_cut = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def clear(self) -> None:
+        """Forget all: somebody looks from the beginning."""
+        self._times.clear()
+        self._queue.clear()
+        self.is_cut = False
+
+    def add(self, identifier: str, at_s: float) -> None:
+        """Note a container, or another time for it."""
+        self.remove(identifier)
+        insort(self._queue, (at_s, identifier))
+        self._times[identifier] = at_s
+        if len(self._queue) > self._most:
+            _at_s, dropped = self._queue.pop()
+            del self._times[dropped]
+            self.is_cut = True
+
+    def remove(self, identifier: str) -> None:
+        """Forget a container; one that is not known is none."""
+        at_s = self._times.pop(identifier, None)
+        if at_s is not None:
+            self._queue.pop(bisect_right(self._queue, (at_s, identifier)) - 1)
+
+    def n_due(self, now_s: float) -> int:
+        """How many may be reaped now; there may be more if it `is_cut`."""
+        return bisect_right(self._queue, (now_s, "\U0010ffff"))
+
+    def take(self, now_s: float, most: int) -> list[str]:
+        """Some that may be reaped now, the longest overdue first; they are not kept any more."""
+        taken = [identifier for _at_s, identifier in self._queue[: min(most, self.n_due(now_s))]]
+        del self._queue[: len(taken)]
+        for identifier in taken:
+            del self._times[identifier]
+        return taken
+
+    def must_look(self) -> bool:
+        """Whether others had been dropped, and all that were kept are taken."""
+        return self.is_cut and not self._queue
+
+    def next_at_s(self) -> float | None:
+        """When the next one is due; None if none is known."""
+        return self._queue[0][0] if self._queue else None

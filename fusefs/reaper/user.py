@@ -1,0 +1,218 @@
+"""One user of a volume as the service knows him: what is to be looked at, what is due, and what to do next; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from fusefs.core.policy import Known
+from fusefs.reaper.messages import Look, Measure, Order, Reap, Tend
+from fusefs.reaper.upcoming import Upcoming
+
+BATCH = 20
+"""Orphans in one order: most are small, and each order costs a round trip."""
+_ENOUGH_DUE = 500
+"""With so many due it is time to reap, and to look on later."""
+_PATIENCE_S, _MOST_PATIENCE_S = 2.0, 60.0
+"""What one orphan may take before the next one of its user has its turn, and after some turns."""
+_FIRST_RETRY_S, _LAST_RETRY_S = 60.0, 3600.0
+_FIRST_PAUSE_S = 1.0
+_MOST_REMEMBERED = 1000
+
+
+class Part:
+    """His folder in one store: most have one, users of lower stores several."""
+
+    def __init__(self, base: bytes, most: int) -> None:
+        """base: the directory that holds the store; most: so many orphans are remembered."""
+        self.base = base
+        self.upcoming = Upcoming(most)
+        self.fresh: set[str] = set()
+        self.pending: list[str] = []
+        self.known: dict[str, Known] = {}  # all, where a quota wants their sizes
+        self.to_measure: list[str] = []
+        self.n_orphans = 0
+        self.n_quarantined = 0
+        self._after: str | None = ""
+
+    def look_again(self) -> None:
+        """Look at all of it from the beginning."""
+        self._after = ""
+
+    def is_looking(self) -> bool:
+        """Whether a look is not at its end."""
+        return self._after is not None
+
+    def looked(self, last: str, now_s: float) -> None:
+        """A page was read, up to that id; empty: the last one."""
+        is_full_of_due = self.upcoming.is_cut and self.upcoming.n_due(now_s) == len(self.upcoming)
+        self._after = None if is_full_of_due else last or None  # there is no room for what comes later
+
+    def next_order(self, now_s: float) -> Order | None:
+        """What is to be done now, if anything."""
+        if self.fresh:
+            ids = sorted(self.fresh)[:BATCH]
+            self.fresh.difference_update(ids)
+            return Look(self.base, ids=ids)
+        if self.upcoming.must_look():
+            self.look_again()
+        n_due = self.upcoming.n_due(now_s)
+        if self._after is not None and n_due < _ENOUGH_DUE:
+            if not self._after:
+                self.upcoming.clear()
+            return Look(self.base, after=self._after)
+        if n_due:
+            self.pending = self.upcoming.take(now_s, BATCH)
+            return Reap(self.base, list(self.pending))
+        if self.to_measure:
+            ids, self.to_measure = self.to_measure[:BATCH], self.to_measure[BATCH:]
+            return Measure(self.base, ids)
+        return None
+
+    def wants(self, now_s: float) -> bool:
+        """Whether `next_order` has one."""
+        return bool(
+            self.fresh
+            or self._after is not None
+            or self.upcoming.must_look()
+            or self.upcoming.n_due(now_s)
+            or self.to_measure
+        )
+
+    def put_back(self, at_s: float) -> None:
+        """What was ordered and not done is due again at that time."""
+        for identifier in self.pending:
+            self.upcoming.add(identifier, at_s)
+        self.pending = []
+
+
+class User:
+    """What is known of one user, and what went wrong with him."""
+
+    def __init__(self, uid: int, base: bytes, most: Callable[[], int]) -> None:
+        """base: of the store that he was found in; most: how many orphans may be remembered of a part."""
+        self.uid = uid
+        self.parts = {base: Part(base, most())}
+        self.tend_at_s = 0.0
+        self.current: str | None = None
+        self.had_s = 0.0
+        self.n_removed = 0
+        self._ours: dict[str, None] = {}
+        self._most = most
+        self._base = base
+        self._retry_at_s = 0.0
+        self._n_strikes = 0
+        self._n_parked: dict[str, int] = {}
+        self._n_tries: dict[str, int] = {}
+
+    def tended(self, bases: Iterable[bytes]) -> bool:
+        """His folders are in order, and in these stores; whether some were not known."""
+        wanted = set(bases) | {self._base}
+        new = wanted - self.parts.keys()
+        for base in new:
+            self.parts[base] = Part(base, self._most())
+        for base in self.parts.keys() - wanted:
+            del self.parts[base]
+        return bool(new)
+
+    def look_again(self) -> None:
+        """Look at everything from the beginning."""
+        self.tend_at_s = 0.0
+        for part in self.parts.values():
+            part.look_again()
+
+    def next_order(self, now_s: float) -> Order | None:
+        """What is to be done for him now, if anything."""
+        if now_s < self._retry_at_s:
+            return None
+        if now_s >= self.tend_at_s:
+            self.tend_at_s = float("inf")
+            return Tend()
+        orders = (part.next_order(now_s) for part in self.parts.values() if part.wants(now_s))
+        return next((order for order in orders if order is not None), None)
+
+    def wants(self, now_s: float) -> bool:
+        """Whether `next_order` has one."""
+        if now_s < self._retry_at_s:
+            return False
+        return now_s >= self.tend_at_s or any(part.wants(now_s) for part in self.parts.values())
+
+    def next_at_s(self) -> float:
+        """When he wants something next, as far as is known; infinity for never."""
+        times = [self.tend_at_s]
+        for part in self.parts.values():
+            if part.fresh or part.is_looking() or part.upcoming.must_look() or part.to_measure:
+                times.append(0.0)
+            times.append(_or_never(part.upcoming.next_at_s()))
+        return max(min(times), self._retry_at_s)
+
+    def n_due(self, now_s: float) -> int:
+        """His orphans that may be reaped now, as far as they are known."""
+        return sum(part.upcoming.n_due(now_s) + len(part.pending) for part in self.parts.values())
+
+    def ordered(self, identifiers: Iterable[str]) -> None:
+        """These are being reaped for him, by us."""
+        self._ours.update(dict.fromkeys(identifiers))
+        while len(self._ours) > _MOST_REMEMBERED:
+            del self._ours[next(iter(self._ours))]
+
+    def is_ours(self, identifier: str) -> bool:
+        """Whether it was we who reaped it; asked when it is gone."""
+        return identifier in self._ours
+
+    def not_ours(self, identifier: str) -> None:
+        """We did not reap it to its end: the next one to do so may be somebody else."""
+        self._ours.pop(identifier, None)
+
+    def begins(self, identifier: str | None) -> None:
+        """An orphan is being reaped now; None: none."""
+        self.current = identifier
+        self.had_s = 0.0
+        self.n_removed = 0
+
+    def has_had_enough(self, now_s: float) -> bool:
+        """Whether the current orphan should make way for another one of his."""
+        if self.current is None or not any(
+            part.upcoming.n_due(now_s) or len(part.pending) > 1 for part in self.parts.values()
+        ):
+            return False
+        patience_s = _PATIENCE_S * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
+        return self.had_s >= min(patience_s, _MOST_PATIENCE_S)
+
+    def parked(self, identifier: str) -> None:
+        """It made way; next time it has longer."""
+        _count(self._n_parked, identifier)
+
+    def failed(self, now_s: float) -> float:
+        """His process or his folder failed: he waits, longer each time; how long."""
+        wait_s = min(_FIRST_PAUSE_S * 2.0**self._n_strikes, _LAST_RETRY_S)
+        self._n_strikes = min(self._n_strikes + 1, 20)
+        self._retry_at_s = now_s + wait_s
+        return wait_s
+
+    def succeeded(self) -> None:
+        """Something went well: no grudge."""
+        self._n_strikes = 0
+
+    def retry_s(self, identifier: str) -> float:
+        """How long to wait before an orphan is tried again that somebody holds, or that failed."""
+        return min(_FIRST_RETRY_S * 2.0 ** (_count(self._n_tries, identifier) - 1), _LAST_RETRY_S)
+
+    def forget(self, identifier: str) -> None:
+        """It is gone."""
+        self._n_parked.pop(identifier, None)
+        self._n_tries.pop(identifier, None)
+        for part in self.parts.values():
+            part.upcoming.remove(identifier)
+            part.known.pop(identifier, None)
+
+
+def _count(counts: dict[str, int], identifier: str) -> int:
+    """One more; the oldest are forgotten when there are too many."""
+    counts[identifier] = counts.pop(identifier, 0) + 1
+    if len(counts) > _MOST_REMEMBERED:
+        del counts[next(iter(counts))]
+    return counts[identifier]
+
+
+def _or_never(at_s: float | None) -> float:
+    return float("inf") if at_s is None else at_s

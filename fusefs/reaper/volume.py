@@ -1,0 +1,149 @@
+"""One volume as the service opens it: what must be true before anything is claimed there. Blocking: for threads."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self
+
+from fusefs.core.errors import Busy, NoStore, TrashdError
+from fusefs.core.names import Name, printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.store.discover import folders
+from fusefs.store.layout import Store, UserFolder, open_store, open_user
+from fusefs.store.mounted import mount_of, open_shown, refuse_mounted
+
+LOCK = Name(b"reaper.lock")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class Elsewhere(Busy):
+    """Another reaper works on this volume"""
+
+
+class Space(NamedTuple):
+    """What a volume has, and what of it ordinary users may take; no total of inodes where they are not counted."""
+
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int | None
+    total_inodes: int | None
+
+    def free_share(self) -> float | None:
+        """Of the blocks, 0 to 1."""
+        return self.free_bytes / self.total_bytes if self.total_bytes else None
+
+    def free_inode_share(self) -> float | None:
+        """Of the inodes, 0 to 1; None where they are not counted."""
+        if not self.total_inodes or self.free_inodes is None:
+            return None
+        return self.free_inodes / self.total_inodes
+
+
+class Opened(NamedTuple):
+    """A volume that is ours to work on for as long as this is open.
+
+    filesystem  its type
+    hold        a directory of ours on it, which the probe writes to: the store, or the user's own folder
+    lock_fd     None on a volume without room for a lock file: claims alone keep two reapers apart there (I5)
+    """
+
+    store: Store
+    filesystem: str
+    hold: Fd
+    lock_fd: Fd | None
+    owned: ExitStack
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of it, so that it can be unmounted."""
+        self.owned.close()
+
+    def users(self) -> list[int]:
+        """Those who have a folder there, as far as they are ours to serve."""
+        found = set()
+        for folder in folders(self.store):
+            with folder:
+                found.add(folder.uid)
+        return sorted(found)
+
+    def folder(self, uid: int) -> UserFolder | None:
+        """A user's folder; None if it is gone."""
+        return open_user(self.store, uid)
+
+    def space(self) -> Space:
+        """What it has now. Raises  OSError"""
+        return space_at(self.store.base_fd)
+
+
+def space_at(where: int | bytes) -> Space:
+    """What the filesystem of an fd or path has now. Raises  OSError"""
+    st = os.statvfs(where)
+    inodes = (st.f_favail, st.f_files) if st.f_files else (None, None)
+    return Space(st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize, *inodes)
+
+
+def open_volume(kernel: Kernel, path: bytes) -> Opened:
+    """The volume whose store is in a directory, locked.
+
+    Raises  NoStore; Untrusted; NoBacking if only a mount of ours is seen there; Elsewhere; OSError
+    """
+    with ExitStack() as owned:
+        shown = open_shown(kernel, path)
+        store = open_store(kernel, shown.fd, path, shown.mounted)
+        if store is None:
+            raise NoStore(path)
+        owned.enter_context(store)
+        refuse_mounted(kernel, store.fd)
+        hold = owned.enter_context(_open_hold(kernel, store))
+        lock_fd = _lock(kernel, hold, path)
+        if lock_fd is not None:
+            owned.enter_context(lock_fd)
+        mount = mount_of(kernel, store.fd, read_mounts())
+        filesystem = "" if mount is None else printable(mount.fstype)
+        return Opened(store, filesystem, hold, lock_fd, owned.pop_all())
+
+
+def _open_hold(kernel: Kernel, store: Store) -> Fd:
+    if os.geteuid() == 0:
+        return kernel.open_dir(store.fd)
+    folder = open_user(store, os.geteuid())
+    if folder is None:
+        raise NoStore(store.base_path, "you have nothing in this one yet")
+    with folder:
+        return kernel.open_dir(folder.fd)
+
+
+def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
+    """The lock of a volume. Nobody else may open its file: whoever can, can hold it and keep the reaper out."""
+    with suppress(FileExistsError):
+        try:
+            kernel.create(hold, LOCK).close()
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return None
+    fd = kernel.open_beneath(hold, LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not kernel.lock(fd):
+        fd.close()
+        raise Elsewhere(path)
+    return fd
+
+
+def find_store(kernel: Kernel, path: bytes) -> tuple[int, int] | None:
+    """What tells the store in a directory from others (its device and inode now); None if there is none for us."""
+    try:
+        shown = open_shown(kernel, path)
+        store = open_store(kernel, shown.fd, path, shown.mounted)
+    except (OSError, TrashdError):
+        return None  # `trashd doctor PATH` says why
+    if store is None:
+        return None
+    with store:
+        st = kernel.fstat(store.fd)
+        return st.st_dev, st.st_ino

@@ -1,0 +1,66 @@
+"""inotify for the service: one instance, a callback for each watched directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+import trio
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.inotify import Event, Happened, open_inotify, read_events, unwatch, watch
+
+_BREATH_S = 0.02
+"""Between two readings: a user who creates and removes files all day must not keep the service busy."""
+
+Notice = Callable[[Event], None]
+
+
+class Watcher:
+    """Directories that are watched."""
+
+    def __init__(self) -> None:
+        self._inotify: Fd = open_inotify()
+        self._notices: dict[int, Notice] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._inotify.close()
+
+    def add(self, dir_fd: int, wanted: Happened, notice: Notice) -> int:
+        """Watch a directory; the watch's number.
+
+        notice  called for each event in it, with OVERFLOW when events were lost, with IGNORED when the watch is gone
+        Raises  OSError: ENOSPC when the kernel's limit is reached
+        """
+        number = watch(self._inotify, dir_fd, wanted)
+        self._notices[number] = notice
+        return number
+
+    def remove(self, number: int) -> None:
+        """Watch it no more."""
+        if self._notices.pop(number, None) is not None:
+            with suppress(OSError):
+                unwatch(self._inotify, number)
+
+    async def run(self) -> None:
+        """Call back until cancelled. Checkpoint"""
+        while True:
+            await trio.lowlevel.wait_readable(self._inotify)
+            for event in read_events(self._inotify):
+                self._tell(event)
+            await trio.sleep(_BREATH_S)
+
+    def _tell(self, event: Event) -> None:
+        if event.happened & Happened.OVERFLOW:
+            for notice in list(self._notices.values()):
+                notice(event)
+            return
+        told = self._notices.get(event.watch)
+        if event.happened & Happened.IGNORED:
+            self._notices.pop(event.watch, None)
+        if told is not None:
+            told(event)

@@ -1,0 +1,53 @@
+"""Users share a volume's time, whatever each of them has to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.reaper.turns import Turns
+
+
+def test_two_who_always_want_share_evenly() -> None:
+    turns, had = Turns(), Counter[int]()
+    for _ in range(100):
+        uid = turns.next([1000, 1001])
+        had[uid] += 1
+        turns.charge(uid, 0.5)
+    assert had == {1000: 50, 1001: 50}
+
+
+def test_whoever_comes_anew_is_next() -> None:
+    turns = Turns()
+    for _ in range(1000):
+        turns.charge(turns.next([1000]), 1.0)
+    assert turns.next([1000, 1001]) == 1001
+
+
+def test_nobody_saves_up_time_by_staying_away() -> None:
+    turns = Turns()
+    turns.charge(turns.next([1000, 1001]), 1.0)
+    turns.charge(turns.next([1000, 1001]), 1.0)
+    for _ in range(100):
+        turns.charge(turns.next([1000]), 1.0)
+    had = Counter[int]()
+    for _ in range(20):
+        uid = turns.next([1000, 1001])
+        had[uid] += 1
+        turns.charge(uid, 1.0)
+    assert abs(had[1000] - had[1001]) <= 1
+
+
+@given(st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=200))
+def test_of_equal_turns_nobody_who_wants_is_passed_over_by_the_same_one_twice(wanting: list[set[int]]) -> None:
+    turns, since = Turns(), Counter[int]()
+    for others in wanting:
+        uid = turns.next([99, *others])
+        if uid == 99:
+            since.clear()
+        else:
+            since[uid] += 1
+            assert since[uid] <= 2
+        turns.charge(uid, 1.0)

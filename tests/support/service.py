@@ -1,0 +1,148 @@
+"""The reaper service as tests run it: the real command, told apart from the machine's own by its directories."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fusefs.core.status import Phase, Seen, VolumeStatus
+from fusefs.linux.places import SYSTEM_RUNTIME
+from fusefs.reaper.status import read_status
+from tests.support.command import TRASHD
+from tests.support.volumes import tmpfs_over
+
+LIMIT_S = 30.0
+_GLANCE_S = 0.02
+
+
+class Service:
+    """A running `trashd reaper`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], notified: socket.socket, log: Path) -> None:
+        self.process = process
+        self.log = log
+        self._notified = notified
+        self._said = b""
+
+    def said(self) -> str:
+        """All that it told systemd so far."""
+        while select.select([self._notified], [], [], 0)[0]:
+            self._said += self._notified.recv(4096) + b"\n"
+        return self._said.decode()
+
+    def wait_ready(self, n_times: int = 1) -> None:
+        """Wait until it has said READY so many times."""
+        self.until(lambda: self.said().count("READY=1") >= n_times)
+
+    def until(self, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+        """Wait for something to become true. Raises  TimeoutError with the service's log"""
+        ends_at = time.monotonic() + limit_s
+        while not condition():
+            if time.monotonic() > ends_at or self.process.poll() is not None:
+                what = "ended" if self.process.poll() is not None else "goes on"
+                raise TimeoutError(f"the service {what}; its log:\n{self.log.read_text()}")
+            select.select([], [], [], _GLANCE_S)
+
+    def seen(self) -> Seen | None:
+        """Its status."""
+        return read_status(SYSTEM_RUNTIME)
+
+    def volume(self, path: Path) -> VolumeStatus:
+        """What it says of a volume."""
+        seen = self.seen()
+        assert seen is not None
+        (found,) = [one for one in seen.status.volumes if one.root() == os.fsencode(path)]
+        return found
+
+    def until_phase(self, path: Path, *phases: Phase) -> VolumeStatus:
+        """Wait until a volume is in one of these."""
+        self.until(lambda: self.volume(path).phase in phases)
+        return self.volume(path)
+
+    def children(self) -> list[int]:
+        """The processes that act for users."""
+        forker = _children_of(self.process.pid)
+        return [child for one in forker for child in _children_of(one)]
+
+    def stop(self) -> float:
+        """SIGTERM, and how many seconds it took."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(LIMIT_S)
+        return time.monotonic() - began
+
+    def reload(self) -> None:
+        """SIGHUP, and wait until it is done."""
+        n_ready = self.said().count("READY=1")
+        self.process.send_signal(signal.SIGHUP)
+        self.wait_ready(n_ready + 1)
+
+    def kill(self) -> None:
+        """kill -9, and wait for its children too."""
+        gone = [self.process.pid, *_children_of(self.process.pid), *self.children()]
+        self.process.kill()
+        self.process.wait()
+        ends_at = time.monotonic() + LIMIT_S
+        while any(_is_alive(pid) for pid in gone[1:]):
+            assert time.monotonic() < ends_at, "children outlive their service"
+            select.select([], [], [], _GLANCE_S)
+
+
+@contextmanager
+def places() -> Iterator[Path]:
+    """A directory for the service's configuration, state and logs; what it runs with is nobody else's for the block."""
+    runtime = Path(os.fsdecode(SYSTEM_RUNTIME)).parent
+    with tmpfs_over(runtime, "0711"), tempfile.TemporaryDirectory() as base:
+        os.chmod(base, 0o755)
+        yield Path(base)
+
+
+def configure(base: Path, config: str) -> None:
+    """Write a configuration; the audit log is `audit` beside it."""
+    (base / "config.toml").write_text(f'audit = "{base}/audit"\n{config}')
+
+
+@contextmanager
+def service(base: Path, *volumes: Path, config: str = "", environment: dict[str, str] | None = None) -> Iterator[Service]:
+    """`trashd reaper` on some volumes, ready; killed at the end of the block.
+
+    base  of `places`: a second service there finds what the first one left
+    """
+    configure(base, config)
+    log, address = base / "log", base / "notify"
+    address.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("ab") as stderr:
+        notified.bind(str(address))
+        argv = [TRASHD, "reaper", "--config", str(base), *(f"--volume={volume}" for volume in volumes)]
+        told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=stderr, env=told) as process:
+            running = Service(process, notified, log)
+            try:
+                running.wait_ready()
+                yield running
+            finally:
+                if process.poll() is None:
+                    running.kill()
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(b")")[2].split()[0] != b"Z"
