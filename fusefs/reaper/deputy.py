@@ -6,7 +6,6 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 import msgspec
 import trio
@@ -26,6 +25,7 @@ from fusefs.reaper.messages import (
     ToChild,
     decode_answer,
     encode,
+    fits,
 )
 
 SILENT_S = 5.0
@@ -55,11 +55,8 @@ class Deputy:
         self._why_lost = ""
         self._inbox_end, self._inbox = trio.open_memory_channel[Answer](_ANSWERS)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Kill it, if it has not ended."""
+    def close(self) -> None:
+        """Kill it, if it has not ended, and let go of it."""
         self.kill("no longer needed")
         self._channel.close()
         self._inbox_end.close()
@@ -113,6 +110,9 @@ class Deputy:
                     if answer.errno:
                         raise OSError(answer.errno, answer.error)
                     return
+                if not fits(answer, order):
+                    self.kill("it answered what nobody asked")
+                    continue
                 yield answer
                 if isinstance(answer, Tended | Page):
                     return

@@ -14,11 +14,12 @@ from fusefs.core.names import ContainerId, printable
 from fusefs.core.policy import Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
 from fusefs.core.record import Method
 from fusefs.linux.credentials import user_name
+from fusefs.linux.mountinfo import is_inside
 from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
 from fusefs.reaper.room import Room
 from fusefs.reaper.tally import Tally
-from fusefs.reaper.user import Part, User
+from fusefs.reaper.user import Part, Sofar, User
 from fusefs.reaper.volume import Opened, Space
 
 _LOG = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Intake:
         now_s = boot_s()
         match answer:
             case Tended():
-                if user.tended(answer.bases):
+                if user.tended(base for base in answer.bases if is_inside(base, self._volume)):
                     self._new_parts()
                 for problem in answer.problems:
                     self._fault(user, "something in his folder was kept as it is", problem)
@@ -141,13 +142,14 @@ class Intake:
         elif ended.lost:
             part.upcoming.add(ended.id, now_s + user.retry_s(ended.id))
         elif ended.stopped:
-            user.parked(ended.id)
+            user.parked(ended.id, _sofar(ended))
             part.upcoming.add(ended.id, now_s)
         else:
             self._reaped(user, part, ended)
         user.begins(part.pending[0] if part.pending else None)
 
     def _reaped(self, user: User, part: Part, ended: Ended) -> None:
+        all_of_it = user.sofar(ended.id).plus(_sofar(ended))
         user.forget(ended.id)
         part.n_orphans = max(part.n_orphans - 1, 0)
         why = _why(ended)
@@ -157,14 +159,14 @@ class Intake:
             uid=user.uid,
             identifier=ended.id,
             origin=ended.origin,
-            n_entries=ended.n_removed,
-            n_bytes=ended.n_bytes,
-            seconds=ended.seconds,
+            n_entries=all_of_it.n_removed,
+            n_bytes=all_of_it.n_bytes,
+            seconds=all_of_it.seconds,
             detail=why,
         )
         if not ended.n_failed:
             self._n_io_errors = 0
-            self._tally.reaped(ended.n_removed)
+            self._tally.reaped(all_of_it.n_removed)
             return
         part.n_quarantined += 1
         if ended.failure is not None and ended.failure.errno in TROUBLE:
@@ -211,6 +213,10 @@ class Intake:
 def _part_of(user: User, order: Order) -> Part:
     assert not isinstance(order, Tend)
     return user.parts[order.base]
+
+
+def _sofar(ended: Ended) -> Sofar:
+    return Sofar(ended.n_removed, ended.n_bytes, ended.seconds)
 
 
 def _why(ended: Ended) -> str:

@@ -190,11 +190,13 @@ class Keeper:
                 self._limiter,
                 Tells(self._look_at_space, partial(self._post_sentries, opened.store)),
             )
+            self._context.changed()
             try:
                 await self._run_session(self.session, policy)
             finally:
                 self.session = None
                 self.tally.rest()
+                self._context.changed()
         if self._n_breaks:
             self._n_breaks = 0
             self._context.tell(Kind.MENDED, volume=self.path)
@@ -246,10 +248,13 @@ class Keeper:
 
     def _post_sentries(self, store: Store) -> None:
         """Watch the folders of all users that are not watched yet."""
+        for uid in self._sentries.keys() - self.users.keys():
+            self._sentries.pop(uid).dismiss()
         for uid, user in self.users.items():
-            if uid not in self._sentries:
-                self._sentries[uid] = Sentry(self._context, self.path, user, self.wake)
-            self._sentries[uid].post(store)
+            sentry = self._sentries.get(uid)
+            if sentry is None or sentry.user is not user:
+                sentry = self._sentries[uid] = Sentry(self._context, self.path, user, self.wake)
+            sentry.post(store)
 
     def _on_users(self, event: Event) -> None:
         """A new user, or the end of the store."""
@@ -284,6 +289,10 @@ class Keeper:
             self._forget()
             self._be(Phase.GONE, why)
             return float(self._context.config.poll_s)
+        return self.broke(why)
+
+    def broke(self, why: str) -> float:
+        """Leave the volume alone for a while, longer each time; how long."""
         rest_s = min(_FIRST_REST_S * 2.0**self._n_breaks, _LONGEST_REST_S)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
@@ -303,6 +312,5 @@ class Keeper:
 
     def _drop(self, uid: int) -> None:
         del self.users[uid]
-        sentry = self._sentries.pop(uid, None)
-        if sentry is not None:
-            sentry.dismiss()
+        if uid in self._sentries:
+            self._sentries.pop(uid).dismiss()

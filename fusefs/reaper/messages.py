@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -11,6 +11,7 @@ from fusefs.core.record import Failure, Method
 
 MESSAGE_MAX = 128 * 1024
 """A packet: a page of records, the largest that is sent, is cut to fit."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 PAGE = 250
 """Records in a page, at most."""
 
@@ -63,8 +64,8 @@ class Beat(msgspec.Struct, tag=True):
     busy_s  the sum of the workers' times
     """
 
-    n_entries: int
-    n_bytes: int
+    n_entries: Count
+    n_bytes: Count
     busy_s: float
 
 
@@ -84,8 +85,8 @@ class Seen(NamedTuple):
 
     id: str
     is_claimed: bool
-    created_ns: int
-    retention_s: int | None
+    created_ns: Count
+    retention_s: Count | None
     origin: bytes | None
     method: Method | None
     problem: str = ""
@@ -102,8 +103,8 @@ class Page(msgspec.Struct, tag=True):
     base: bytes
     seen: list[Seen]
     last: str
-    n_orphans: int
-    n_quarantined: int
+    n_orphans: Count
+    n_quarantined: Count
 
 
 class Ended(msgspec.Struct, tag=True):
@@ -122,28 +123,28 @@ class Ended(msgspec.Struct, tag=True):
     origin: bytes | None = None
     seconds: float = 0.0
     lost: str = ""
-    n_removed: int = 0
-    n_bytes: int | None = None
-    n_failed: int = 0
+    n_removed: Count = 0
+    n_bytes: Count | None = None
+    n_failed: Count = 0
     stopped: bool = False
     failure: Failure | None = None
     error: str = ""
-    errno: int = 0
+    errno: Count = 0
 
 
 class Measured(msgspec.Struct, tag=True):
     """What is in one orphan."""
 
     id: str
-    n_entries: int
-    n_bytes: int
+    n_entries: Count
+    n_bytes: Count
 
 
 class Done(msgspec.Struct, tag=True):
     """The order is carried out; or this went wrong with the folder or the volume, and `errno` says it."""
 
     error: str = ""
-    errno: int = 0
+    errno: Count = 0
 
 
 Order = Tend | Look | Reap | Measure
@@ -153,6 +154,21 @@ FromChild = Answer | Beat
 
 _TO_CHILD = msgspec.json.Decoder(ToChild)
 _FROM_CHILD = msgspec.json.Decoder(FromChild)
+
+
+def fits(answer: Answer, order: Order) -> bool:
+    """Whether that can be an answer to that order."""
+    match answer:
+        case Tended():
+            return isinstance(order, Tend)
+        case Page():
+            return isinstance(order, Look) and order.base == answer.base
+        case Ended():
+            return isinstance(order, Reap) and answer.id in order.ids
+        case Measured():
+            return isinstance(order, Measure) and answer.id in order.ids
+        case Done():
+            return True
 
 
 class Spawn(msgspec.Struct):

@@ -43,7 +43,7 @@ def portray(keeper: Keeper) -> VolumeStatus:
         cpu=pressure and pressure.cpu,
         probe_ms=pressure and pressure.probe_ms,
         unlink_us=pressure and pressure.unlink_us,
-        eta_s=n_due * keeper.tally.usual_entries / entries_per_s if n_due and entries_per_s > 0 else None,
+        eta_s=_eta_s(keeper, n_due, entries_per_s),
         oldest_overdue_s=max(now_s - next_at_s, 0.0) if n_due else None,
         next_due_ns=None if next_at_s == float("inf") else now_ns + int(max(next_at_s - now_s, 0.0) * 1e9),
         free_bytes=space and space.free_bytes,
@@ -57,6 +57,15 @@ def portray(keeper: Keeper) -> VolumeStatus:
         current=_current(session),
         faults=tuple(keeper.tally.faults),
     )
+
+
+def _eta_s(keeper: Keeper, n_due: int, entries_per_s: float) -> float | None:
+    """As long as orphans are as large as those before were; nobody counted them."""
+    usual = keeper.tally.usual_entries
+    n_current = max((user.n_removed for user in keeper.users.values()), default=0)
+    if not n_due or entries_per_s <= 0 or n_current > 2 * usual or not keeper.tally.n_reaped:
+        return None
+    return max(n_due * usual - n_current, 0.0) / entries_per_s
 
 
 def _mood(keeper: Keeper, session: Session | None) -> tuple[Phase, str]:

@@ -30,17 +30,17 @@ class Sentry:
         """wake: called when there is something to do."""
         self._context = context
         self._volume = volume
-        self._user = user
+        self.user = user
         self._wake = wake
         self._watches: dict[bytes, list[int]] = {}
 
     def post(self, store: Store) -> None:
         """Watch what is not watched yet; a folder that can't be watched is found by the next poll."""
-        for base in self._user.parts.keys() - self._watches.keys():
+        for base in self.user.parts.keys() - self._watches.keys():
             self._watches[base] = []
             with suppress(OSError):
-                self._watch(store, self._user.parts[base])
-        for base in self._watches.keys() - self._user.parts.keys():
+                self._watch(store, self.user.parts[base])
+        for base in self._watches.keys() - self.user.parts.keys():
             self._leave(base)
 
     def dismiss(self) -> None:
@@ -54,9 +54,9 @@ class Sentry:
 
     def _watch(self, store: Store, part: Part) -> None:
         """Watch the folders in one store. A user's pointer leads there, so that the way goes through no link."""
-        name = Name(str(self._user.uid).encode())
+        name = Name(str(self.user.uid).encode())
         with store.kernel.open_beneath(store.base_fd, _way(store, part.base, name), _DIR) as folder:
-            if store.kernel.fstat(folder).st_uid != self._user.uid:
+            if store.kernel.fstat(folder).st_uid != self.user.uid:
                 raise OSError(errno.EPERM, "planted")
             watched = (
                 (State.ORPHANS, Happened.MOVED_TO | Happened.MOVED_FROM, self._on_orphans),
@@ -76,7 +76,7 @@ class Sentry:
 
     def _on(self, part: Part, notice: Callable[[Part, Event], None], event: Event) -> None:
         if event.happened & Happened.OVERFLOW:
-            self._user.look_again()
+            self.user.look_again()
         elif event.happened & (Happened.IGNORED | Happened.DELETE_SELF | Happened.MOVE_SELF | Happened.UNMOUNT):
             self._watches.pop(part.base, None)  # posted again with the next look, if there is still something there
         else:
@@ -96,23 +96,23 @@ class Sentry:
     def _on_restoring(self, _part: Part, event: Event) -> None:
         identifier = _id(event)
         if identifier is not None:
-            self._user.forget(identifier)
-            self._context.tell(Kind.RESTORED, volume=self._volume, uid=self._user.uid, identifier=identifier)
+            self.user.forget(identifier)
+            self._context.tell(Kind.RESTORED, volume=self._volume, uid=self.user.uid, identifier=identifier)
 
     def _on_reaping(self, part: Part, event: Event) -> None:
         identifier = _id(event)
-        if identifier is None or self._user.is_ours(identifier):
+        if identifier is None or self.user.is_ours(identifier):
             return
         if event.happened & Happened.MOVED_TO:
             part.fresh.add(identifier)  # somebody left it to us (`trashd swap --wait`), or reaps it himself
             return
-        self._user.forget(identifier)
+        self.user.forget(identifier)
         detail = "not by this service"
-        self._context.tell(Kind.REAPED, volume=self._volume, uid=self._user.uid, identifier=identifier, detail=detail)
+        self._context.tell(Kind.REAPED, volume=self._volume, uid=self.user.uid, identifier=identifier, detail=detail)
 
     def _on_drop(self, _part: Part, event: Event) -> None:
         wait_s = _COPY_S if event.happened & Happened.CREATE else 0.0
-        self._user.tend_at_s = boot_s() + wait_s
+        self.user.tend_at_s = boot_s() + wait_s
 
 
 def _way(store: Store, base: bytes, name: Name) -> bytes:

@@ -146,9 +146,9 @@ class _Service:
             self._notifier.ready(self._summary())
             nursery.start_soon(self._stay_alive)
         context.tell(Kind.STOPPED)
+        self._write_status()
         if self._metrics is not None:
             self._metrics.close()
-        self._write_status()
 
     async def _obey(self, context: Context, nursery: trio.Nursery) -> None:
         """Do what signals say: SIGHUP reads the configuration again, SIGTERM and SIGINT end it all."""
@@ -204,11 +204,17 @@ class _Service:
             nursery.start_soon(self._run, keeper, nursery)
 
     async def _run(self, keeper: Keeper, nursery: trio.Nursery) -> None:
-        try:
-            await keeper.run()
-        except ForkerLost as error:
-            self.failed = error
-            nursery.cancel_scope.cancel()
+        """Keep a volume. A fault of ours in one must not end the others."""
+        while True:
+            try:
+                await keeper.run()
+            except ForkerLost as error:
+                self.failed = error
+                nursery.cancel_scope.cancel()
+                return
+            except Exception:
+                _LOG.exception("%s: a fault in trashd itself", printable(keeper.path))
+                keeper.broke("a fault in trashd itself: see the log")
 
     async def _watch_mounts(self, context: Context, nursery: trio.Nursery, mounts: MountWatch) -> None:
         """Look for volumes when something is mounted, and at the known ones when something is unmounted."""

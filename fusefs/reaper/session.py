@@ -17,7 +17,6 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.events import Kind
 from fusefs.core.pacing import Backlog, Caps, Done
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.status import Phase
 from fusefs.linux.credentials import person
 from fusefs.reaper.context import Context, boot_s, in_thread
 from fusefs.reaper.deputy import Deputy, DeputyLost
@@ -25,7 +24,7 @@ from fusefs.reaper.for_root import take_over
 from fusefs.reaper.forker import ForkerLost
 from fusefs.reaper.intake import Intake
 from fusefs.reaper.messages import Beat, Order, Reap
-from fusefs.reaper.pacer import Done, Pacer
+from fusefs.reaper.pacer import Pacer
 from fusefs.reaper.room import Room
 from fusefs.reaper.tally import Tally
 from fusefs.reaper.turns import Turns
@@ -34,13 +33,15 @@ from fusefs.reaper.volume import Opened, Space
 
 _LOG = logging.getLogger(__name__)
 
-TICK_S = 0.1
-QUANTUM_S = 0.5
+_TICK_S = 0.1
+_QUANTUM_S = 0.5
 """Of one user's turn where others wait."""
 _SPACE_S = 2.0
 """Between two looks at the free space."""
 _MOST_HELD = 16
 """Removals that are held half-way at a time: more are parked."""
+_MOST_IDLE = 4
+"""Children that wait for something to do, at a time."""
 _PARKING_S = 0.4
 """What is being done has so long to come to a clean end when the service stops."""
 _ROOTS_MOST = 1000
@@ -90,7 +91,6 @@ class Session:
         caps = Caps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
         self.pacer = Pacer(context.kernel, opened.hold, caps)
         self.tempo = HOLD
-        self.phase = Phase.LOOKING
         self._turns = Turns()
         self._deputies: dict[int, Deputy] = {}
         self._busy: set[int] = set()
@@ -143,6 +143,7 @@ class Session:
         self._intake.check()
 
     async def _take_turns(self, nursery: trio.Nursery) -> None:
+        worked_at_s = boot_s()
         while not (self._is_stopping or self._intake.trouble):
             await self._serve_root()
             now_s = boot_s()
@@ -151,8 +152,11 @@ class Session:
                 uid = self._turns.next(wanting)
                 began_s = boot_s()
                 await self._turn(nursery, self._users[uid])
-                self._turns.charge(uid, boot_s() - began_s)
-            elif not await self._wait(_LINGER_S):
+                worked_at_s = boot_s()
+                self._turns.charge(uid, worked_at_s - began_s)
+            elif now_s < worked_at_s + _LINGER_S:
+                await self._wait(worked_at_s + _LINGER_S - now_s)
+            else:
                 return
 
     async def _serve_root(self) -> None:
@@ -168,13 +172,11 @@ class Session:
                 self._by_force.add(taken)
             self._users.setdefault(0, User(0, self._opened.store.base_path, lambda: _ROOTS_MOST)).look_again()
 
-    async def _wait(self, seconds: float) -> bool:
-        """Wait for something to change; whether it did."""
+    async def _wait(self, seconds: float) -> None:
+        """Wait for something to change, at most so long."""
         with trio.move_on_after(seconds):
             await self._woken.wait()
-        changed = self._woken.is_set()
         self._woken = trio.Event()
-        return changed
 
     async def _turn(self, nursery: trio.Nursery, user: User) -> None:
         """Let one user's child work, until it has nothing to do, or others have waited long enough."""
@@ -200,12 +202,14 @@ class Session:
                 return
             if user.has_had_enough(now_s):
                 deputy.park()
-            if now_s - began_s >= QUANTUM_S and self._others_want(user.uid, now_s):
+            if now_s - began_s >= _QUANTUM_S and self._others_want(user.uid, now_s):
                 break
         if user.uid in self._busy:
             deputy.lead(HOLD)
             if len(self._busy) > _MOST_HELD:
                 deputy.park()
+        elif len(self._deputies) > _MOST_IDLE and not user.wants(boot_s()):
+            self._dismiss(deputy)
 
     def _with_force(self, order: Order) -> Order:
         """The order; of orphans that root took over with the right to take flags off first those alone."""
@@ -234,7 +238,7 @@ class Session:
     def _dismiss(self, deputy: Deputy) -> None:
         self._count()
         self._counted.pop(deputy.uid, None)
-        deputy.__exit__()
+        deputy.close()
         self._deputies.pop(deputy.uid, None)
 
     async def _park(self) -> None:
@@ -243,7 +247,7 @@ class Session:
             if deputy is not None:
                 deputy.park()
         while self._busy:
-            await self._wait(TICK_S)
+            await self._wait(_TICK_S)
 
     async def _carry_out(self, user: User, deputy: Deputy, order: Order) -> None:
         """Have one order done, whatever comes of it."""
@@ -254,7 +258,7 @@ class Session:
             async with aclosing(deputy.answers(order)) as answers:
                 async for answer in answers:
                     self._intake.take(user, order, answer)
-            user.succeeded()
+            user.succeeded(boot_s())
         except DeputyLost as lost:
             self._dismiss(deputy)
             if not self._is_stopping:
@@ -295,6 +299,8 @@ class Session:
         for uid, deputy in self._deputies.items():
             last, sums = self._counted.get(uid, Beat(0, 0, 0.0)), deputy.sums
             self._counted[uid] = sums
+            if uid in self._users:
+                self._users[uid].n_removed += sums.n_entries - last.n_entries
             self._tally.add(sums.n_entries - last.n_entries, sums.n_bytes - last.n_bytes, sums.busy_s - last.busy_s)
 
     async def _probe(self) -> None:

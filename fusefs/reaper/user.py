@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from fusefs.core.policy import Known
 from fusefs.reaper.messages import Look, Measure, Order, Reap, Tend
@@ -15,8 +16,22 @@ _ENOUGH_DUE = 500
 _PATIENCE_S, _MOST_PATIENCE_S = 2.0, 60.0
 """What one orphan may take before the next one of its user has its turn, and after some turns."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 60.0, 3600.0
-_FIRST_PAUSE_S = 1.0
+_FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
 _MOST_REMEMBERED = 1000
+
+
+class Sofar(NamedTuple):
+    """What was done of an orphan: entries, bytes (None: somewhere nobody looked), time."""
+
+    n_removed: int = 0
+    n_bytes: int | None = 0
+    seconds: float = 0.0
+
+    def plus(self, more: Sofar) -> Sofar:
+        """Both."""
+        known = self.n_bytes is not None and more.n_bytes is not None
+        n_bytes = (self.n_bytes or 0) + (more.n_bytes or 0) if known else None
+        return Sofar(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
 
 
 class Part:
@@ -103,6 +118,7 @@ class User:
         self._n_strikes = 0
         self._n_parked: dict[str, int] = {}
         self._n_tries: dict[str, int] = {}
+        self._sofar: dict[str, Sofar] = {}
 
     def tended(self, bases: Iterable[bytes]) -> bool:
         """His folders are in order, and in these stores; whether some were not known."""
@@ -152,8 +168,7 @@ class User:
     def ordered(self, identifiers: Iterable[str]) -> None:
         """These are being reaped for him, by us."""
         self._ours.update(dict.fromkeys(identifiers))
-        while len(self._ours) > _MOST_REMEMBERED:
-            del self._ours[next(iter(self._ours))]
+        _bound(self._ours)
 
     def is_ours(self, identifier: str) -> bool:
         """Whether it was we who reaped it; asked when it is gone."""
@@ -178,9 +193,15 @@ class User:
         patience_s = _PATIENCE_S * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
         return self.had_s >= min(patience_s, _MOST_PATIENCE_S)
 
-    def parked(self, identifier: str) -> None:
+    def parked(self, identifier: str, sofar: Sofar) -> None:
         """It made way; next time it has longer."""
         _count(self._n_parked, identifier)
+        self._sofar[identifier] = self.sofar(identifier).plus(sofar)
+        _bound(self._sofar)
+
+    def sofar(self, identifier: str) -> Sofar:
+        """What was done of it before it made way."""
+        return self._sofar.get(identifier, Sofar())
 
     def failed(self, now_s: float) -> float:
         """His process or his folder failed: he waits, longer each time; how long."""
@@ -189,9 +210,10 @@ class User:
         self._retry_at_s = now_s + wait_s
         return wait_s
 
-    def succeeded(self) -> None:
-        """Something went well: no grudge."""
-        self._n_strikes = 0
+    def succeeded(self, now_s: float) -> None:
+        """Something went well; after a while there is no grudge."""
+        if now_s > self._retry_at_s + _GRUDGE_S:
+            self._n_strikes = 0
 
     def retry_s(self, identifier: str) -> float:
         """How long to wait before an orphan is tried again that somebody holds, or that failed."""
@@ -200,6 +222,7 @@ class User:
     def forget(self, identifier: str) -> None:
         """It is gone."""
         self._n_parked.pop(identifier, None)
+        self._sofar.pop(identifier, None)
         self._n_tries.pop(identifier, None)
         for part in self.parts.values():
             part.upcoming.remove(identifier)
@@ -209,9 +232,13 @@ class User:
 def _count(counts: dict[str, int], identifier: str) -> int:
     """One more; the oldest are forgotten when there are too many."""
     counts[identifier] = counts.pop(identifier, 0) + 1
-    if len(counts) > _MOST_REMEMBERED:
-        del counts[next(iter(counts))]
+    _bound(counts)
     return counts[identifier]
+
+
+def _bound(remembered: dict[str, Any]) -> None:
+    while len(remembered) > _MOST_REMEMBERED:
+        del remembered[next(iter(remembered))]
 
 
 def _or_never(at_s: float | None) -> float:
