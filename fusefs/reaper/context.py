@@ -30,12 +30,14 @@ class Context:
         clock: Clock,
         tell: Callable[[Event], None],
         changed: Callable[[], None],
+        save: Callable[[Clock], None],
     ) -> None:
         """Bring them together.
 
         clock  the last look at both clocks
         tell   takes each event
         changed  called when a status is not what it was
+        save   keeps the clock for the next service
         """
         self.kernel = kernel
         self.forker = forker
@@ -44,10 +46,14 @@ class Context:
         self._clock = clock
         self.changed = changed
         self._tell = tell
+        self._save = save
 
     def clock(self) -> Clock:
-        """Both clocks now: a jump of the wall clock is noticed at the next look."""
-        self._clock = jumped(self._clock, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        """Both clocks now: a jump of the wall clock is noticed at the next look, and not forgotten."""
+        before = self._clock
+        self._clock = jumped(before, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        if self._clock.eras != before.eras:
+            self._save(self._clock)
         return self._clock
 
     def tell(

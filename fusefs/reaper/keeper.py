@@ -188,7 +188,11 @@ class Keeper:
                 self.tally,
                 self.room,
                 self._limiter,
-                Tells(self._look_at_space, partial(self._post_sentries, opened.store)),
+                Tells(
+                    self._look_at_space,
+                    partial(self._post_sentries, opened.store),
+                    partial(self._find_users, opened),
+                ),
             )
             self._context.changed()
             try:
@@ -228,23 +232,32 @@ class Keeper:
             self._forget()
             self.volume_id = store.volume.id
             self.filesystem = opened.filesystem
-        if self._must_find or is_poll:
-            if self._u_watch is None:
-                with suppress(OSError):
-                    wanted = Happened.CREATE | Happened.MOVED_TO
-                    self._u_watch = self._context.watcher.add(store.u_fd, wanted, self._on_users)
-            uids = await in_thread(self._limiter, opened.users)
-            for uid in self.users.keys() - set(uids):
-                self._drop(uid)
-            for uid in uids:
-                if uid not in self.users:
-                    self.users[uid] = User(uid, self.path, self._most_remembered)
-            if is_poll and not store.kernel.is_local(store.fd):
-                for user in self.users.values():
-                    user.look_again()  # other hosts' doings come by no inotify
-            self._must_find = False
+        if is_poll:
             self._polled_at_s = boot_s()
-        self._post_sentries(store)
+            for uid, user in self.users.items():
+                # Other hosts' doings come by no inotify, nor what is in a folder that could not be watched.
+                if not store.kernel.is_local(store.fd) or not self._sentries[uid].is_complete():
+                    user.look_again()
+        self._must_find |= is_poll
+        await self._find_users(opened)
+        self._post_sentries(store)  # where a watch was lost
+
+    async def _find_users(self, opened: Opened) -> None:
+        """See whom the volume has, if somebody may have come."""
+        if not self._must_find:
+            return
+        self._must_find = False
+        if self._u_watch is None:
+            with suppress(OSError):
+                wanted = Happened.CREATE | Happened.MOVED_TO
+                self._u_watch = self._context.watcher.add(opened.store.u_fd, wanted, self._on_users)
+        uids = await in_thread(self._limiter, opened.users)
+        for uid in self.users.keys() - set(uids):
+            self._drop(uid)
+        for uid in uids:
+            if uid not in self.users:
+                self.users[uid] = User(uid, self.path, self._most_remembered)
+        self._post_sentries(opened.store)
 
     def _post_sentries(self, store: Store) -> None:
         """Watch the folders of all users that are not watched yet."""
@@ -261,9 +274,8 @@ class Keeper:
         if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
             self._u_watch = None
         self._must_find = True
-        if self.session is not None:
-            self.session.stop()  # the next one finds him
-        self.wake()
+        if self.session is None:
+            self.wake()  # a session looks around by itself
 
     def _most_remembered(self) -> int:
         return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.user import Part, User
 from fusefs.store.layout import DROP, USERS, Store
 
+_LOG = logging.getLogger(__name__)
 _COPY_S = 30.0
 """What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -35,13 +37,20 @@ class Sentry:
         self._watches: dict[bytes, list[int]] = {}
 
     def post(self, store: Store) -> None:
-        """Watch what is not watched yet; a folder that can't be watched is found by the next poll."""
+        """Watch what is not watched yet, as far as it can be."""
         for base in self.user.parts.keys() - self._watches.keys():
             self._watches[base] = []
-            with suppress(OSError):
+            try:
                 self._watch(store, self.user.parts[base])
+            except OSError as error:
+                _LOG.warning("a folder of uid %d can't be watched: %s", self.user.uid, error.strerror)
+                self._leave(base)
         for base in self._watches.keys() - self.user.parts.keys():
             self._leave(base)
+
+    def is_complete(self) -> bool:
+        """Whether all that happens will be told."""
+        return self._watches.keys() == self.user.parts.keys()
 
     def dismiss(self) -> None:
         """Watch nothing any more."""
@@ -53,11 +62,8 @@ class Sentry:
             self._context.watcher.remove(number)
 
     def _watch(self, store: Store, part: Part) -> None:
-        """Watch the folders in one store. A user's pointer leads there, so that the way goes through no link."""
-        name = Name(str(self.user.uid).encode())
-        with store.kernel.open_beneath(store.base_fd, _way(store, part.base, name), _DIR) as folder:
-            if store.kernel.fstat(folder).st_uid != self.user.uid:
-                raise OSError(errno.EPERM, "planted")
+        """Watch the folders in one store."""
+        with self._open_folder(store, part.base) as folder:
             watched = (
                 (State.ORPHANS, Happened.MOVED_TO | Happened.MOVED_FROM, self._on_orphans),
                 (State.RESTORING, Happened.DELETE, self._on_restoring),
@@ -66,6 +72,21 @@ class Sentry:
             for state, wanted, notice in watched:
                 self._add(store, folder, Name(state.value.encode()), wanted, part, notice)
             self._add(store, folder, DROP, Happened.MOVED_TO | Happened.CREATE, part, self._on_drop)
+
+    def _open_folder(self, store: Store, base: bytes) -> Fd:
+        """The user's folder in that store or in one below it. His own pointer leads there: through no link."""
+        kernel = store.kernel
+        with kernel.open_beneath(store.base_fd, join(*filter(None, (below(base, store.base_path), STORE))), _DIR) as fd:
+            users = kernel.open_dir(fd, USERS)
+        with users:
+            plain = b"%d" % self.user.uid
+            for name in (plain, *(name for name in kernel.list(users) if name.startswith(plain + b"."))):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    found = kernel.open_beneath(users, name, _DIR)
+                    if kernel.fstat(found).st_uid == self.user.uid:
+                        return found
+                    found.close()
+        raise FileNotFoundError(errno.ENOENT, "he has no folder there")
 
     def _add(
         self, store: Store, folder: Fd, name: Name, wanted: Happened, part: Part, notice: Callable[[Part, Event], None]
@@ -113,11 +134,6 @@ class Sentry:
     def _on_drop(self, _part: Part, event: Event) -> None:
         wait_s = _COPY_S if event.happened & Happened.CREATE else 0.0
         self.user.tend_at_s = boot_s() + wait_s
-
-
-def _way(store: Store, base: bytes, name: Name) -> bytes:
-    lower = below(base, store.base_path)
-    return join(*filter(None, (lower, STORE, USERS, name)))
 
 
 def _id(event: Event) -> str | None:

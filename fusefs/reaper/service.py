@@ -90,7 +90,11 @@ def serve(wanted: Wanted) -> None:
         watcher = owned.enter_context(Watcher())
         mounts = owned.enter_context(MountWatch())
         service = _Service(wanted, loaded, forker, watcher, runtime)
-        context = Context(Kernel(), forker, watcher, loaded.config, load_clock(state), service.tell, service.changed)
+        clock = load_clock(state)
+        save_clock(state, clock)  # whatever ends us, the next one knows what this clock was
+        context = Context(
+            Kernel(), forker, watcher, loaded.config, clock, service.tell, service.changed, partial(save_clock, state)
+        )
         try:
             trio.run(service.run, context, mounts)
         finally:
@@ -116,6 +120,7 @@ class _Service:
         self._started_ns = time.time_ns()
         self._changed = trio.Event()
         self._told = ""
+        self._asked: set[bytes] = set()  # by threads that have not come back
         self._mount_ids: frozenset[int] = frozenset()
 
     def tell(self, event: Event) -> None:
@@ -190,12 +195,22 @@ class _Service:
         limiter = trio.CapacityLimiter(_FINDERS)
         seen: dict[tuple[int, int], bytes] = {}
         for path in dict.fromkeys(self._wanted.volumes or (*configured, *mount_points(mounts))):
+            if path in self._asked:
+                continue  # it has not answered yet
             with trio.move_on_after(_HUNG_S):
-                store = await in_thread(limiter, partial(find_store, context.kernel, path))
+                store = await in_thread(limiter, partial(self._ask, context.kernel, path))
                 if store is not None and seen.setdefault(store, path) == path:
                     self._keep(context, nursery, path)
         for path in self._wanted.volumes or configured:
             self._keep(context, nursery, path)
+
+    def _ask(self, kernel: Kernel, path: bytes) -> tuple[int, int] | None:
+        """Find a store, in a thread; a hung mount point keeps one thread, not one for each time that we look."""
+        self._asked.add(path)
+        try:
+            return find_store(kernel, path)
+        finally:
+            self._asked.discard(path)
 
     def _keep(self, context: Context, nursery: trio.Nursery, path: bytes) -> None:
         if path not in self._keepers:

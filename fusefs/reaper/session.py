@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 0.1
 _QUANTUM_S = 0.5
 """Of one user's turn where others wait."""
-_SPACE_S = 2.0
+_AROUND_S = 2.0
 """Between two looks at the free space."""
 _MOST_HELD = 16
 """Removals that are held half-way at a time: more are parked."""
@@ -53,12 +53,14 @@ _LINGER_S = 2.0
 class Tells(NamedTuple):
     """Whom a session tells what it finds.
 
-    space  what is free, every few seconds
-    parts  a user has folders in stores that were not known
+    space   what is free, every few seconds
+    parts   a user has folders in stores that were not known
+    around  every few seconds: there may be users who were not known
     """
 
     space: Callable[[Space], None]
     parts: Callable[[], None]
+    around: Callable[[], Awaitable[None]]
 
 
 class Session:
@@ -126,7 +128,7 @@ class Session:
         """
         lost: ForkerLost | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_space)
+            nursery.start_soon(self._look_around)
             try:
                 await self._take_turns(nursery)
             except ForkerLost as error:
@@ -261,11 +263,13 @@ class Session:
             user.succeeded(boot_s())
         except DeputyLost as lost:
             self._dismiss(deputy)
+            user.give_back(order)
             if not self._is_stopping:
                 pause_s = user.failed(boot_s())
                 detail = f"{lost}; the next one begins in {format_duration(round(pause_s))}"
                 self._context.tell(Kind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail)
         except OSError as error:
+            user.give_back(order)
             self._intake.failed(user, error.errno or errno.EIO, "his folder can't be worked in", error.strerror or "")
         finally:
             for part in user.parts.values():
@@ -311,14 +315,16 @@ class Session:
         finally:
             self._is_probing = False
 
-    async def _watch_space(self) -> None:
+    async def _look_around(self) -> None:
+        """Look at what no child tells: free space, new users."""
         while True:
             try:
                 space = await in_thread(self._limiter, self._opened.space)
+                await self._tells.around()
             except OSError as error:
-                self._intake.volume_failed(error.errno or errno.EIO, "statvfs")
+                self._intake.volume_failed(error.errno or errno.EIO, "looking around")
             else:
                 self._tells.space(space)
                 self._intake.enforce_quota(space, self._users.values())
             self.wake()
-            await trio.sleep(_SPACE_S)
+            await trio.sleep(_AROUND_S)

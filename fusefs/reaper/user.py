@@ -15,7 +15,8 @@ _ENOUGH_DUE = 500
 """With so many due it is time to reap, and to look on later."""
 _PATIENCE_S, _MOST_PATIENCE_S = 2.0, 60.0
 """What one orphan may take before the next one of its user has its turn, and after some turns."""
-_FIRST_RETRY_S, _LAST_RETRY_S = 60.0, 3600.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 3600.0
+"""What was swapped just now may be locked by whoever did it still; what stays locked is asked for ever less often."""
 _FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
 _MOST_REMEMBERED = 1000
 
@@ -145,6 +146,18 @@ class User:
             return Tend()
         orders = (part.next_order(now_s) for part in self.parts.values() if part.wants(now_s))
         return next((order for order in orders if order is not None), None)
+
+    def give_back(self, order: Order) -> None:
+        """An order was not carried out: it is to be given again."""
+        match order:
+            case Tend():
+                self.tend_at_s = 0.0
+            case Look():
+                self.parts[order.base].fresh.update(order.ids or ())
+            case Measure():
+                self.parts[order.base].to_measure += order.ids
+            case Reap():
+                pass  # what is pending is put back anyway
 
     def wants(self, now_s: float) -> bool:
         """Whether `next_order` has one."""
