@@ -21,6 +21,7 @@ from fusefs.reaper.room import Room
 from fusefs.reaper.tally import Tally
 from fusefs.reaper.user import Part, Sofar, User
 from fusefs.reaper.volume import Opened, Space
+from fusefs.store.claim import Lost
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ TROUBLE = frozenset(
 """What says that the volume is not well, not one user's folder."""
 _MOST_IO_ERRORS = 3
 """Orphans in a row that met one of these inside: a disk that dies should be left alone."""
+_MOST_TRIES = 3
 _KINDS = {
     Method.EXCHANGE: Kind.SWAPPED,
     Method.TWO_RENAME: Kind.SWAPPED,
@@ -120,7 +122,7 @@ class Intake:
         if wait_s is None:
             part.upcoming.remove(seen.id)
         else:
-            part.upcoming.add(seen.id, boot_s() + wait_s)
+            part.upcoming.add(seen.id, max(boot_s() + wait_s, user.not_before_s(seen.id)))
         if self._has_quota() and seen.id not in part.known:
             part.known[seen.id] = known._replace(sight=see(self._context.clock(), seen.created_ns))
             part.to_measure.append(seen.id)
@@ -135,12 +137,13 @@ class Intake:
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
             user.not_ours(ended.id)
         if ended.error:
-            part.upcoming.add(ended.id, now_s + user.retry_s(ended.id))
+            part.upcoming.add(ended.id, user.retry_at_s(ended.id, now_s))
             self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
-        elif ended.lost == "gone":
+        elif ended.lost == Lost.GONE.value and user.n_tries(ended.id) >= _MOST_TRIES:
             user.forget(ended.id)
         elif ended.lost:
-            part.upcoming.add(ended.id, now_s + user.retry_s(ended.id))
+            # Gone it is as well while whoever threw it away replaces its record.
+            part.upcoming.add(ended.id, user.retry_at_s(ended.id, now_s))
         elif ended.stopped:
             user.parked(ended.id, _sofar(ended))
             part.upcoming.add(ended.id, now_s)

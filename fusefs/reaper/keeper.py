@@ -58,6 +58,7 @@ class Keeper:
         self._woken = trio.Event()
         self._pause: Pause | None = None
         self._must_find = True
+        self._must_open = False
         self._sentries: dict[int, Sentry] = {}
         self._u_watch: int | None = None
         self._n_breaks = 0
@@ -84,11 +85,9 @@ class Keeper:
         self.wake()
 
     def look_again(self) -> None:
-        """Something was mounted or unmounted: look whether it was here, where there is nothing to lose by it."""
+        """Something was mounted or unmounted: look whether it was here; a session comes to its end first."""
+        self._must_open = True
         if self.session is None:
-            self._must_find = True
-            if self.phase is Phase.GONE:
-                self._rests_until_s = 0.0
             self.wake()
 
     def set_pause(self, pause: Pause | None) -> None:
@@ -175,7 +174,8 @@ class Keeper:
         """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
         now_s = boot_s()
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
-        if not (self._must_find or is_poll or any(user.wants(now_s) for user in self.users.values())):
+        must_open = self._must_find or self._must_open or is_poll
+        if not must_open and not any(user.wants(now_s) for user in self.users.values()):
             return
         self._be(Phase.LOOKING)
         with await in_thread(self._limiter, partial(open_volume, self._context.kernel, self.path)) as opened:
@@ -226,6 +226,7 @@ class Keeper:
     async def _begin(self, opened: Opened, *, is_poll: bool) -> None:
         """See to it that this is the volume that we know, and whom it has."""
         store = opened.store
+        self._must_open = False
         if store.volume.id != self.volume_id:
             if self.volume_id:
                 _LOG.warning("%s is another volume now: all of it is looked at anew", printable(self.path))
@@ -283,7 +284,7 @@ class Keeper:
     def _idle_s(self) -> float:
         """All is done: for how long nothing is due."""
         self._be(Phase.IDLE)
-        if self._must_find:
+        if self._must_find or self._must_open:
             return 0.0
         now_s = boot_s()
         poll_s = self._polled_at_s + self._context.config.poll_s

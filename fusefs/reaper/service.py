@@ -148,6 +148,7 @@ class _Service:
             nursery.start_soon(self._watch_mounts, context, nursery, mounts)
             nursery.start_soon(self._tell_status)
             context.tell(Kind.STARTED, detail=f"trashd {version('trashd')}, {_volumes(len(self._keepers))}")
+            self._write_status()
             self._notifier.ready(self._summary())
             nursery.start_soon(self._stay_alive)
         context.tell(Kind.STOPPED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
 
 
@@ -17,7 +18,7 @@ class Upcoming:
         self._most = most
         self._times: dict[str, float] = {}
         self._queue: list[tuple[float, str]] = []
-        self.is_cut = False
+        self._soonest_dropped_s = math.inf
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -26,7 +27,7 @@ class Upcoming:
         """Forget all: somebody looks from the beginning."""
         self._times.clear()
         self._queue.clear()
-        self.is_cut = False
+        self._soonest_dropped_s = math.inf
 
     def add(self, identifier: str, at_s: float) -> None:
         """Note a container, or another time for it."""
@@ -34,9 +35,9 @@ class Upcoming:
         insort(self._queue, (at_s, identifier))
         self._times[identifier] = at_s
         if len(self._queue) > self._most:
-            _at_s, dropped = self._queue.pop()
+            dropped_at_s, dropped = self._queue.pop()
             del self._times[dropped]
-            self.is_cut = True
+            self._soonest_dropped_s = min(self._soonest_dropped_s, dropped_at_s)
 
     def remove(self, identifier: str) -> None:
         """Forget a container; one that is not known is none."""
@@ -56,9 +57,13 @@ class Upcoming:
             del self._times[identifier]
         return taken
 
+    def is_cut(self) -> bool:
+        """Whether there were more than are kept."""
+        return self._soonest_dropped_s < math.inf
+
     def must_look(self) -> bool:
-        """Whether others had been dropped, and all that were kept are taken."""
-        return self.is_cut and not self._queue
+        """Whether something that was dropped comes before all that is kept."""
+        return self.is_cut() and (not self._queue or self._queue[0][0] > self._soonest_dropped_s)
 
     def next_at_s(self) -> float | None:
         """When the next one is due; None if none is known."""

@@ -60,7 +60,7 @@ class Part:
 
     def looked(self, last: str, now_s: float) -> None:
         """A page was read, up to that id; empty: the last one."""
-        is_full_of_due = self.upcoming.is_cut and self.upcoming.n_due(now_s) == len(self.upcoming)
+        is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
         self._after = None if is_full_of_due else last or None  # there is no room for what comes later
 
     def next_order(self, now_s: float) -> Order | None:
@@ -119,6 +119,7 @@ class User:
         self._n_strikes = 0
         self._n_parked: dict[str, int] = {}
         self._n_tries: dict[str, int] = {}
+        self._not_before_s: dict[str, float] = {}
         self._sofar: dict[str, Sofar] = {}
 
     def tended(self, bases: Iterable[bytes]) -> bool:
@@ -228,15 +229,27 @@ class User:
         if now_s > self._retry_at_s + _GRUDGE_S:
             self._n_strikes = 0
 
-    def retry_s(self, identifier: str) -> float:
-        """How long to wait before an orphan is tried again that somebody holds, or that failed."""
-        return min(_FIRST_RETRY_S * 2.0 ** (_count(self._n_tries, identifier) - 1), _LAST_RETRY_S)
+    def retry_at_s(self, identifier: str, now_s: float) -> float:
+        """When to try an orphan again that somebody holds, or that failed; later each time."""
+        wait_s = min(_FIRST_RETRY_S * 2.0 ** (_count(self._n_tries, identifier) - 1), _LAST_RETRY_S)
+        self._not_before_s[identifier] = now_s + wait_s
+        _bound(self._not_before_s)
+        return now_s + wait_s
+
+    def not_before_s(self, identifier: str) -> float:
+        """When it may be tried again, whatever its record says; 0 for now."""
+        return self._not_before_s.get(identifier, 0.0)
+
+    def n_tries(self, identifier: str) -> int:
+        """How often it was tried in vain."""
+        return self._n_tries.get(identifier, 0)
 
     def forget(self, identifier: str) -> None:
         """It is gone."""
         self._n_parked.pop(identifier, None)
         self._sofar.pop(identifier, None)
         self._n_tries.pop(identifier, None)
+        self._not_before_s.pop(identifier, None)
         for part in self.parts.values():
             part.upcoming.remove(identifier)
             part.known.pop(identifier, None)

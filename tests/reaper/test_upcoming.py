@@ -35,7 +35,7 @@ def test_whoever_took_all_that_was_kept_must_look_again() -> None:
     upcoming = Upcoming(2)
     for n in range(3):
         upcoming.add(f"id{n}", float(n))
-    assert upcoming.is_cut
+    assert upcoming.is_cut()
     assert not upcoming.must_look()
     assert upcoming.take(10.0, 5) == ["id0", "id1"]
     assert upcoming.must_look()
@@ -49,7 +49,7 @@ def test_what_is_kept_is_what_comes_soonest(added: dict[str, float]) -> None:
     for identifier, at_s in added.items():
         upcoming.add(identifier, at_s)
     soonest = sorted((at_s, identifier) for identifier, at_s in added.items())[:MOST]
-    assert upcoming.is_cut == (len(added) > MOST)
+    assert upcoming.is_cut() == (len(added) > MOST)
     assert upcoming.take(100.0, 100) == [identifier for _at_s, identifier in soonest]
 
 
@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
         assert self.upcoming.next_at_s() == (min(self.model.values()) if self.model else None)
         for now_s in (0.0, 7.0, 20.0):
             assert self.upcoming.n_due(now_s) == sum(at_s <= now_s for at_s in self.model.values())
-        assert not self.upcoming.is_cut
+        assert not self.upcoming.is_cut()
 
 
 TestMachine = Machine.TestCase
