@@ -6,6 +6,7 @@ The docstring's first line is the message; `detail` says what it was about.
 from __future__ import annotations
 
 import errno as _errno
+from typing import NamedTuple
 
 from fusefs.core.names import printable
 
@@ -35,6 +36,36 @@ class UsageError(TrashdError):
     exit_code = 2
     errno = _errno.EINVAL
     hint = "see --help"
+
+
+class Problem(NamedTuple):
+    """What is wrong in a configuration, and what to write instead.
+
+    line  None if it is the file as a whole
+    """
+
+    file: str
+    line: int | None
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        """For a person, on one line."""
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.what}" + (f" ({self.fix})" if self.fix else "")
+
+
+class BadConfig(TrashdError):
+    """The configuration has problems"""
+
+    exit_code = 2
+    errno = _errno.EINVAL
+    hint = "trashd config check shows all of them"
+
+    def __init__(self, detail: str | bytes = "", hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
+        """problems: every one that was found; the detail is the first unless told."""
+        super().__init__(detail or (str(problems[0]) if problems else ""), hint)
+        self.problems = problems
 
 
 class Refused(TrashdError):
@@ -91,6 +122,12 @@ class NotFound(TrashdError):
     exit_code = 5
     errno = _errno.ENOENT
     hint = "trashd list shows what there is"
+
+
+class NotRunning(NotFound):
+    """No reaper service runs"""
+
+    hint = "systemctl start trashd-reaper (trashd service install puts it there), or run one by hand: trashd reaper"
 
 
 class NoStore(TrashdError):
@@ -179,12 +216,19 @@ class Incomplete(TrashdError):
     exit_code = 13
 
 
+class Unwell(TrashdError):
+    """A volume's reaper needs somebody's help"""
+
+    exit_code = 14
+    hint = "trashd status shows its last errors"
+
+
 BY_NAME: dict[str, type[TrashdError]] = {
     kind.__name__: kind
     for kind in (
-        TrashdError, UsageError, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
-        NotPermitted, NotFound, NoStore, Untrusted, NoBacking, CrossesBoundary, BadRecord, Busy, Occupied, Unsettled,
-        KernelRefused, AuthorityLost, Incomplete,
+        TrashdError, UsageError, BadConfig, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
+        NotPermitted, NotFound, NotRunning, NoStore, Untrusted, NoBacking, CrossesBoundary, BadRecord, Busy, Occupied,
+        Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell,
     )
 }  # fmt: skip
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""

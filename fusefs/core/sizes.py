@@ -13,11 +13,12 @@ def parse_size(text: str) -> int:
 
     Raises  ValueError with a message for the person who typed it
     """
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
+    found = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,6}))?([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
     if not found:
         raise ValueError(f"{text!r} is not a size: write 4096, 64K, 1.5G or 2T")
-    number, unit = found.groups()
-    size = int(float(number) * _UNITS[unit])
+    whole, part, unit = found.groups(default="")
+    scale: int = 10 ** len(part)
+    size = int(whole) * _UNITS[unit] + int(part or 0) * _UNITS[unit] // scale
     if size > _MOST:
         raise ValueError(f"{text!r} is too large")
     return size

@@ -22,7 +22,7 @@ ERRNOS = (
     errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EXDEV, errno.EROFS, errno.EINTR, errno.EMFILE,
 )  # fmt: skip
 BY_ROOT = (
-    "swap", "swap-two-rename", "rm", "adopt", "restore-late", "restore-two-rename-late", "reap",
+    "swap", "swap-two-rename", "rm", "adopt", "restore-late", "restore-two-rename-late", "keep", "reap",
     "recover-swap", "recover-swap-in-the-gap", "recover-restore", "recover-restore-in-the-gap",
 )  # fmt: skip
 WITH_LOANS = ("swap-lent", "restore-late-lent", "adopt-lent")

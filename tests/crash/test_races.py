@@ -10,6 +10,7 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from tests.support.acts import (
     ADOPT,
+    KEEP,
     REAP,
     REMOVE,
     RESTORE,
@@ -111,12 +112,36 @@ def test_exactly_one_command_gets_an_orphan(volume: Path, name: str) -> None:
             assert len(snapshot(home(volume))) > 1, told
 
 
+BESIDE_A_KEEP = {
+    "keep-reap": (KEEP, REAP),
+    "reap-keep": (REAP, KEEP),
+    "keep-restore": (KEEP, RESTORE),
+    "restore-keep": (RESTORE, KEEP),
+    "keep-keep": (KEEP, KEEP),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_A_KEEP)
+def test_orphan_is_kept_or_goes_and_nobody_meets_half_of_it(volume: Path, name: str) -> None:
+    first, second = BESIDE_A_KEEP[name]
+    for n, before, of_first, of_second in races(first, second, volume):
+        told = f"stopped before call {n}: {of_first}, {of_second}"
+        assert WON in (of_first, of_second), told
+        assert BROKEN not in (of_first, of_second), told
+        settle(volume)
+        gone = [scene for scene, code in ((first, of_first), (second, of_second)) if code == WON and scene is not KEEP]
+        assert len(orphans(volume)) == (0 if gone else 1), told
+        if not any(scene.is_reap for scene in gone):
+            assert_nothing_lost(first, volume, before)
+
+
 LIVE = {
     "swap": SWAP,
     "swap-two-rename": SWAP_TWICE,
     "rm": REMOVE,
     "restore-late": RESTORE_LATE,
     "restore-two-rename": RESTORE_TWICE,
+    "keep": KEEP,
     "reap": REAP,
     "adopt": ADOPT,
 }

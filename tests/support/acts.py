@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from fusefs.linux.kernel import Kernel
+from fusefs.store.find import find_container
+from fusefs.store.keep import For, keep_by_id
 from fusefs.store.verbs import own_folder
 from tests.support.scenes import HOME, USER, Act, DyingAfter, Prepare, Scene, home
 from tests.support.store import DyingAt, in_child, opened, reap_now, recover_all, remove, restore, swap
@@ -114,6 +116,11 @@ def _restore(volume: Path, kernel: Kernel, inside: bytes | None = None, to: str 
     return restore(volume, only_id(volume), kernel, inside, where)
 
 
+def _keep(volume: Path, kernel: Kernel) -> object:
+    volumes = [os.fsencode(volume)]
+    return keep_by_id(kernel, volumes, find_container(kernel, volumes, only_id(volume)), For(None))
+
+
 def _reap(volume: Path, kernel: Kernel) -> object:
     return reap_now(volume, only_id(volume), kernel)
 
@@ -159,6 +166,8 @@ RESTORE_TWICE = Scene(make_orphan, _restore, exchange=False)
 RESTORE_TWICE_LATE = Scene(write_late, _restore, exchange=False)
 RESTORE_BY_ROOT = Scene(make_read_only_orphan, _restore, uid=USER, by=0, is_gapless=True)
 RESTORE_TO_BY_ROOT = Scene(make_read_only_orphan, partial(_restore, to="elsewhere"), uid=USER, by=0, is_gapless=True)
+KEEP = Scene(make_orphan, _keep, is_gapless=True)
+KEEP_BY_ROOT = Scene(make_orphan, _keep, uid=USER, by=0, is_gapless=True)
 REAP = Scene(make_orphan, _reap, is_gapless=True, is_reap=True)
 REAP_BY_ROOT = Scene(make_orphan, _reap, uid=USER, by=0, is_gapless=True, is_reap=True)
 RECOVER_SWAP = Scene(killed_after(make_victim, _swap, "exchange"), _recover, is_gapless=True)
@@ -192,6 +201,8 @@ SCENES = {
     "restore-two-rename-late": RESTORE_TWICE_LATE,
     "restore-by-root": RESTORE_BY_ROOT,
     "restore-to-by-root": RESTORE_TO_BY_ROOT,
+    "keep": KEEP,
+    "keep-by-root": KEEP_BY_ROOT,
     "reap": REAP,
     "reap-by-root": REAP_BY_ROOT,
     "recover-swap": RECOVER_SWAP,

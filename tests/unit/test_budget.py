@@ -47,6 +47,10 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
+def test_sizes_that_no_float_holds_are_exact() -> None:
+    assert parse_size(str((1 << 60) - 1)) == (1 << 60) - 1
+
+
 @pytest.mark.parametrize("text", ["", "K", "-1", "1e3", "1,5G", "1 G G", "٣", "9999999999T", "5/s"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|large"):

@@ -1,0 +1,256 @@
+"""The configuration: TOML texts in, one Config out, or every problem with its file, line and fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from fusefs.core import kinds
+from fusefs.core.document import Source, read_document
+from fusefs.core.errors import BadConfig, Problem
+from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark, is_at_or_below
+from fusefs.core.settings import Key, Schema, Settings, Tables, read_settings
+
+POLL_S = 600
+"""Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""
+HOOK_TIMEOUT_S = 30
+"""To reload a log writer takes a second; what takes longer hangs, and holds a place that other hooks want."""
+AUDIT_FILE = "/var/log/trashd/audit.log"
+LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Hooks(NamedTuple):
+    """Commands to be run after something happened; None: none."""
+
+    on_reaped: tuple[str, ...] | None = None
+    on_quarantine: tuple[str, ...] | None = None
+    on_low_space: tuple[str, ...] | None = None
+    on_swap: tuple[str, ...] | None = None
+    timeout_s: int = HOOK_TIMEOUT_S
+    user: str = "nobody"
+
+
+class Metrics(NamedTuple):
+    """Where figures for Prometheus are told: a file for the node exporter, a host and port; None: nowhere."""
+
+    textfile: str | None = None
+    http: tuple[str, int] | None = None
+
+
+class Config(NamedTuple):
+    """What is in force.
+
+    defaults  for every volume that is not in `volumes`; its path is empty
+    volumes   those that the configuration names
+    audit     the audit log; None: the journal only
+    poll_s    how often to look where the kernel doesn't tell
+    """
+
+    defaults: VolumePolicy = VolumePolicy(b"")
+    volumes: tuple[VolumePolicy, ...] = ()
+    hooks: Hooks = Hooks()
+    metrics: Metrics = Metrics()
+    audit: str | None = AUDIT_FILE
+    poll_s: int = POLL_S
+
+    def volume(self, path: bytes) -> VolumePolicy:
+        """What holds for the volume that is mounted there."""
+        path = path.rstrip(b"/") or b"/"
+        return next((volume for volume in self.volumes if volume.path == path), self.defaults._replace(path=path))
+
+
+RULES: Schema = {
+    "retention": kinds.or_none(kinds.DURATION, "never"),
+    "minimum_age": kinds.DURATION,
+    "keep": kinds.PATTERNS,
+    "authority": kinds.AUTHORITY,
+    "users": kinds.USERS,
+    "clears_flags": kinds.FLAG,
+}
+_FREE: Schema = {"low": kinds.SHARE, "high": kinds.SHARE}
+VOLUME: Schema = {
+    "serve": kinds.FLAG,
+    **RULES,
+    "paced": kinds.FLAG,
+    "max_rate": kinds.or_none(kinds.RATE),
+    "max_bytes": kinds.or_none(kinds.RATE),
+    "windows": kinds.WINDOWS,
+    "horizon": kinds.or_none(kinds.TIME_LIMIT),
+    "quota": {
+        "bytes": kinds.or_none(kinds.SIZE),
+        "inodes": kinds.or_none(kinds.COUNT),
+        "share": kinds.or_none(kinds.SHARE),
+    },
+    "free_space": _FREE,
+    "free_inodes": _FREE,
+}
+HOOKS: Schema = {
+    "on_reaped": kinds.COMMAND,
+    "on_quarantine": kinds.COMMAND,
+    "on_low_space": kinds.COMMAND,
+    "on_swap": kinds.COMMAND,
+    "timeout": kinds.TIME_LIMIT,
+    "user": kinds.USER,
+}
+METRICS: Schema = {
+    "textfile": kinds.or_none(kinds.FILE),
+    "http": kinds.or_none(kinds.ADDRESS),
+    "allow_remote": kinds.FLAG,
+}
+CONFIG: Schema = {
+    "poll": kinds.TIME_LIMIT,
+    "audit": kinds.or_none(kinds.FILE),
+    "defaults": VOLUME,
+    "volume": Tables({**VOLUME, "rules": Tables(RULES)}),
+    "hooks": HOOKS,
+    "metrics": METRICS,
+}
+
+
+DEFAULTS = Config()
+
+
+def read_config(sources: Sequence[Source], defaults: Config = DEFAULTS) -> Config:
+    """The configuration that the sources give together: of two that set the same key the later.
+
+    defaults  what holds where they say nothing
+    Raises    BadConfig with every problem that can be seen at once
+    """
+    return read_with_places(sources, defaults)[0]
+
+
+def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings]:
+    """The same, and where each setting in force stands."""
+    problems: list[Problem] = []
+    settings: Settings = {}
+    for source in sources:
+        try:
+            document = read_document(source)
+        except BadConfig as error:
+            problems += error.problems
+        else:
+            settings |= read_settings(document, CONFIG, problems)
+    config = _Building(settings, problems).config(defaults)
+    if problems:
+        raise BadConfig(problems=tuple(problems))
+    return config, settings
+
+
+class _Building:
+    """Settings turned into values, each checked against those beside it."""
+
+    def __init__(self, settings: Settings, problems: list[Problem]) -> None:
+        self._settings = settings
+        self._problems = problems
+
+    def config(self, base: Config) -> Config:
+        """All of it."""
+        defaults = self._volume(("defaults",), base.defaults)
+        volumes = tuple(self._volume(("volume", path), defaults._replace(path=path)) for path in self._paths("volume"))
+        return Config(
+            defaults=defaults,
+            volumes=volumes,
+            hooks=self._hooks(base.hooks),
+            metrics=self._metrics(base.metrics),
+            audit=self._get(("audit",), base.audit),
+            poll_s=self._get(("poll",), base.poll_s),
+        )
+
+    def _get(self, key: Key, otherwise: Any) -> Any:
+        setting = self._settings.get(key)
+        return otherwise if setting is None else setting.value
+
+    def _wrong(self, keys: Iterable[Key], what: str, fix: str) -> None:
+        """Note a problem at the first of these keys that is set; what nobody set can't be wrong."""
+        place = next((self._settings[key].place for key in keys if key in self._settings), None)
+        if place is not None:
+            self._problems.append(place.problem(what, fix))
+
+    def _paths(self, *above: str | bytes) -> list[bytes]:
+        """The paths of an array of tables, in the order in which they were first named."""
+        length = len(above) + 1
+        return [
+            path
+            for key in self._settings
+            if key[:-1] == above and len(key) == length and isinstance(path := key[-1], bytes)
+        ]
+
+    def _volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
+        def get(key: str, otherwise: Any) -> Any:
+            return self._get((*at, key), otherwise)
+
+        rules = self._rules(at, base.rules)
+        paths = tuple((path, self._rules((*at, "rules", path), rules)) for path in self._paths(*at, "rules"))
+        for path, _rules in paths:
+            if not is_at_or_below(path, base.path):
+                what = f"{kinds.bare(path.decode())} is not inside {kinds.bare(base.path.decode())}"
+                self._wrong([(*at, "rules", path)], what, "rules stand below the volume that they are for")
+        return VolumePolicy(
+            path=base.path,
+            is_served=get("serve", base.is_served),
+            rules=rules,
+            paths=paths,
+            max_entries_per_s=get("max_rate", base.max_entries_per_s),
+            max_bytes_per_s=get("max_bytes", base.max_bytes_per_s),
+            windows=get("windows", base.windows),
+            horizon_s=get("horizon", base.horizon_s),
+            quota=Quota(*(self._get((*at, "quota", key), getattr(base.quota, key)) for key in Quota._fields)),
+            blocks=self._watermark((*at, "free_space"), base.blocks),
+            inodes=self._watermark((*at, "free_inodes"), base.inodes),
+            paced=get("paced", base.paced),
+        )
+
+    def _rules(self, at: Key, base: Rules) -> Rules:
+        keys = ("retention", "minimum_age", "keep", "authority", "users", "clears_flags")
+        rules = Rules(*(self._get((*at, key), value) for key, value in zip(keys, base, strict=True)))
+        if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
+            self._wrong(
+                [(*at, "retention"), (*at, "minimum_age")],
+                "retention is shorter than minimum_age",
+                "nothing is reaped below minimum_age: lower it, or raise retention",
+            )
+        is_root = rules.authority is Authority.ROOT
+        if is_root and not rules.users:
+            fix = 'add users = ["ci"]: users write records, so that a path alone proves nothing'
+            self._wrong([(*at, "authority"), (*at, "users")], 'authority = "root" without users', fix)
+        if not is_root and (*at, "users") in self._settings and rules.users:
+            self._wrong([(*at, "users")], 'users without authority = "root"', 'add authority = "root", or drop users')
+        if rules.clears_flags and not is_root:
+            fix = "only root may clear them, and only where his own policy says so"
+            self._wrong([(*at, "clears_flags"), (*at, "authority")], 'clears_flags without authority = "root"', fix)
+        return rules
+
+    def _watermark(self, at: Key, base: Watermark | None) -> Watermark | None:
+        low, high = base or Watermark(0.0, 0.0)
+        low, high = self._get((*at, "low"), low), self._get((*at, "high"), high)
+        if low == 0:
+            return None
+        if low >= high:
+            what = f"low = {kinds.SHARE.write(low)} is not below high = {kinds.SHARE.write(high)}"
+            fix = f"hurrying ends at high, and begins at low; low = {kinds.quoted('0%')} turns it off"
+            self._wrong([(*at, "low"), (*at, "high")], what, fix)
+        return Watermark(low, high)
+
+    def _hooks(self, base: Hooks) -> Hooks:
+        def get(key: str, otherwise: Any) -> Any:
+            return self._get(("hooks", key), otherwise)
+
+        return Hooks(
+            on_reaped=get("on_reaped", base.on_reaped),
+            on_quarantine=get("on_quarantine", base.on_quarantine),
+            on_low_space=get("on_low_space", base.on_low_space),
+            on_swap=get("on_swap", base.on_swap),
+            timeout_s=get("timeout", base.timeout_s),
+            user=get("user", base.user),
+        )
+
+    def _metrics(self, base: Metrics) -> Metrics:
+        metrics = Metrics(*(self._get(("metrics", key), getattr(base, key)) for key in Metrics._fields))
+        allowed = self._get(("metrics", "allow_remote"), False)
+        if metrics.http is not None and metrics.http[0] not in LOCAL_HOSTS and not allowed:
+            what = f"http = {kinds.ADDRESS.write(metrics.http)} is open to other machines"
+            self._wrong([("metrics", "http")], what, 'write "127.0.0.1:9817", or add allow_remote = true')
+        if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
+            what = f"textfile = {kinds.shown(metrics.textfile)} is none that the node exporter reads"
+            self._wrong([("metrics", "textfile")], what, "its name ends with .prom")
+        return metrics

@@ -1,0 +1,206 @@
+"""What an administrator wants of the reaper, and the decisions that follow from it: values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from fusefs.core.clock import Clock, Sight, age_ns, see
+from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.names import ContainerId
+from fusefs.core.windows import Window
+
+MINIMUM_AGE_S = 600
+"""Ten minutes, whatever the volume lacks: to notice that it was the wrong directory, and to type the restore."""
+HORIZON_S = 86_400
+"""A day: what fell due is gone before as much again falls due, in an even flow."""
+LOW, HIGH = 0.05, 0.10
+"""Of a volume. Below 5 % free filesystems get slow, and people call; at 10 % there is room for the next hour's work."""
+
+
+class Authority(Enum):
+    """Who deletes: the user who asked, or root for him."""
+
+    ASKER = "asker"
+    ROOT = "root"
+
+
+class Rules(NamedTuple):
+    """What holds for orphans from one place.
+
+    retention_s    for whoever did not ask for another one than the usual; None: kept until space is wanted
+    minimum_age_s  no rule lets an orphan go younger than that, unless its owner asked for less himself
+    keep           patterns (fnmatch, `*` matches `/` too) of origins: never reaped by itself
+    users          names or uids for whom `authority` holds if it is ROOT: users write records, so that a path in one
+                   proves nothing
+    clears_flags   immutable and append-only ones too, where root deletes
+    """
+
+    retention_s: int | None = DEFAULT_RETENTION_S
+    minimum_age_s: int = MINIMUM_AGE_S
+    keep: tuple[str, ...] = ()
+    authority: Authority = Authority.ASKER
+    users: tuple[str, ...] = ()
+    clears_flags: bool = False
+
+    def gives_root(self, uid: int, name: str) -> bool:
+        """Whether root deletes what this user swapped."""
+        return self.authority is Authority.ROOT and (name in self.users or str(uid) in self.users)
+
+    def keeps(self, origin: bytes | None) -> bool:
+        """Whether a pattern keeps what came from there."""
+        return origin is not None and any(fnmatchcase(origin, pattern.encode()) for pattern in self.keep)
+
+
+class Quota(NamedTuple):
+    """How much the trash of one volume may take, of each kind; None: any amount. A full trash blocks no delete."""
+
+    bytes: int | None = None
+    inodes: int | None = None
+    share: float | None = None
+
+    def limit_bytes(self, total_bytes: int) -> int | None:
+        """Bytes that the trash may take on a volume of that size."""
+        of_volume = None if self.share is None else int(self.share * total_bytes)
+        return min((limit for limit in (self.bytes, of_volume) if limit is not None), default=None)
+
+
+class Watermark(NamedTuple):
+    """Shares of a volume that should be free: below `low` the reaper hurries, until there is `high`."""
+
+    low: float = LOW
+    high: float = HIGH
+
+
+class VolumePolicy(NamedTuple):
+    """What holds for one volume.
+
+    path               where it is mounted
+    paths              rules for what came from a directory or from below it; of several the deepest
+    max_entries_per_s  and bytes; None: as fast as the kernel, as far as neighbours allow
+    windows            none: always. The free-space rule doesn't wait for one
+    horizon_s          the backlog shall be gone within; None: at whatever pace neighbours allow
+    blocks, inodes     watermarks; None: nothing hurries
+    paced              whether it makes way for others who use the disk
+    """
+
+    path: bytes
+    is_served: bool = True
+    rules: Rules = Rules()
+    paths: tuple[tuple[bytes, Rules], ...] = ()
+    max_entries_per_s: int | None = None
+    max_bytes_per_s: int | None = None
+    windows: tuple[Window, ...] = ()
+    horizon_s: int | None = HORIZON_S
+    quota: Quota = Quota()
+    blocks: Watermark | None = Watermark()
+    inodes: Watermark | None = Watermark()
+    paced: bool = True
+
+    def rules_for(self, origin: bytes | None) -> Rules:
+        """The rules for what came from there; those of the volume for what was dropped."""
+        deepest = self.deepest(origin)
+        return self.rules if deepest is None else dict(self.paths)[deepest]
+
+    def deepest(self, origin: bytes | None) -> bytes | None:
+        """The path among `paths` whose rules those are; None if they are the volume's."""
+        found = (path for path, _rules in self.paths if origin is not None and is_at_or_below(origin, path))
+        return max(found, key=len, default=None)
+
+
+class Size(NamedTuple):
+    """What a container holds, as somebody counted it."""
+
+    n_entries: int
+    n_bytes: int
+
+
+class Known(NamedTuple):
+    """What the service knows of one container.
+
+    created_ns   wall time, by the word of whoever made it
+    retention_s  as its owner asked; None: pinned
+    origin       full path; None for what was dropped
+    is_claimed   in reaping/: somebody let go of it already
+    size         None if nobody has counted
+    sight        None: it is seen for the first time now
+    """
+
+    id: ContainerId
+    created_ns: int
+    retention_s: int | None
+    origin: bytes | None = None
+    is_claimed: bool = False
+    size: Size | None = None
+    sight: Sight | None = None
+
+
+def is_at_or_below(path: bytes, top: bytes) -> bool:
+    """Whether an absolute path is `top`, or lies in it."""
+    return path == top or path.startswith(top.rstrip(b"/") + b"/")
+
+
+def due_at_s(known: Known, rules: Rules, clock: Clock, *, early: bool = False) -> float | None:
+    """Seconds until an orphan may be reaped, 0 or less if it may now; None: not by itself.
+
+    early  space is wanted: its retention is given up, but not its first minutes
+    """
+    if known.is_claimed:
+        return 0.0
+    if known.retention_s is None or rules.keeps(known.origin):
+        return None
+    asked_for_other = known.retention_s != DEFAULT_RETENTION_S
+    retention_s = known.retention_s if asked_for_other else rules.retention_s
+    least_s = min(rules.minimum_age_s, known.retention_s) if asked_for_other else rules.minimum_age_s
+    if early:
+        wait_s = least_s
+    elif retention_s is None:
+        return None
+    else:
+        wait_s = max(retention_s, least_s)
+    return wait_s - _age_s(known, clock)
+
+
+def _age_s(known: Known, clock: Clock) -> float:
+    return age_ns(clock, known.created_ns, known.sight or see(clock, known.created_ns)) / 1e9
+
+
+def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> bool:
+    """Whether a volume wants space.
+
+    free     share that ordinary users can have; None where the filesystem doesn't count it (inodes on btrfs)
+    hurried  whether it did at the last look: it goes on until `high`
+    """
+    if watermark is None or free is None:
+        return False
+    return free < (watermark.high if hurried else watermark.low)
+
+
+def beyond_quota(trash: Iterable[Known], volume: VolumePolicy, clock: Clock, total_bytes: int) -> list[ContainerId]:
+    """The orphans that have to go before their time, oldest first, so that the rest is within the volume's quota.
+
+    Pinned and kept ones stay, and count; so does what is too young. What nobody has counted takes no room as yet, and
+    what is claimed goes anyway.
+    """
+    counted = [(known, known.size) for known in trash if known.size is not None and not known.is_claimed]
+    too_many = _excess((size.n_entries for _known, size in counted), volume.quota.inodes)
+    too_much = _excess((size.n_bytes for _known, size in counted), volume.quota.limit_bytes(total_bytes))
+    if too_many <= 0 and too_much <= 0:
+        return []
+    going = []
+    for known, size in sorted(counted, key=lambda one: (-_age_s(one[0], clock), one[0].id)):
+        due_s = due_at_s(known, volume.rules_for(known.origin), clock, early=True)
+        if due_s is None or due_s > 0:
+            continue
+        going.append(known.id)
+        too_many, too_much = too_many - size.n_entries, too_much - size.n_bytes
+        if too_many <= 0 and too_much <= 0:
+            break
+    return going
+
+
+def _excess(sizes: Iterable[int], limit: int | None) -> int:
+    """By how much they are above a limit; 0 or less if they are not."""
+    return 0 if limit is None else sum(sizes) - limit

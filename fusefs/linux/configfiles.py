@@ -1,0 +1,144 @@
+"""The configuration's files: found, looked at with distrust, read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from fusefs.core.config import Config, read_with_places
+from fusefs.core.document import TEXT_MAX_BYTES, Source, decode_source
+from fusefs.core.errors import BadConfig, Problem
+from fusefs.core.names import printable
+from fusefs.core.settings import Settings
+from fusefs.linux.fd import Fd
+
+SYSTEM_DIR = b"/etc/trashd"
+_FILE, _DROP_INS, _ENDING = b"config.toml", b"config.d", b".toml"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Loaded(NamedTuple):
+    """A configuration, the files that it came from, in the order in which they were read, and what each of them set."""
+
+    config: Config
+    files: tuple[bytes, ...]
+    settings: Settings
+
+
+def config_dir() -> bytes | None:
+    """Where this user's configuration is: the system's for root; None for somebody without a home."""
+    if os.geteuid() == 0:
+        return SYSTEM_DIR
+    given = os.environb.get(b"XDG_CONFIG_HOME", b"")
+    home = given if given.startswith(b"/") else os.path.expanduser(b"~/.config")
+    return home + b"/trashd" if home.startswith(b"/") else None
+
+
+def base_config(*, of_root: bool) -> Config:
+    """What holds where no file says anything: only root's service has an audit log by itself."""
+    return Config() if of_root else Config(audit=None)
+
+
+def load_config(directory: bytes | None = None) -> Loaded:
+    """The configuration in force for this user; without any file the defaults.
+
+    directory  instead of `config_dir`
+    Raises     BadConfig with all that is wrong in any of the files
+    """
+    found, problems = _find(directory or config_dir())
+    return _load(found, problems, base_config(of_root=os.geteuid() == 0), is_trusting=False)
+
+
+def load_system_config() -> Loaded:
+    """The configuration in force for root's service, as far as whoever asks may read it; errors as `load_config`."""
+    found, problems = _find(SYSTEM_DIR)
+    return _load(found, problems, base_config(of_root=True), is_trusting=False)
+
+
+def check_files(files: Sequence[bytes]) -> Loaded:
+    """The configuration in these files alone, whoever owns them: a draft is checked before it is installed.
+
+    Raises  BadConfig
+    """
+    return _load(files, [], base_config(of_root=os.geteuid() == 0), is_trusting=True)
+
+
+def _load(files: Sequence[bytes], problems: list[Problem], base: Config, *, is_trusting: bool) -> Loaded:
+    sources = []
+    for file in files:
+        try:
+            sources.append(_read(file, is_trusting=is_trusting))
+        except BadConfig as error:
+            problems += error.problems
+    try:
+        config, settings = read_with_places(sources, base)
+    except BadConfig as error:
+        raise BadConfig(problems=(*problems, *error.problems)) from error
+    if problems:
+        raise BadConfig(problems=tuple(problems))
+    return Loaded(config, tuple(files), settings)
+
+
+def _find(directory: bytes | None) -> tuple[list[bytes], list[Problem]]:
+    """The files that there are, and what is wrong with their directories."""
+    if directory is None:
+        return [], []
+    found: list[bytes] = []
+    problems: list[Problem] = []
+    drop_ins = os.path.join(directory, _DROP_INS)
+    for where in (directory, drop_ins):
+        try:
+            names = sorted(os.listdir(where))
+            st = os.stat(where)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            problems.append(_unreadable(where, error))
+            continue
+        chosen = [name for name in names if name == _FILE or (where == drop_ins and _is_drop_in(name))]
+        found += [os.path.join(where, name) for name in chosen]
+        if chosen:
+            problems += _distrust(where, st)
+    return found, problems
+
+
+def _is_drop_in(name: bytes) -> bool:
+    return name.endswith(_ENDING) and not name.startswith(b".")
+
+
+def _read(file: bytes, *, is_trusting: bool) -> Source:
+    """A file's text.
+
+    Raises  BadConfig: it can't be read, is no file, or belongs to somebody who has no business to tell us anything
+    """
+    name = printable(file)
+    try:
+        # Not to wait for whoever should write into a FIFO of that name.
+        with Fd(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+            st = os.fstat(fd)
+            if not stat.S_ISREG(st.st_mode):
+                raise BadConfig(problems=(Problem(name, None, "not an ordinary file", "put a file there"),))
+            if not is_trusting and (problems := tuple(_distrust(file, st))):
+                raise BadConfig(problems=problems)
+            return decode_source(name, os.pread(fd, TEXT_MAX_BYTES + 1, 0))
+    except OSError as error:
+        raise BadConfig(problems=(_unreadable(file, error),)) from error
+
+
+def _distrust(path: bytes, st: os.stat_result) -> Iterable[Problem]:
+    """Why we do not believe it: somebody else than ourselves or root can change it."""
+    name = printable(path)
+    owner = "root" if os.geteuid() == 0 else "you or root"
+    if st.st_uid not in (0, os.geteuid()):
+        yield Problem(name, None, f"it belongs to uid {st.st_uid}, not to {owner}", "chown it, or take it away")
+    shared = st.st_mode & _OTHERS_WRITE & ~(stat.S_IWGRP if st.st_gid in (0, os.getegid()) else 0)
+    if shared:
+        who = "everybody" if shared & stat.S_IWOTH else "its group"
+        yield Problem(name, None, f"{who} may write it", "chmod go-w")
+
+
+def _unreadable(path: bytes, error: OSError) -> Problem:
+    fix = {PermissionError: "run it as root, or chmod it", FileNotFoundError: "name a file that exists"}
+    return Problem(printable(path), None, f"can't be read: {error.strerror}", fix.get(type(error), ""))

@@ -1,0 +1,163 @@
+"""trashd config: says what is wrong with file, line and fix; shows what is in force, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.core.config import Config
+from fusefs.linux.configfiles import base_config, check_files, load_system_config
+from tests.cli.test_golden import compare
+from tests.support.command import Done, trashd
+from tests.support.users import as_user
+
+
+@pytest.fixture
+def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory that this process takes for the configuration's."""
+    directory = tmp_path / "trashd"
+    directory.mkdir()
+    monkeypatch.setattr("fusefs.linux.configfiles.SYSTEM_DIR", bytes(directory))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return directory
+
+
+def write(path: Path, text: str) -> Path:
+    """A file as an administrator makes it."""
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o644)
+    return path
+
+
+def check(draft: Path, *options: str) -> Done:
+    """`trashd config check DRAFT`."""
+    return trashd("config", "check", *options, draft)
+
+
+def test_right_file_is_said_to_be(tmp_path: Path) -> None:
+    draft = write(tmp_path / "draft.toml", 'poll = "1m"')
+    assert check(draft) == Done(0, f"{draft}: no problems\n", "")
+
+
+def test_wrong_file_is_told_with_line_and_fix_and_exit_code_2(tmp_path: Path) -> None:
+    draft = write(tmp_path / "draft.toml", '[defaults]\nretension = "24h"\n')
+    assert check(draft) == Done(2, f"{draft}:2: unknown key retension\n  fix: did you mean retention?\n", "")
+
+
+def test_every_problem_is_an_object(tmp_path: Path) -> None:
+    draft = write(tmp_path / "draft.toml", "poll = 1\nwhat = 2\n")
+    done = check(draft, "--json")
+    assert done.code == 2
+    assert [(one["file"], one["line"]) for one in done.objects()] == [(str(draft), 1), (str(draft), 2)]
+    assert all(one["what"] and one["fix"] for one in done.objects())
+
+
+def test_text_that_is_no_toml_is_no_traceback(tmp_path: Path) -> None:
+    draft = write(tmp_path / "draft.toml", "[defaults\n")
+    done = check(draft)
+    assert (done.code, done.err) == (2, "")
+    assert f"{draft}:1: not TOML" in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('[defaults]\nauthority = "root"\nusers = ["no-such-user", "12001", "root"]', "there is no user no-such-user"),
+        ('[hooks]\nuser = "no-such-user"', "there is no user no-such-user"),
+        ('[hooks]\n\non_swap = ["/no/such/program"]', "/no/such/program can't be executed"),
+        ('[hooks]\n\non_swap = ["/etc/passwd"]', "/etc/passwd can't be executed"),
+        ('[hooks]\n\non_swap = ["/etc"]', "/etc can't be executed"),
+    ],
+)
+def test_what_this_machine_does_not_have_is_told(tmp_path: Path, text: str, what: str) -> None:
+    draft = write(tmp_path / "draft.toml", text)
+    (problem,) = check(draft, "--json").objects()
+    assert problem["what"] == what
+    assert problem["line"] == text.count("\n") + 1
+
+
+def test_without_files_the_defaults_are_said_to_be_in_force(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "check"]) == 0
+    assert str(etc) in capsys.readouterr().out
+
+
+def test_shown_configuration_reads_back(etc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        '[defaults]\nretention = "2d"\n[[volume]]\npath = "/v"\nquota.share = "5%"\n[[volume.rules]]\npath = "/v/a"\n'
+    )
+    file = write(etc / "config.toml", text)
+    assert run(["config", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert check_files([bytes(write(tmp_path / "shown.toml", shown))]).config == check_files([bytes(file)]).config
+    assert f'retention = "2d"  # {file}:2' in shown
+    assert f'quota.share = "5%"  # {file}:5' in shown
+
+
+def test_shown_for_a_path_are_the_rules_that_decide(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(etc / "config.toml", '[[volume]]\npath = "/"\n[[volume.rules]]\npath = "/no"\nretention = "2d"\n')
+    assert run(["config", "show", "/no/such/file"]) == 0
+    assert f'retention = "2d"  # {file}:5' in capsys.readouterr().out
+    assert run(["config", "show", "/nowhere"]) == 0
+    assert 'retention = "1d"\n' in capsys.readouterr().out
+
+
+def test_shown_for_programs_is_the_same_in_units(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(etc / "config.toml", '[[volume]]\npath = "/"\nretention = "2d"\n')
+    assert run(["config", "show", "--json", "/nowhere"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["path"], shown["rules"]["retention_s"]) == ("/", 2 * 86_400)
+    assert run(["config", "show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["volumes"][0]["rules"]["retention_s"] == 2 * 86_400
+
+
+def test_volume_that_is_named_is_one_even_within_a_filesystem(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(etc / "config.toml", '[[volume]]\npath = "/no/such"\nretention = "2d"\n')
+    assert run(["config", "show", "--json", "/no/such/file"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == "/no/such"
+
+
+@pytest.mark.needs("root")
+def test_user_sees_what_is_in_force_for_roots_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with TemporaryDirectory() as shown:
+        write(Path(shown) / "config.toml", 'poll = "7m"\n')
+        os.chmod(shown, 0o755)
+        monkeypatch.setattr("fusefs.linux.configfiles.SYSTEM_DIR", os.fsencode(shown))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+        assert as_user(12001, load_system_config).config == Config(poll_s=420)
+
+
+def test_either_files_or_the_systems(tmp_path: Path) -> None:
+    assert trashd("config", "check", "--system", tmp_path / "draft.toml").code == 2
+
+
+def test_wrong_configuration_is_not_shown(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(etc / "config.toml", "what = 1\n")
+    assert run(["config", "show"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"{file}:1: unknown key what" in said.err
+
+
+def test_defaults_differ_for_users_in_the_audit_log_alone() -> None:
+    assert base_config(of_root=False)._replace(audit=Config().audit) == Config()
+
+
+def test_default_of_every_key_is_shown_without_a_file(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert os.listdir(etc) == []
+    assert run(["config", "show"]) == 0
+    assert "  # " not in capsys.readouterr().out
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(("name", "options"), [("config-show.toml", []), ("json-config-show.json", ["--json"])])
+def test_defaults_are_shown_as_promised(
+    etc: Path, capsys: pytest.CaptureFixture[str], name: str, options: list[str]
+) -> None:
+    assert os.listdir(etc) == []
+    assert run(["config", "show", *options]) == 0
+    compare(name, capsys.readouterr().out)

@@ -1,0 +1,240 @@
+"""Clocks that are set: an age is never told too high, and everything gets old at last."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.core.clock import ERAS_MAX, STEP_NS, Clock, Era, Sights, age_ns, decode, encode, jumped, see, started
+
+S = 1_000_000_000
+DAY = 86_400 * S
+NOW = 1_800_000_000 * S
+FROM_FUTURE = NOW + 1000 * 365 * DAY
+
+
+class World:
+    """True time, and a wall clock that anybody sets; the service looks at both whenever something happens."""
+
+    def __init__(self) -> None:
+        self.true_ns = NOW
+        self.wall_ns = NOW
+        self.clock = started(self.wall_ns, self.boot_ns())
+
+    def boot_ns(self) -> int:
+        return self.true_ns - NOW + 5 * S
+
+    def pass_by(self, ns: int) -> None:
+        self.true_ns += ns
+        self.wall_ns += ns
+        self.look()
+
+    def set_clock(self, by_ns: int) -> None:
+        self.look()
+        self.wall_ns = max(0, self.wall_ns + by_ns)
+        self.look()
+
+    def look(self) -> None:
+        self.clock = jumped(self.clock, self.wall_ns, self.boot_ns())
+
+    def restart(self) -> None:
+        self.clock = started(self.wall_ns, self.boot_ns(), saved=decode(encode(self.clock)))
+
+
+class Made(NamedTuple):
+    """An orphan: when it was truly made, and what its record says."""
+
+    true_ns: int
+    told_ns: int
+
+
+class Step(NamedTuple):
+    """What happens: so much time goes by, the clock is set by so much; a new orphan; a restart."""
+
+    passes_ns: int
+    set_by_ns: int
+    makes: bool
+    restarts: bool
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        st.integers(0, 3 * DAY),
+        st.one_of(st.just(0), st.integers(-100 * DAY, 100 * DAY)),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=20,
+)
+
+
+def play(world: World, happening: list[Step]) -> list[Made]:
+    """Let it happen; the orphans that were made, an older one first."""
+    made = [Made(NOW - DAY, NOW - DAY)]
+    for step in happening:
+        world.pass_by(step.passes_ns)
+        if abs(step.set_by_ns) >= STEP_NS:
+            world.set_clock(step.set_by_ns)
+        if step.makes:
+            made.append(Made(world.true_ns, world.wall_ns))
+        if step.restarts:
+            world.restart()
+    return made
+
+
+@given(steps)
+def test_no_jump_makes_an_orphan_older_than_it_is(happening: list[Step]) -> None:
+    world = World()
+    for orphan in play(world, happening):
+        seen_now = see(world.clock, orphan.told_ns)
+        assert 0 <= age_ns(world.clock, orphan.told_ns, seen_now) <= world.true_ns - orphan.true_ns
+
+
+@given(steps, st.integers(0, 2 * FROM_FUTURE))
+def test_what_was_seen_gets_no_older_than_the_time_that_went_by(happening: list[Step], told_ns: int) -> None:
+    world = World()
+    sight, at_ns = see(world.clock, told_ns), world.true_ns
+    play(world, happening)
+    passed_ns = world.true_ns - at_ns
+    assert passed_ns <= age_ns(world.clock, told_ns, sight) <= sight.age_ns + passed_ns
+
+
+@given(steps)
+def test_without_a_jump_an_age_is_exact(happening: list[Step]) -> None:
+    world = World()
+    for orphan in play(world, [step._replace(set_by_ns=0) for step in happening]):
+        sight = see(world.clock, orphan.told_ns)
+        assert age_ns(world.clock, orphan.told_ns, sight) == world.true_ns - orphan.true_ns
+
+
+@given(st.lists(st.tuples(st.integers(0, DAY), st.integers(-STEP_NS // 2, STEP_NS // 2)), max_size=50))
+def test_small_corrections_are_no_jumps(looks: list[tuple[int, int]]) -> None:
+    clock, boot_ns = started(NOW, 0), 0
+    for passes_ns, error_ns in looks:
+        boot_ns += passes_ns
+        clock = jumped(clock, NOW + boot_ns + error_ns, boot_ns)
+    assert clock.eras == (Era(0, 0),)
+
+
+@pytest.mark.parametrize("by_ns", [400 * DAY, -400 * DAY])
+def test_what_was_there_before_a_jump_keeps_its_age(by_ns: int) -> None:
+    world = World()
+    world.set_clock(by_ns)
+    assert age_ns(world.clock, NOW - DAY, see(world.clock, NOW - DAY)) == DAY
+
+
+def test_what_was_made_while_the_clock_was_ahead_has_its_true_age_after_it_was_set_back() -> None:
+    world = World()
+    world.set_clock(10 * DAY)
+    told_ns = world.wall_ns
+    world.pass_by(DAY)
+    world.set_clock(-10 * DAY)
+    world.pass_by(DAY)
+    assert age_ns(world.clock, told_ns, see(world.clock, told_ns)) == 2 * DAY
+
+
+def test_one_from_the_future_is_as_old_as_it_is_known() -> None:
+    world = World()
+    sight = see(world.clock, FROM_FUTURE)
+    assert age_ns(world.clock, FROM_FUTURE, sight) == 0
+    world.pass_by(DAY)
+    assert age_ns(world.clock, FROM_FUTURE, sight) == DAY
+
+
+def test_first_sight_of_one_from_the_future_is_remembered_until_it_is_gone() -> None:
+    world, sights = World(), Sights(1)
+    first = sights.of(world.clock, "a", FROM_FUTURE)
+    world.pass_by(DAY)
+    assert sights.of(world.clock, "a", FROM_FUTURE) == first
+    assert sights.of(world.clock, "b", FROM_FUTURE) == see(world.clock, FROM_FUTURE), "no more than one"
+    sights.forget("a")
+    assert sights.of(world.clock, "a", FROM_FUTURE) == see(world.clock, FROM_FUTURE)
+
+
+def test_one_that_tells_its_age_takes_no_memory() -> None:
+    world, sights = World(), Sights(1)
+    world.pass_by(DAY)
+    sights.of(world.clock, "a", NOW)
+    first = sights.of(world.clock, "b", FROM_FUTURE)
+    world.pass_by(DAY)
+    assert sights.of(world.clock, "b", FROM_FUTURE) == first
+
+
+@given(steps, st.integers(0, 2 * FROM_FUTURE))
+def test_looked_at_again_and_again_it_gets_old_at_last(happening: list[Step], told_ns: int) -> None:
+    world, sights = World(), Sights(1)
+    for step in happening:
+        sights.of(world.clock, "a", told_ns)
+        world.pass_by(step.passes_ns)
+        world.set_clock(step.set_by_ns)
+    sights.of(world.clock, "a", told_ns)
+    world.pass_by(1000 * 366 * DAY)
+    most_set_ns = len(happening) * 100 * DAY
+    age = age_ns(world.clock, told_ns, sights.of(world.clock, "a", told_ns))
+    assert age >= 1000 * 366 * DAY - most_set_ns
+
+
+def test_clock_that_was_wrong_at_first_sight_makes_nothing_old_once_it_is_set_right() -> None:
+    world = World()
+    told_ns = world.true_ns
+    world.wall_ns += 3650 * DAY
+    world.clock = started(world.wall_ns, world.boot_ns())
+    sight = see(world.clock, told_ns)
+    assert age_ns(world.clock, told_ns, sight) == 3650 * DAY
+    world.set_clock(-3650 * DAY)
+    world.pass_by(DAY)
+    assert age_ns(world.clock, told_ns, sight) <= 2 * DAY
+
+
+def test_reboot_counts_the_time_that_the_machine_was_off() -> None:
+    saved = started(NOW, 100 * DAY, "first boot")
+    clock = started(NOW + 7 * DAY, 0, "second boot", saved)
+    assert age_ns(clock, NOW, see(clock, NOW)) == 7 * DAY
+
+
+def test_reboot_with_a_clock_that_lost_its_time_takes_no_age_away_and_adds_none() -> None:
+    saved = started(NOW, 100 * DAY, "first boot")
+    clock = started(0, 0, "second boot", saved)
+    assert age_ns(clock, NOW - DAY, see(clock, NOW - DAY)) == DAY
+    clock = jumped(clock, NOW + 7 * DAY, 60 * S)
+    assert age_ns(clock, NOW - DAY, see(clock, NOW - DAY)) == DAY + 60 * S
+
+
+def test_jumps_that_are_remembered_are_bounded() -> None:
+    world = World()
+    for number in range(3 * ERAS_MAX):
+        world.pass_by(DAY)
+        world.set_clock((-1) ** number * DAY)
+    assert len(world.clock.eras) == ERAS_MAX
+    assert age_ns(world.clock, NOW, see(world.clock, NOW)) <= world.true_ns - NOW
+
+
+@given(steps)
+def test_saved_clock_reads_back(happening: list[Step]) -> None:
+    world = World()
+    play(world, happening)
+    assert decode(encode(world.clock)) == world.clock
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"null", b"[]", b"{}", b'{"wall_ns": 1}', b"\xff", b"[" * 100_000, b"9" * 5000,
+        encode(Clock(1, 1, 1, ())),
+        encode(Clock(1, 1, 1 << 63, (Era(0, 0),))),
+        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[0, 0]", b"[0, true]"),
+        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[[0, 0]]", b"7"),
+        encode(Clock(1, 1, 1, (Era(0, 0),) * (ERAS_MAX + 1))),
+    ],
+)  # fmt: skip
+def test_anything_else_that_was_saved_is_no_clock(text: bytes) -> None:
+    assert decode(text) is None
+
+
+@given(st.binary(max_size=200))
+def test_reading_a_saved_clock_raises_nothing(text: bytes) -> None:
+    decode(text)

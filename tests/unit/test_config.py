@@ -1,0 +1,328 @@
+"""The configuration: what is typed is what is meant; what is not understood is told with its line and a way out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.config import Config, Hooks, Metrics, read_config
+from fusefs.core.configtext import tell_config
+from fusefs.core.document import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
+from fusefs.core.errors import BadConfig, Problem
+from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark
+from fusefs.core.windows import Window
+
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLE = (DOCS / "config.example.toml").read_text(encoding="utf-8")
+GIB = 1 << 30
+
+
+def read(*texts: str) -> Config:
+    """The configuration of files f1, f2…"""
+    return read_config([Source(f"f{number}", text) for number, text in enumerate(texts, 1)])
+
+
+def problems(*texts: str) -> list[Problem]:
+    """What is wrong with them."""
+    with pytest.raises(BadConfig) as caught:
+        read(*texts)
+    return list(caught.value.problems)
+
+
+def only_problem(*texts: str) -> Problem:
+    """The one thing that is wrong with them."""
+    (problem,) = problems(*texts)
+    return problem
+
+
+def test_nothing_typed_is_the_defaults() -> None:
+    assert read() == read("") == read("# a comment\n") == Config()
+
+
+def test_every_key_is_understood() -> None:
+    config = read("""
+        poll = "5m"
+        audit = "none"
+        [defaults]
+        retention = "2d"
+        [[volume]]
+        path = "/scratch/"
+        serve = false
+        retention = "never"
+        minimum_age = "1h"
+        keep = ["*/keep/*"]
+        paced = false
+        max_rate = "5000/s"
+        max_bytes = "200M/s"
+        windows = ["22:00-06:00", "12:00-13:00"]
+        horizon = "8h"
+        quota = { bytes = "500G", inodes = 1000000, share = "12.5%" }
+        [volume.free_space]
+        low = "3%"
+        high = "6%"
+        [volume.free_inodes]
+        low = "0%"
+        [[volume.rules]]
+        path = "/scratch/ci"
+        authority = "root"
+        users = ["ci", "12001"]
+        clears_flags = true
+        [hooks]
+        on_reaped = ["/usr/bin/logger", "gone", ""]
+        on_quarantine = ["/q"]
+        on_low_space = []
+        on_swap = ["/s"]
+        timeout = "1m"
+        user = "trash"
+        [metrics]
+        textfile = "/var/lib/node_exporter/trashd.prom"
+        http = "[::1]:9817"
+    """)
+    scratch = Rules(retention_s=None, minimum_age_s=3600, keep=("*/keep/*",))
+    volume = VolumePolicy(
+        path=b"/scratch",
+        is_served=False,
+        rules=scratch,
+        paths=((b"/scratch/ci", scratch._replace(authority=Authority.ROOT, users=("ci", "12001"), clears_flags=True)),),
+        max_entries_per_s=5000,
+        max_bytes_per_s=200 << 20,
+        windows=(Window(1320, 360), Window(720, 780)),
+        horizon_s=8 * 3600,
+        quota=Quota(500 * GIB, 1_000_000, 0.125),
+        blocks=Watermark(0.03, 0.06),
+        inodes=None,
+        paced=False,
+    )
+    assert config == Config(
+        defaults=VolumePolicy(b"", rules=Rules(retention_s=2 * 86_400)),
+        volumes=(volume,),
+        hooks=Hooks(("/usr/bin/logger", "gone", ""), ("/q",), None, ("/s",), 60, "trash"),
+        metrics=Metrics("/var/lib/node_exporter/trashd.prom", ("::1", 9817)),
+        audit=None,
+        poll_s=300,
+    )
+
+
+# Which volume, which file.
+
+
+def test_volume_that_is_not_named_has_the_defaults() -> None:
+    config = read('[defaults]\nretention = "2d"\n[[volume]]\npath = "/a"\n')
+    assert config.volume(b"/b") == VolumePolicy(b"/b", rules=Rules(retention_s=2 * 86_400))
+    assert config.volume(b"/a/").path == b"/a"
+
+
+def test_volume_takes_from_the_defaults_what_it_does_not_say_wherever_they_stand() -> None:
+    config = read(
+        '[[volume]]\npath = "/a"\nminimum_age = "1m"\n', '[defaults]\nretention = "2d"\nfree_space.low = "1%"'
+    )
+    assert config.volume(b"/a").rules == Rules(retention_s=2 * 86_400, minimum_age_s=60)
+    assert config.volume(b"/a").blocks == Watermark(0.01, 0.10)
+
+
+def test_later_file_wins_key_by_key() -> None:
+    first = '[[volume]]\npath = "/a"\nretention = "2d"\nquota = { bytes = "1G", share = "5%" }\nkeep = ["/a/x"]\n'
+    second = '[[volume]]\npath = "/a/"\nquota.bytes = "2G"\nkeep = ["/a/y"]\n[[volume.rules]]\npath = "/a/b"\n'
+    (volume,) = read(first, second).volumes
+    assert volume.quota == Quota(2 * GIB, None, 0.05)
+    assert volume.rules.retention_s == 2 * 86_400
+    assert volume.rules_for(b"/a/b/c").keep == ("/a/y",)
+
+
+def test_what_contradicts_itself_across_files_is_told_where_it_stands() -> None:
+    first = '[[volume]]\npath = "/a"\nfree_space.high = "4%"\n'
+    assert only_problem(first).file == "f1"
+    assert read(first, '[[volume]]\npath = "/a"\nfree_space.low = "1%"').volumes[0].blocks == Watermark(0.01, 0.04)
+
+
+def test_caller_says_what_holds_without_files() -> None:
+    assert read_config([], Config(audit=None)).audit is None
+    assert read_config([Source("f", 'audit = "/a"')], Config(audit=None)).audit == "/a"
+
+
+# What is wrong.
+
+WRONG = {
+    "retention": ("90", "1.5", "true", "1979-05-27", "[]", "{}", '"1y"', '""', '"-1h"', '"24h\\u0000"'),
+    "minimum_age": ('"never"', "inf"),
+    "keep": ('"/a"', "[1]", '[""]', '["keep/*"]', '[["/a"]]', '["/a\\u0000"]'),
+    "authority": ('"nobody"', "true", '["root"]'),
+    "users": ('"ci"', '["*"]', '["@ci"]', '["a b"]', '["a\\u001b[2J"]'),
+    "clears_flags": ('"yes"', "1", "0"),
+    "serve": ('"true"',),
+    "paced": ("nan",),
+    "max_rate": ("5000", '"0"', '"fast"'),
+    "max_bytes": ("200", '"-1M"'),
+    "windows": ('"22:00-06:00"', '["22-06"]', "[22]"),
+    "horizon": ('"0s"', "0"),
+    "quota.bytes": ("500", '"500"' * 2, '"-1"'),
+    "quota.inodes": ("-1", "1.0", "true", str(1 << 70)),
+    "quota.share": ("10", "0.1", '"101%"', '"10"', '"nan%"'),
+    "free_space.low": ("5", '"5"'),
+    "free_space": ('"5%"', "5"),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_wrong_value_is_told_with_its_line_and_what_to_write(key: str, value: str) -> None:
+    problem = only_problem(f"[defaults]\n\n{key} = {value}\n")
+    assert problem.file == "f1"
+    assert problem.line == 3
+    assert problem.fix
+    assert str(problem).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what", "fix"),
+    [
+        ('poll = "0"', 1, "poll", "90s"),
+        ('audit = "audit.log"', 1, "absolute path", "/scratch"),
+        ('retention = "1h"', 1, "unknown key retention", "[defaults]"),
+        ('[defaults]\nretension = "1h"', 2, "unknown key retension", "did you mean retention?"),
+        ('[hooks]\npoll = "1m"', 2, "unknown key poll", "above all tables"),
+        ("[defalts]", 1, "unknown key defalts", "did you mean defaults?"),
+        ("[defaults]\nx = 1", 2, "unknown key x", "known here: serve"),
+        ('[defaults.quota]\nbyte = "1G"', 2, "unknown key byte", "did you mean bytes?"),
+        ('["\\u001b[2J"]', 1, "\\u001b[2J", "known here"),
+        ('\n[[volume]]\nretention = "1h"', 2, "without a path", "path ="),
+        ('[[volume]]\npath = "scratch"', 2, '"scratch"', "/scratch"),
+        ('[[volume]]\npath = "/a/../b"', 2, '"/a/../b"', "`..`"),
+        ('[volume]\npath = "/a"', 1, "volume is not a list", "[[volume]]"),
+        ("volume = [1]", 1, "volume is not a list", "[[volume]]"),
+        ('[[volume]]\npath = "/a"\n[[volume]]\npath = "/a/"', 4, "second time", "line 2"),
+        ('[[volume]]\npath = "/a"\n[[volume.rules]]\npath = "/ab"', 4, "/ab is not inside /a", "below"),
+        ('[[volume]]\npath = "/a"\n[volume.rules]\npath = "/a/b"', 3, "not a list", "[[volume.rules]]"),
+        ('[defaults]\nfree_space = { low = "20%" }', 2, 'low = "20%" is not below', '"0%"'),
+        ('[defaults]\nfree_inodes.high = "5%"', 2, 'low = "5%" is not below', '"0%"'),
+        ('[defaults]\nretention = "5m"', 2, "shorter than minimum_age", "raise"),
+        ('[defaults]\nminimum_age = "2d"', 2, "shorter than minimum_age", "raise"),
+        ('[defaults]\nauthority = "root"', 2, "without users", "users ="),
+        ('[defaults]\nauthority = "root"\nusers = []', 2, "without users", "users ="),
+        ('[defaults]\nusers = ["ci"]', 2, "users without", "authority"),
+        ("[defaults]\nclears_flags = true", 2, "clears_flags without", "root"),
+        ('[hooks]\non_swap = "/bin/x"', 2, "not a command", "absolute"),
+        ('[hooks]\non_swap = ["logger"]', 2, "not a command", "absolute"),
+        ('[hooks]\non_swap = ["/bin/x", 1]', 2, "not a command", "absolute"),
+        ('[hooks]\non_swaps = ["/bin/x"]', 2, "unknown key", "did you mean on_swap?"),
+        ('[metrics]\nhttp = "0.0.0.0:9817"', 2, "open to other machines", "allow_remote"),
+        ('[metrics]\nhttp = "127.0.0.1"', 2, "not an address", "9817"),
+        ('[metrics]\nhttp = "127.0.0.1:99999"', 2, "not an address", "9817"),
+        ('[metrics]\ntextfile = "/x/trashd.txt"', 2, "node exporter", ".prom"),
+    ],
+)  # fmt: skip
+def test_problem_names_line_reason_and_fix(text: str, line: int, what: str, fix: str) -> None:
+    problem = only_problem(text)
+    assert problem.line == line
+    assert what in problem.what
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("a = 24h", 1, "not TOML"),
+        ("\n\na = ", 3, "not TOML"),
+        ('a = "x', 1, "not TOML"),
+        ('a = """\n\n', 3, "not TOML"),
+        ("[a\n", 1, "not TOML"),
+        ("a = 1\na = 2", 2, "not TOML"),
+        ("[a]\n[a]", 2, "not TOML"),
+        ("a: 1", 1, "not TOML"),
+        ("a = 2026-13-45", 1, "not TOML"),
+        ('a = "\0"', 1, "not TOML"),
+        ("\ufeffa = 1", 1, "byte order mark"),
+        ("a = " + "[" * 3000, 1, "not TOML|too deep"),
+        ("a = " + "[\n" * 100_000, None, "too deep"),
+        ("a = " + "9" * 4090, 1, "unknown key|not TOML"),
+        ("\n" + "a." * 5000 + "a = 1", 2, f"more than {LINE_MAX_CHARS}"),
+        ("# x\n" * (TEXT_MAX_BYTES // 4 + 1), None, "larger than 1 MiB"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_text_that_is_no_toml_is_told_with_its_line(text: str, line: int | None, what: str) -> None:
+    problem = problems(text)[0]
+    assert problem.line == line or "deep" in problem.what
+    assert re.search(what, problem.what)
+    assert str(problem).isprintable()
+
+
+def test_deepest_keys_that_fit_cost_neither_memory_nor_time() -> None:
+    text = "".join(f"a{number}.{'a.' * 1000}b = 1\n" for number in range(100))
+    found = problems(text)
+    assert [problem.line for problem in found] == list(range(1, 101))
+
+
+def test_value_without_quotes_is_told_to_have_them() -> None:
+    assert '"24h"' in only_problem("[defaults]\nretention = 24h").fix
+
+
+def test_file_that_has_nothing_to_do_with_us_is_told_about_briefly() -> None:
+    text = "".join(f"some_key_{number} = 1\n" for number in range(50_000))
+    assert len(problems(text)) == 100
+
+
+def test_all_problems_of_all_files_come_at_once() -> None:
+    found = problems('[defaults]\nretention = 1\nkeep = ""\n', "a = 24h", 'poll = "0s"')
+    assert [(problem.file, problem.line) for problem in found] == [("f1", 2), ("f1", 3), ("f2", 1), ("f3", 1)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x = """\nretention = 1\n[defaults]\n"""\n[defaults]\nretension = 1',
+        "x = '''\n[[volume]]\n'''\n[defaults]\nretension = 1",
+        "x = [\n # [defaults]\n 1, [\n2],\n]\n[defaults]\nretension = 1",
+        'x = "a\\"]"  # = [\n\n[ "defaults" ]\n"retension" = 1',
+        "x = { a = [1, 2], b = { c = 1 } }\n\n\n[defaults]\r\nretension = 1",
+        "[x.'a]b'.\"c.d\"]\ny.z = 1\n[defaults]\nretension = 1\n[z]",
+        "\n\ndefaults.retension = 1",
+    ],
+)
+def test_line_is_found_whatever_stands_above(text: str) -> None:
+    wrong = next(number for number, line in enumerate(text.split("\n"), 1) if "retension" in line)
+    found = [problem for problem in problems(text) if "retension" in problem.what]
+    assert [problem.line for problem in found] == [wrong]
+
+
+def test_line_of_a_table_in_an_array_is_that_of_the_right_one() -> None:
+    first = '[[volume]]\npath = "/a"\n[[volume.rules]]\npath = "/a/b"\n'
+    text = first + '[[volume]]\npath = "/c"\n[[volume.rules]]\npath = "/d"\n'
+    assert only_problem(text).line == 8
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b"a = 1\n\xc3\x28"])
+def test_bytes_that_are_no_text_are_told_with_their_line(raw: bytes) -> None:
+    with pytest.raises(BadConfig) as caught:
+        decode_source("f", raw)
+    assert caught.value.problems[0].line == raw.count(b"\n") + 1
+
+
+def test_file_of_more_than_a_mebibyte_is_refused_unread() -> None:
+    with pytest.raises(BadConfig, match="1 MiB"):
+        decode_source("f", bytes(TEXT_MAX_BYTES + 1))
+
+
+# What documents say.
+
+
+def test_example_states_the_defaults() -> None:
+    assert read(EXAMPLE) == Config()
+
+
+def test_example_says_nothing_but_with_its_reason() -> None:
+    paragraphs = [part for part in EXAMPLE.split("\n\n") if re.search(r"(?m)^\w", part)]
+    assert paragraphs
+    assert [part for part in paragraphs if "# " not in part] == []
+
+
+def test_what_the_example_leaves_out_works_once_it_is_put_in() -> None:
+    put_in = "\n".join(line.removeprefix("#") if re.match(r"#[\w\[]", line) else line for line in EXAMPLE.split("\n"))
+    config = read(put_in)
+    assert [volume.path for volume in config.volumes] == [b"/scratch"]
+    assert config.volumes[0].paths
+
+
+def test_what_is_in_force_reads_back() -> None:
+    assert read(tell_config(Config(), {})) == Config()

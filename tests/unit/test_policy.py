@@ -1,0 +1,247 @@
+"""What is due when: pinned things never, young things not yet, everything else at last; and in which order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.core.clock import Clock, Sight, jumped, see, started
+from fusefs.core.durations import DEFAULT_RETENTION_S, DURATION_MAX_S
+from fusefs.core.names import make_id
+from fusefs.core.policy import (
+    Authority,
+    Known,
+    Quota,
+    Rules,
+    Size,
+    VolumePolicy,
+    Watermark,
+    beyond_quota,
+    due_at_s,
+    hurries,
+    is_at_or_below,
+)
+
+S = 1_000_000_000
+NOW = 1_800_000_000 * S
+DAY_S = 86_400
+CLOCK = started(NOW, 0)
+
+durations = st.integers(0, DURATION_MAX_S)
+times_ns = st.integers(0, 2 * NOW)
+origins = st.sampled_from([None, b"/", b"/scratch/job", b"/scratch/keep/this"])
+rules = st.builds(
+    Rules,
+    retention_s=durations | st.none(),
+    minimum_age_s=durations,
+    keep=st.sampled_from([(), ("*/keep/*",), ("*",)]),
+)
+
+
+def orphan(created_ns: int, retention_s: int | None = DEFAULT_RETENTION_S, origin: bytes | None = None) -> Known:
+    """An orphan that nobody has seen yet."""
+    return Known(make_id("20261121T000000", 0, b"job", bytes(6)), created_ns, retention_s, origin)
+
+
+orphans = st.builds(orphan, times_ns, durations | st.just(DEFAULT_RETENTION_S) | st.none(), origins)
+
+
+def later(clock: Clock, seconds: int, jump_s: int = 0) -> Clock:
+    """The clock after some time; it was set meanwhile by `jump_s`."""
+    boot_ns = clock.boot_ns + seconds * S
+    return jumped(clock, max(0, clock.wall_ns + (seconds + jump_s) * S), boot_ns)
+
+
+def test_usual_retention_is_the_rules() -> None:
+    assert due_at_s(orphan(NOW), Rules(retention_s=3600), CLOCK) == 3600
+
+
+def test_retention_that_was_asked_for_is_kept() -> None:
+    assert due_at_s(orphan(NOW, 5 * DAY_S), Rules(retention_s=3600), CLOCK) == 5 * DAY_S
+
+
+def test_retention_below_the_minimum_age_that_was_asked_for_is_kept() -> None:
+    assert due_at_s(orphan(NOW, 5), Rules(minimum_age_s=600), CLOCK) == 5
+
+
+def test_rules_without_a_retention_make_nothing_due_until_space_is_wanted() -> None:
+    known = orphan(NOW - DAY_S * S)
+    assert due_at_s(known, Rules(retention_s=None), CLOCK) is None
+    due_s = due_at_s(known, Rules(retention_s=None), CLOCK, early=True)
+    assert due_s is not None
+    assert due_s <= 0
+
+
+def test_space_that_is_wanted_gives_up_the_retention_but_not_the_first_minutes() -> None:
+    assert due_at_s(orphan(NOW - 60 * S, 5 * DAY_S), Rules(minimum_age_s=600), CLOCK, early=True) == 540
+
+
+@given(orphans, rules, st.booleans())
+def test_nothing_is_due_below_the_minimum_age_unless_its_owner_asked_for_less(
+    known: Known, rules: Rules, early: bool
+) -> None:
+    due_s = due_at_s(known, rules, CLOCK, early=early)
+    if due_s is not None and known.retention_s is not None:
+        least_s = min(rules.minimum_age_s, known.retention_s)
+        if known.retention_s == DEFAULT_RETENTION_S:
+            least_s = rules.minimum_age_s
+        age_s = max(0, (NOW - known.created_ns) / S)
+        assert due_s >= least_s - age_s - 1e-3
+
+
+@given(times_ns, origins, rules, st.booleans())
+def test_pinned_is_never_due(created_ns: int, origin: bytes | None, rules: Rules, early: bool) -> None:
+    assert due_at_s(orphan(created_ns, None, origin), rules, CLOCK, early=early) is None
+
+
+@given(times_ns, durations, rules, st.booleans())
+def test_what_a_pattern_keeps_is_never_due(created_ns: int, retention_s: int, rules: Rules, early: bool) -> None:
+    known = orphan(created_ns, retention_s, b"/scratch/keep/this")
+    assert due_at_s(known, rules._replace(keep=("/scratch/keep/*",)), CLOCK, early=early) is None
+
+
+@given(orphans, rules)
+def test_what_is_claimed_is_due(known: Known, rules: Rules) -> None:
+    assert due_at_s(known._replace(is_claimed=True), rules, CLOCK) == 0
+
+
+@given(orphans, rules)
+def test_early_is_never_later(known: Known, rules: Rules) -> None:
+    early, usual = due_at_s(known, rules, CLOCK, early=True), due_at_s(known, rules, CLOCK)
+    assert usual is None or (early is not None and early <= usual)
+
+
+@given(orphans, rules, st.integers(0, 100 * DAY_S))
+def test_time_brings_it_nearer_by_as_much_as_goes_by(known: Known, rules: Rules, seconds: int) -> None:
+    known = known._replace(sight=see(CLOCK, known.created_ns))
+    before, after = due_at_s(known, rules, CLOCK), due_at_s(known, rules, later(CLOCK, seconds))
+    assert (before is None) == (after is None)
+    if before is not None and after is not None:
+        assert after == pytest.approx(before - seconds, abs=1e-3)
+
+
+@given(orphans, rules, st.lists(st.tuples(st.integers(0, DAY_S), st.integers(-DURATION_MAX_S, DURATION_MAX_S))))
+def test_no_jump_makes_it_due_early(known: Known, rules: Rules, looks: list[tuple[int, int]]) -> None:
+    known = known._replace(sight=see(CLOCK, known.created_ns))
+    clock = CLOCK
+    for seconds, jump_s in looks:
+        clock = later(clock, seconds, jump_s)
+    before, after = due_at_s(known, rules, CLOCK), due_at_s(known, rules, clock)
+    if before is not None and after is not None:
+        assert after >= before - sum(seconds for seconds, _jump in looks) - 1e-3
+
+
+@given(rules, durations, st.integers(-DURATION_MAX_S, DURATION_MAX_S))
+def test_one_from_the_future_is_due_at_last(rules: Rules, retention_s: int, jump_s: int) -> None:
+    rules = rules._replace(keep=(), retention_s=DEFAULT_RETENTION_S)
+    known = orphan(2 * NOW, retention_s)
+    known = known._replace(sight=see(CLOCK, known.created_ns))
+    due_s = due_at_s(known, rules, later(CLOCK, 2 * DURATION_MAX_S, jump_s))
+    assert due_s is not None
+    assert due_s <= 0
+
+
+# Rules for places.
+
+
+def test_deepest_path_gives_the_rules() -> None:
+    deep, deeper = Rules(retention_s=1), Rules(retention_s=2)
+    volume = VolumePolicy(b"/v", paths=((b"/v/a/b", deeper), (b"/v/a", deep)))
+    assert volume.rules_for(b"/v/a/b/c") == deeper
+    assert volume.rules_for(b"/v/a/b") == deeper
+    assert volume.rules_for(b"/v/a/bc") == deep
+    assert volume.rules_for(b"/v/ab") == volume.rules
+    assert volume.rules_for(None) == volume.rules
+
+
+@pytest.mark.parametrize(
+    ("path", "top", "is_there"),
+    [(b"/a", b"/", True), (b"/", b"/", True), (b"/a/b", b"/a", True), (b"/ab", b"/a", False), (b"/", b"/a", False)],
+)
+def test_path_lies_at_or_below_another(path: bytes, top: bytes, is_there: bool) -> None:
+    assert is_at_or_below(path, top) is is_there
+
+
+def test_root_acts_for_those_who_are_named_alone() -> None:
+    rules = Rules(authority=Authority.ROOT, users=("ci", "12001"))
+    assert rules.gives_root(7, "ci")
+    assert rules.gives_root(12001, "12001")
+    assert not rules.gives_root(1000, "alice")
+    assert not rules._replace(authority=Authority.ASKER).gives_root(7, "ci")
+
+
+def test_pattern_spans_directories() -> None:
+    keeping = Rules(keep=("/scratch/*/results",))
+    assert keeping.keeps(b"/scratch/a/b/results")
+    assert not keeping.keeps(b"/scratch/a/b/results/c")
+    assert keeping.keeps(b"/scratch/\xff/results")
+    assert not keeping.keeps(None)
+
+
+# Space.
+
+
+@given(st.floats(0, 1), st.booleans())
+def test_nothing_hurries_without_a_watermark_or_a_count(free: float, hurried: bool) -> None:
+    assert not hurries(None, free, hurried)
+    assert not hurries(Watermark(), None, hurried)
+
+
+@pytest.mark.parametrize(
+    ("free", "hurried", "hurries_on"),
+    [(0.04, False, True), (0.05, False, False), (0.07, False, False), (0.07, True, True), (0.10, True, False)],
+)
+def test_hurrying_begins_at_low_and_ends_at_high(free: float, hurried: bool, hurries_on: bool) -> None:
+    assert hurries(Watermark(0.05, 0.10), free, hurried) is hurries_on
+
+
+def sized(number: int, age_s: int, n_bytes: int, retention_s: int | None = DEFAULT_RETENTION_S) -> Known:
+    """An orphan of a known size, 10 entries in it."""
+    identifier = make_id("20261121T000000", number, b"job", bytes(6))
+    created_ns = NOW - age_s * S
+    return Known(identifier, created_ns, retention_s, None, False, Size(10, n_bytes), Sight(0, age_s * S))
+
+
+def test_the_oldest_go_until_the_rest_is_within_the_quota() -> None:
+    trash = [sized(0, 1000, 40), sized(1, 3000, 40), sized(2, 2000, 40)]
+    volume = VolumePolicy(b"/v", quota=Quota(bytes=80))
+    assert beyond_quota(trash, volume, CLOCK, 1000) == [trash[1].id]
+    volume = VolumePolicy(b"/v", quota=Quota(bytes=79))
+    assert beyond_quota(trash, volume, CLOCK, 1000) == [trash[1].id, trash[2].id]
+
+
+def test_quota_of_inodes_and_of_a_share_count_as_well() -> None:
+    trash = [sized(0, 1000, 40), sized(1, 3000, 40)]
+    assert beyond_quota(trash, VolumePolicy(b"/v", quota=Quota(inodes=15)), CLOCK, 1000) == [trash[1].id]
+    assert beyond_quota(trash, VolumePolicy(b"/v", quota=Quota(share=0.05)), CLOCK, 1000) == [trash[1].id]
+    assert beyond_quota(trash, VolumePolicy(b"/v", quota=Quota(share=0.08)), CLOCK, 1000) == []
+
+
+quotas = st.builds(Quota, st.integers(0, 500) | st.none(), st.integers(0, 200) | st.none(), st.floats(0, 1) | st.none())
+trashes = st.lists(
+    st.tuples(st.integers(0, 2000), st.integers(0, 100), st.sampled_from([None, DEFAULT_RETENTION_S, 5 * DAY_S])),
+    max_size=12,
+).map(lambda shapes: [sized(number, *shape) for number, shape in enumerate(shapes)])
+
+
+@given(trashes, quotas)
+def test_quota_lets_no_pinned_and_no_young_one_go_and_no_more_than_needed(trash: list[Known], quota: Quota) -> None:
+    volume = VolumePolicy(b"/v", quota=quota)
+    going = beyond_quota(trash, volume, CLOCK, 1000)
+    by_id = {known.id: known for known in trash}
+    for identifier in going:
+        due_s = due_at_s(by_id[identifier], volume.rules, CLOCK, early=True)
+        assert due_s is not None
+        assert due_s <= 0
+
+    def is_within(gone: list[str]) -> bool:
+        sizes = [known.size for known in trash if known.id not in gone and known.size]
+        limit = quota.limit_bytes(1000)
+        few = quota.inodes is None or sum(size.n_entries for size in sizes) <= quota.inodes
+        return few and (limit is None or sum(size.n_bytes for size in sizes) <= limit)
+
+    could_go = [known.id for known in trash if known.retention_s is not None and NOW - known.created_ns >= 600 * S]
+    assert is_within(list(going)) or sorted(going) == sorted(could_go)
+    if going:
+        assert not is_within(list(going[:-1]))
