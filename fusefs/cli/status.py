@@ -1,0 +1,99 @@
+"""trashd status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import click
+
+from fusefs.cli import output, statustext
+from fusefs.cli.options import json_option
+from fusefs.core.errors import NotRunning, TrashdError, Unwell, UsageError, from_os
+from fusefs.core.names import printable
+from fusefs.core.record import unquote
+from fusefs.core.status import Seen
+from fusefs.linux.places import SYSTEM_RUNTIME, runtime_dir
+
+
+@click.command("status", short_help="Show what the reaper does.")
+@click.option("--watch", is_flag=True, help="Show it live, until Ctrl-C.")
+@json_option
+def command(watch: bool, as_json: bool) -> int:
+    """Show what the reaper service does: backlog, rate, pressure, what it waits for, free space, last errors.
+
+    It reads a file that the service keeps, so it is quick whatever there is to do, and everybody may. Root's
+    service is shown, and your own if you have one. Exit code 5: no service runs; 14: a volume had too many errors
+    and rests, or the service hangs.
+
+    \b
+    Examples:
+      trashd status
+      trashd status --watch
+      trashd status --json | jq '.volumes[] | {path, phase, n_due}'
+    """
+    if watch and as_json:
+        raise UsageError("--watch with --json", "a program reads `trashd status --json` as often as it likes")
+    if watch and not sys.stdout.isatty():
+        raise UsageError("--watch needs a terminal", "leave it out, or use --json")
+    if watch:
+        from fusefs.cli.statusview import watch_live
+
+        watch_live(look)
+        return 0
+    return _tell(look(), as_json=as_json)
+
+
+def look() -> list[tuple[bytes, Seen]]:
+    """Each service that lives and its directory, root's first; if none does, what the dead left.
+
+    Raises  NotRunning if none ever ran
+    """
+    from fusefs.reaper.status import read_status
+
+    found = []
+    for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
+        try:
+            seen = read_status(directory)
+        except OSError as error:
+            raise from_os(error, directory) from error
+        if seen is not None:
+            found.append((directory, seen))
+    if not found:
+        raise NotRunning
+    return [(directory, seen) for directory, seen in found if seen.is_running] or found
+
+
+def _tell(services: list[tuple[bytes, Seen]], *, as_json: bool) -> int:
+    now_ns = time.time_ns()
+    errors: list[TrashdError] = []
+    for index, (directory, seen) in enumerate(services):
+        if as_json:
+            output.as_json(_object(directory, seen))
+        else:
+            print("\n".join([*[""] * bool(index), *statustext.lines(seen, now_ns)]))
+        errors += _errors(directory, seen)
+    return max((output.failed(error, as_json=as_json) for error in errors), default=0)
+
+
+def _errors(directory: bytes, seen: Seen) -> list[TrashdError]:
+    """What a monitoring should hear of."""
+    if not seen.is_running:
+        return [NotRunning(f"the last one of {printable(directory)} had pid {seen.status.pid}")]
+    found: list[TrashdError] = []
+    if seen.is_stale():
+        found.append(Unwell(f"pid {seen.status.pid} hangs", "its log says more: journalctl -u trashd-reaper"))
+    return found + [Unwell(volume.root()) for volume in seen.status.volumes if statustext.needs_help(volume)]
+
+
+def _object(directory: bytes, seen: Seen) -> dict[str, Any]:
+    """A service for programs: the status file's keys, names as all of trashd's JSON has them."""
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(seen.status)
+    for volume in told["volumes"]:
+        volume["path"] = os.fsdecode(unquote(volume["path"]))
+    about = {"is_running": seen.is_running, "is_stale": seen.is_stale(), "age_s": round(seen.age_s, 3)}
+    return {"directory": os.fsdecode(directory), **about, **told}

@@ -1,0 +1,178 @@
+"""What the service says of itself: a small file that anybody may read, and that costs nothing to read.
+
+Everybody may read it, so there is no name of anybody's file in it, and of an orphan's id only its end.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from fusefs.core.errors import TrashdError
+from fusefs.core.record import quote, unquote
+
+MOST_FAULTS = 10
+
+
+class Phase(Enum):
+    """What a volume's reaper does.
+
+    LOOKING    recovers, adopts, and finds out what is due
+    REAPING    at full speed
+    YIELDING   paced: others work on the disk
+    HURRYING   space is low
+    WINDOW     waits for the hours in which it may
+    BROKEN     too many errors: rests before it tries again
+    ELSEWHERE  another reaper has the volume
+    GONE       not mounted any more, or another filesystem at its place
+    """
+
+    IDLE = "idle"
+    LOOKING = "looking"
+    REAPING = "reaping"
+    YIELDING = "yielding"
+    HURRYING = "hurrying"
+    WINDOW = "window"
+    PAUSED = "paused"
+    BROKEN = "broken"
+    ELSEWHERE = "elsewhere"
+    GONE = "gone"
+
+
+class Current(msgspec.Struct, frozen=True):
+    """An orphan that is being reaped: `id_end` is enough of its id for all commands."""
+
+    uid: int
+    id_end: str
+    n_removed: int
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """An error, at a wall time; without a name of anybody's file."""
+
+    at_ns: int
+    text: str
+
+
+class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One volume.
+
+    path       the directory that holds the store, quoted as records have it
+    why        a sentence that says more than the phase: what it waits for
+    n_orphans  all that are in the store, those being reaped among them; n_due of them may go now
+    entries_per_s, bytes_per_s  of the last seconds
+    tempo_entries_per_s         what it may; None: as fast as the kernel
+    io, memory, cpu             share of the time in which somebody waited, 0 to 1; None without PSI
+    probe_ms, unlink_us         how long a small durable write and an unlink took lately
+    eta_s      until all that is due is gone
+    oldest_overdue_s            how long the oldest could have been gone
+    next_due_ns                 wall time when the next one may go; None: none will
+    free_trend_bytes_per_s      how free space went lately, whoever did it
+    removed_entries, freed_bytes, n_reaped  since the service started
+    faults     the last ones, the newest last
+    """
+
+    path: str
+    id: str = ""
+    filesystem: str = ""
+    phase: Phase = Phase.IDLE
+    why: str = ""
+    n_users: int = 0
+    n_orphans: int = 0
+    n_due: int = 0
+    n_quarantined: int = 0
+    entries_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    tempo_entries_per_s: int | None = None
+    io: float | None = None
+    memory: float | None = None
+    cpu: float | None = None
+    probe_ms: float | None = None
+    unlink_us: float | None = None
+    eta_s: float | None = None
+    oldest_overdue_s: float | None = None
+    next_due_ns: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    free_inodes: int | None = None
+    total_inodes: int | None = None
+    free_trend_bytes_per_s: float | None = None
+    removed_entries: int = 0
+    freed_bytes: int = 0
+    n_reaped: int = 0
+    current: tuple[Current, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    def root(self) -> bytes:
+        """The directory that holds the store."""
+        return unquote(self.path)
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The service.
+
+    updated_ns    wall time of this file: an idle service writes it seldom, a working one every second;
+                  updated_boot_ns is CLOCK_BOOTTIME then
+    refreshes_s   after so many seconds without a newer file something is wrong with the service
+    config_files  those that were read
+    """
+
+    version: str
+    pid: int
+    boot_id: str
+    started_ns: int
+    updated_ns: int
+    updated_boot_ns: int | None = None
+    refreshes_s: int = 900
+    config_files: tuple[str, ...] = ()
+    volumes: tuple[VolumeStatus, ...] = ()
+
+
+class Seen(NamedTuple):
+    """A status as somebody else reads it.
+
+    is_running  the service that wrote it lives
+    age_s       how long ago it was written
+    """
+
+    status: Status
+    is_running: bool
+    age_s: float = 0.0
+
+    def is_stale(self) -> bool:
+        """Whether a service that works would have written it anew by now."""
+        return self.age_s > self.status.refreshes_s
+
+
+def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
+    """How old a status is: by a clock that nobody sets, as long as the machine has not been booted anew.
+
+    boot_id, boot_ns  of now; boot_ns is CLOCK_BOOTTIME
+    """
+    is_of_this_boot = status.boot_id == boot_id and status.updated_boot_ns is not None
+    since_ns = boot_ns - (status.updated_boot_ns or 0) if is_of_this_boot else wall_ns - status.updated_ns
+    return max(0.0, since_ns / 1e9)
+
+
+def volume_status(path: bytes) -> VolumeStatus:
+    """A volume's status of which nothing else is known yet."""
+    return VolumeStatus(path=quote(path))
+
+
+def encode(status: Status) -> bytes:
+    """The file's bytes: JSON, indented for eyes at three in the morning."""
+    return msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n"
+
+
+def decode(text: bytes) -> Status:
+    """What `encode` wrote. Raises  TrashdError for anything else"""
+    try:
+        status = msgspec.json.decode(text, type=Status)
+        for volume in status.volumes:
+            volume.root()
+        return status
+    except (msgspec.MsgspecError, ValueError) as error:
+        hint = "restart the service if it is another version's"
+        raise TrashdError(f"the service's status is not understood ({error})", hint) from error

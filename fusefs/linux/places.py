@@ -1,0 +1,56 @@
+"""Where the service keeps what it says of itself, and what it remembers: root's, or a user's own."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+
+SYSTEM_RUNTIME = b"/run/trashd/reaper"
+_SYSTEM_STATE = b"/var/lib/trashd"
+
+
+def runtime_dir() -> bytes:
+    """The directory of this user's running service: its status, its lock; gone after a reboot.
+
+    A user without $XDG_RUNTIME_DIR (cron, su) has it where a login would have made it, or else below his state.
+    """
+    if os.geteuid() == 0:
+        return SYSTEM_RUNTIME
+    given = os.environb.get(b"XDG_RUNTIME_DIR", b"")
+    usual = b"/run/user/%d" % os.geteuid()
+    if given.startswith(b"/"):
+        return given + b"/trashd"
+    return usual + b"/trashd" if os.path.isdir(usual) else state_dir() + b"/run"
+
+
+def state_dir() -> bytes:
+    """The directory of what this user's service remembers from one run to the next; systemd's, if that gave one.
+
+    Raises  FileNotFoundError for somebody without a home
+    """
+    told = os.environb.get(b"STATE_DIRECTORY", b"").partition(b":")[0]  # systemd.exec(5)
+    if told.startswith(b"/"):
+        return told
+    if os.geteuid() == 0:
+        return _SYSTEM_STATE
+    given = os.environb.get(b"XDG_STATE_HOME", b"")
+    home = given if given.startswith(b"/") else os.path.expanduser(b"~/.local/state")
+    if not home.startswith(b"/"):
+        raise FileNotFoundError(errno.ENOENT, "no home directory, and no $XDG_STATE_HOME")
+    return home + b"/trashd"
+
+
+def make_dir(path: bytes) -> bytes:
+    """Make one of these, and what is missing above it; the same path.
+
+    Everybody may look into root's: status is for all users. /run/trashd itself is the mounts' too, and nobody lists it.
+    """
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        make_dir(parent)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        if os.geteuid() == 0:
+            os.chmod(path, 0o711 if path == os.path.dirname(SYSTEM_RUNTIME) else 0o755)
+    return path

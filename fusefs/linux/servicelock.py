@@ -1,0 +1,38 @@
+"""One service at a time, and anybody can tell whether it lives."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.locks import flock_holders
+
+_NAME = b"lock"
+
+
+def take(directory: bytes) -> Fd | None:
+    """The lock of a service's directory, for as long as the fd is open; None while another service has it.
+
+    Only its owner may open the file: whoever can open it can hold it, and so keep the service out. Processes forked
+    later must close it, or they keep it after the service's death.
+    """
+    fd = Fd(os.open(directory + b"/" + _NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fd.close()
+        return None
+    return fd
+
+
+def is_held(directory: bytes, pid: int) -> bool:
+    """Whether the process that says it is the service holds the lock: asks no right, and disturbs nobody who takes it.
+
+    Not seen from another pid namespace.
+    """
+    try:
+        ino = os.stat(directory + b"/" + _NAME).st_ino
+    except FileNotFoundError:
+        return False
+    return pid in flock_holders(ino)

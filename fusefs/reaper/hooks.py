@@ -1,0 +1,234 @@
+"""Programs that an administrator wants to run when something happened, such as a log writer's reload.
+
+They run as a user without rights, in a session of their own, for a limited time, a few at once; what they do or fail
+to do is logged and changes nothing in the service.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+import trio
+
+from fusefs.core.config import Hooks
+from fusefs.core.events import TAKEN, Event, Kind, encode, show, variables
+from fusefs.linux.credentials import person
+from fusefs.linux.fd import Fd
+
+_LOG = logging.getLogger(__name__)
+_AT_ONCE = 4
+_QUEUE_MAX = 1000
+_TOLD_BYTES = 2000
+"""Of what a hook printed."""
+_CHUNK = 1 << 16
+_DYING_S = 0.5
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Tally(NamedTuple):
+    """Hooks since the service started: all that ran, of these those that failed or were killed, and those dropped."""
+
+    n_run: int = 0
+    n_failed: int = 0
+    n_dropped: int = 0
+
+
+class _Account(NamedTuple):
+    """Who a hook runs as; ids are None where they are ours anyway."""
+
+    name: str
+    home: str
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] | None = None
+
+
+class HookRunner:
+    """Takes events at once, whatever the hooks do, and runs what belongs to them."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        """hooks: which programs, as whom, for how long."""
+        self._hooks = hooks
+        self._send, self._receive = trio.open_memory_channel[Event](_QUEUE_MAX)
+        self._tally = Tally()
+        self._n_dropped_untold = 0
+
+    def configure(self, hooks: Hooks) -> None:
+        """From the next event on, other hooks."""
+        self._hooks = hooks
+
+    def tally(self) -> Tally:
+        """What became of them so far."""
+        return self._tally
+
+    def __call__(self, event: Event) -> None:
+        """Queue an event that has a hook. If hooks are far behind, it is dropped: its loss is logged and counted."""
+        if not _argv(self._hooks, event.kind):
+            return
+        try:
+            self._send.send_nowait(event)
+        except trio.WouldBlock:
+            self._tally = self._tally._replace(n_dropped=self._tally.n_dropped + 1)
+            if not self._n_dropped_untold:
+                _LOG.warning("hooks are %d events behind: more are dropped", _QUEUE_MAX)
+            self._n_dropped_untold += 1
+
+    async def run(self) -> None:
+        """Run hooks until cancelled; those that run then are killed."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(_AT_ONCE):
+                nursery.start_soon(self._work)
+
+    async def _work(self) -> None:
+        async for event in self._receive.clone():
+            if self._n_dropped_untold and not self._receive.statistics().current_buffer_used:
+                _LOG.warning("hooks have caught up; %d events were dropped", self._n_dropped_untold)
+                self._n_dropped_untold = 0
+            if argv := _argv(self._hooks, event.kind):
+                is_well = await _run(argv, event, self._hooks.user, self._hooks.timeout_s)
+                n_run, n_failed, n_dropped = self._tally
+                self._tally = Tally(n_run + 1, n_failed + (not is_well), n_dropped)
+
+
+def _argv(hooks: Hooks, kind: Kind) -> tuple[str, ...] | None:
+    """The program of a kind of event."""
+    if kind in TAKEN:
+        return hooks.on_swap
+    match kind:
+        case Kind.REAPED:
+            return hooks.on_reaped
+        case Kind.QUARANTINED:
+            return hooks.on_quarantine
+        case Kind.LOW_SPACE:
+            return hooks.on_low_space
+        case _:
+            return None
+
+
+async def _run(argv: tuple[str, ...], event: Event, user: str, timeout_s: float) -> bool:
+    """Run one to its end or its time limit; whether it ended well. All else is logged."""
+    fields = {"fields": variables(event)}
+    name = f"hook {argv[0]} for {event.kind.value}"
+    try:
+        account = await trio.to_thread.run_sync(_account, user)
+        code, said = await _finish(argv, event, account, timeout_s)
+    except (OSError, KeyError, subprocess.SubprocessError) as error:
+        _LOG.warning("%s could not be started: %s", name, error, extra=fields)
+        return False
+    if code is None:
+        _LOG.warning("%s was killed after %g s%s", name, timeout_s, said, extra=fields)
+    elif code < 0:
+        _LOG.warning("%s ended by signal %d (%s)%s", name, -code, signal.strsignal(-code), said, extra=fields)
+    elif code:
+        _LOG.warning("%s ended with exit code %d%s", name, code, said, extra=fields)
+    else:
+        _LOG.info("%s ended well%s", name, said, extra=fields)
+    return code == 0
+
+
+async def _finish(argv: tuple[str, ...], event: Event, account: _Account, timeout_s: float) -> tuple[int | None, str]:
+    """Exit code (None: its time was over) and what it printed, for people."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    output = _Output(read_fd)
+    try:
+        with Fd(write_fd) as into, _stdin(event) as stdin:
+            process = await trio.lowlevel.open_process(
+                argv,
+                stdin=stdin,
+                stdout=into,
+                stderr=into,
+                cwd="/",
+                env=_environment(event, account),
+                start_new_session=True,
+                user=account.uid,
+                group=account.gid,
+                extra_groups=account.groups,
+                umask=0o022,
+            )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(output.read)
+            code = await _wait(process, timeout_s)
+            nursery.cancel_scope.cancel()  # what it left running may keep the pipe open for ever
+        return code, output.told()
+    finally:
+        output.close()
+
+
+async def _wait(process: trio.Process, timeout_s: float) -> int | None:
+    """Its exit code; None if it had to be killed with all of its group, and was, as far as that is possible."""
+    try:
+        with trio.move_on_after(timeout_s):
+            return await process.wait()
+        return None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # One that turned into another user's, or hangs in a call, holds up neither the service nor its end.
+            with trio.move_on_after(_DYING_S, shield=True):
+                await process.wait()
+
+
+class _Output:
+    """The beginning of what a hook prints; all else is read too, or it would wait for a reader."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._said = bytearray()
+
+    async def read(self) -> None:
+        """Read until there is nobody left who could write."""
+        while True:
+            await trio.lowlevel.wait_readable(self._fd)
+            with suppress(BlockingIOError):
+                if not self._take():
+                    return
+
+    def told(self) -> str:
+        """Its words on one line, after a colon; empty if it said nothing."""
+        with suppress(BlockingIOError):
+            while len(self._said) < _TOLD_BYTES and self._take():
+                pass
+        text = bytes(self._said[:_TOLD_BYTES]).decode("utf-8", "backslashreplace").strip()
+        return f": {show(text)}" if text else ""
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        os.close(self._fd)
+
+    def _take(self) -> bool:
+        part = os.read(self._fd, _CHUNK)
+        self._said += part[: max(_TOLD_BYTES - len(self._said), 0)]
+        return bool(part)
+
+
+def _stdin(event: Event) -> Fd:
+    """The event's JSON as a file in memory: a hook that doesn't read it keeps nobody waiting."""
+    fd = Fd(os.memfd_create("event", os.MFD_CLOEXEC))
+    with open(fd, "wb", closefd=False) as file:
+        file.write(encode(event) + b"\n")
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _account(user: str) -> _Account:
+    """Who a hook runs as: the one that root's service was told, or else ourselves. Raises  KeyError"""
+    if os.geteuid() != 0:
+        ours = pwd.getpwuid(os.geteuid())
+        return _Account(ours.pw_name, ours.pw_dir)
+    entry = pwd.getpwnam(user)
+    known = person(entry.pw_uid)
+    return _Account(user, entry.pw_dir, known.uid, known.gid, tuple(known.groups))
+
+
+def _environment(event: Event, account: _Account) -> Mapping[str, str]:
+    known = {"PATH": _PATH, "LANG": "C.UTF-8", "USER": account.name, "LOGNAME": account.name, "HOME": account.home}
+    return {**known, **{name: os.fsdecode(value) for name, value in variables(event).items()}}

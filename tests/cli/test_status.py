@@ -1,0 +1,312 @@
+"""`trashd status`: what it tells of services that live, rest, hang and are dead, and that it is quick and fits."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from fusefs.cli.statusview import View
+from fusefs.core.status import Current, Fault, Phase, Seen, Status, VolumeStatus
+from fusefs.linux import servicelock
+from fusefs.linux.fd import Fd
+from fusefs.linux.places import SYSTEM_RUNTIME, make_dir
+from fusefs.reaper.status import write_status
+from tests.cli.test_golden import compare
+from tests.support.command import TRASHD, environment, trashd
+from tests.support.passable import passable_directory
+from tests.support.users import run_as
+from tests.support.volumes import bind_mount
+
+SOMEBODY = 54321
+PATIENCE_S = 60
+EVIL = "\x1b[2J\x07\u202e"
+NOW_NS = time.time_ns()
+VOLUME = VolumeStatus(
+    path="/scratch", filesystem="ext4", phase=Phase.YIELDING, why="others wait 31 % of the time for the disk",
+    n_users=3, n_orphans=12, n_due=4, n_quarantined=1, entries_per_s=12345.0, bytes_per_s=float(120 << 20),
+    tempo_entries_per_s=20_000, io=0.31, memory=0.0, cpu=0.05, probe_ms=1.23, unlink_us=14.2, eta_s=720.0,
+    oldest_overdue_s=7300.0, free_bytes=412 << 30, total_bytes=1800 << 30, free_inodes=98, total_inodes=100,
+    free_trend_bytes_per_s=400_000.0, removed_entries=1_234_567, freed_bytes=45 << 30, n_reaped=12,
+    current=(Current(1000, "2fe7e4cb8ba8", 5),), faults=(Fault(NOW_NS, "EIO at a claim"), Fault(NOW_NS, "EIO again")),
+)  # fmt: skip
+
+
+def status_of(*volumes: VolumeStatus, pid: int = os.getpid(), age_s: float = 0) -> Status:
+    return Status(
+        version="0.1", pid=pid, boot_id="b", started_ns=NOW_NS - 10**13, updated_ns=time.time_ns() - int(age_s * 1e9),
+        volumes=volumes,
+    )  # fmt: skip
+
+
+def phased(phase: Phase) -> VolumeStatus:
+    return msgspec.structs.replace(VOLUME, phase=phase)
+
+
+@pytest.fixture
+def directory() -> Iterator[bytes]:
+    """The directory of root's service, empty."""
+    with passable_directory(0o711) as home, bind_mount(home, Path("/run/trashd")):
+        yield make_dir(SYSTEM_RUNTIME)
+
+
+@pytest.fixture
+def alive(directory: bytes) -> Iterator[bytes]:
+    """The same, and we are the service."""
+    lock = servicelock.take(directory)
+    assert isinstance(lock, Fd)
+    with lock:
+        yield directory
+
+
+pytestmark = pytest.mark.needs("root")
+
+
+def test_a_service_that_serves_is_told_with_all_its_volumes(alive: bytes) -> None:
+    write_status(alive, status_of(VOLUME, VolumeStatus(path="/idle")))
+    done = trashd("status")
+    assert done.code == 0
+    assert done.err == ""
+    for words in (
+        "/scratch (ext4)", "yielding: others wait 31 %", "12 orphans of 3 users, 4 due (the oldest for 2h1m)",
+        "1 in quarantine", "12,345 entries/s, 120 MiB/s, may 20,000/s", "about 12m", "io 31%, memory 0%, cpu 5%",
+        "write 1.23 ms, unlink 14.2 µs", "412 GiB of 1.76 TiB (23%) and 98% of inodes free, +1.34 GiB/h",
+        "12 orphans, 1,234,567 entries, 45.0 GiB", "EIO again", "5 gone of uid 1000's 2fe7e4cb8ba8", "/idle\n  idle",
+    ):  # fmt: skip
+        assert words in done.out
+
+
+@pytest.mark.usefixtures("directory")
+def test_no_service_is_5_and_says_how_to_start_one() -> None:
+    done = trashd("status")
+    assert done.code == 5
+    assert done.out == ""
+    assert "systemctl start trashd-reaper" in done.err
+
+
+def test_a_dead_service_is_5_and_its_last_words_are_told_as_such(directory: bytes) -> None:
+    write_status(directory, status_of(VOLUME, age_s=3700))
+    done = trashd("status")
+    assert done.code == 5
+    assert "dead; what follows was true 1h1m" in done.out
+    assert "No reaper service runs" in done.err
+
+
+def test_a_service_that_says_nothing_is_14(alive: bytes) -> None:
+    write_status(alive, msgspec.structs.replace(status_of(VOLUME, age_s=60), refreshes_s=30))
+    done = trashd("status")
+    assert done.code == 14
+    assert "said nothing for 1m" in done.out
+    assert "journalctl" in done.err
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_only_a_broken_volume_is_14(alive: bytes, phase: Phase) -> None:
+    write_status(alive, status_of(VOLUME, phased(phase)))
+    assert trashd("status").code == (14 if phase is Phase.BROKEN else 0)
+
+
+def test_json_is_one_object_with_the_volumes_own_name(alive: bytes) -> None:
+    write_status(alive, status_of(VolumeStatus(path="/v%FF%0A")))
+    (told,) = trashd("status", "--json").objects()
+    assert os.fsencode(told["volumes"][0]["path"]) == b"/v\xff\n"
+    assert (told["is_running"], told["is_stale"], told["directory"]) == (True, False, os.fsdecode(SYSTEM_RUNTIME))
+
+
+def test_json_is_as_promised(alive: bytes) -> None:
+    write_status(alive, status_of(msgspec.structs.replace(VOLUME, faults=(Fault(1, "EIO at a claim"),))))
+    (told,) = trashd("status", "--json").objects()
+    for key in ("pid", "started_ns", "updated_ns", "updated_boot_ns", "age_s"):
+        told[key] = f"<{key}>"
+    compare("json-status.json", json.dumps([told], indent=1) + "\n")
+
+
+def test_json_of_a_dead_service_comes_with_an_error_object(directory: bytes) -> None:
+    write_status(directory, status_of())
+    done = trashd("status", "--json")
+    (told,) = done.objects()
+    assert told["is_running"] is False
+    assert json.loads(done.err)["exit_code"] == done.code == 5
+
+
+def test_everybody_may_ask(alive: bytes) -> None:
+    write_status(alive, status_of(VOLUME))
+    done = run_as(SOMEBODY, [TRASHD, "status"], env={"HOME": "/missing", "LC_ALL": "C.UTF-8"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"/scratch" in done.stdout
+
+
+def test_a_users_own_service_is_shown_beside_roots_and_a_dead_one_is_not(alive: bytes) -> None:
+    write_status(alive, status_of(VOLUME))
+    with passable_directory() as home:
+        own = make_dir(os.fsencode(home / "trashd"))
+        write_status(own, status_of(VolumeStatus(path="/own")))
+        ask = partial(run_as, SOMEBODY, [TRASHD, "status"], env={"XDG_RUNTIME_DIR": str(home), "LC_ALL": "C.UTF-8"})
+        assert b"/own" not in ask().stdout
+        lock = servicelock.take(own)
+        assert lock is not None
+        with lock:
+            told = ask().stdout
+    assert told.index(b"/scratch") < told.index(b"/own")
+
+
+def test_a_status_that_is_none_is_an_error_without_a_traceback(alive: bytes) -> None:
+    (Path(os.fsdecode(alive)) / "status.json").write_bytes(b"\xff")
+    done = trashd("status")
+    assert done.code == 1
+    assert "restart" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_no_word_of_it_moves_a_cursor(alive: bytes) -> None:
+    volume = msgspec.structs.replace(VOLUME, path="/%1B[2J", why=EVIL, filesystem=EVIL, faults=(Fault(0, EVIL),))
+    write_status(alive, status_of(volume))
+    assert all(line.isprintable() for line in trashd("status").out.splitlines())
+
+
+HEAVY = "{'rich', 'trio', 'prometheus_client', 'asyncio', 'http', 'pyfuse3'}"
+
+
+def test_it_starts_without_heavy_modules(alive: bytes) -> None:
+    write_status(alive, status_of(VOLUME))
+    program = f"import sys; from fusefs.cli.main import run; run(['status']); sys.exit(str({HEAVY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.stderr == b"set()\n"
+
+
+@pytest.mark.parametrize("words", [("--watch",), ("--watch", "--json")])
+def test_watch_is_for_a_terminal(alive: bytes, words: tuple[str, ...]) -> None:
+    write_status(alive, status_of())
+    assert trashd("status", *words).code == 2
+
+
+def drawn(*volumes: VolumeStatus, n_lines: int = 24, is_ascii: bool = False, is_running: bool = True) -> list[str]:
+    """The lines of the live view on 80 columns, without colours."""
+    console = Console(width=80, height=n_lines, color_system=None, force_terminal=True)
+    view = View(is_ascii=is_ascii)
+    services = [(b"/run", Seen(status_of(*volumes), is_running))]
+    with console.capture() as capture:
+        console.print(view.draw(services, time.time_ns(), n_lines))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("n_lines", [4, 11, 12, 24, 60])
+@pytest.mark.parametrize("n_volumes", [0, 1, 2, 5, 40])
+def test_the_view_fits_the_terminal(n_lines: int, n_volumes: int) -> None:
+    volumes = [msgspec.structs.replace(VOLUME, path=f"/{n}" + "x" * 100) for n in range(n_volumes)]
+    lines = drawn(*volumes, n_lines=n_lines)
+    assert len(lines) <= n_lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_view_of_a_volume_is_whole_on_80_columns() -> None:
+    text = "\n".join(drawn(VOLUME))
+    for words in ("io █░░░ 31%", "write 1.23 ms", "+1.34 GiB/h", "may 20,000/s", "1 in quarantine", "(and 1 before)"):
+        assert words in text
+    assert "…" not in text
+
+
+def test_the_view_shows_first_what_needs_somebody() -> None:
+    volumes = [msgspec.structs.replace(VOLUME, path=f"/{phase.value}", phase=phase) for phase in Phase]
+    text = "\n".join(drawn(*volumes))
+    shown = sorted(Phase, key=lambda phase: text.find(f"/{phase.value}") % 10_000)
+    assert shown[:2] == [Phase.BROKEN, Phase.HURRYING]
+    assert all(f"/{phase.value}" in text for phase in (Phase.REAPING, Phase.YIELDING))
+
+
+def test_the_view_of_an_idle_volume_tells_no_rate() -> None:
+    text = "\n".join(drawn(VolumeStatus(path="/idle")))
+    assert "entries/s" not in text
+
+
+def test_the_view_of_a_poor_terminal_is_ascii_inside_its_frames() -> None:
+    text = "".join(drawn(VOLUME, msgspec.structs.replace(VOLUME, path="/" + "x" * 100), is_ascii=True))
+    assert {character for character in text if not character.isascii()} <= set("╭─╮│╰╯")
+
+
+def test_the_view_of_hostile_words_moves_no_cursor() -> None:
+    volume = msgspec.structs.replace(
+        VOLUME, path="/%1B[2J", why=f"{EVIL}[bold]", filesystem=EVIL, faults=(Fault(0, EVIL),)
+    )
+    lines = drawn(volume)
+    assert all(line.isprintable() for line in lines)
+    assert "[bold]" in "\n".join(lines)
+
+
+def test_the_view_tells_that_the_service_died() -> None:
+    assert "dead" in "\n".join(drawn(VOLUME, is_running=False))
+
+
+class Terminal:
+    """`trashd status --watch` on a terminal of 80 columns and 24 lines."""
+
+    def __init__(self, **variables: str) -> None:
+        self._ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            [TRASHD, "status", "--watch"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env={**environment({"TERM": "xterm", **variables})},
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def wait_for(self, words: str) -> None:
+        """Read until it showed that."""
+        while words not in self.seen:
+            assert select.select([self._ours], [], [], PATIENCE_S)[0], self.seen
+            self.seen += os.read(self._ours, 1 << 16).decode()
+
+    def end(self) -> int:
+        """Ctrl-C; the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            while part := os.read(self._ours, 1 << 16):
+                self.seen += part.decode()
+        except OSError:
+            pass  # EIO: nobody has the other side any more
+        os.close(self._ours)
+        return self.process.wait(PATIENCE_S)
+
+
+def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes) -> None:
+    write_status(alive, status_of(VOLUME))
+    terminal = Terminal()
+    terminal.wait_for("12,345 entries/s")
+    write_status(alive, status_of(msgspec.structs.replace(VOLUME, entries_per_s=54321.0)))
+    terminal.wait_for("54,321 entries/s")
+    assert terminal.end() == 0
+    assert terminal.seen.count("\x1b[?1049h") == terminal.seen.count("\x1b[?1049l") == 1
+    assert terminal.seen.endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
+    terminal = Terminal()
+    terminal.wait_for("No reaper service runs")
+    lock = servicelock.take(directory)
+    assert lock is not None
+    with lock:
+        write_status(directory, status_of(VOLUME))
+        terminal.wait_for("yielding")
+    terminal.wait_for("dead")
+    assert terminal.end() == 0
+
+
+def test_a_terminal_without_utf_8_shows_it_too(alive: bytes) -> None:
+    write_status(alive, status_of(VOLUME))
+    terminal = Terminal(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    terminal.wait_for("12,345 entries/s")
+    assert terminal.end() == 0

@@ -1,0 +1,289 @@
+"""Metrics as a Prometheus reads them: by file and by HTTP, with names that dashboard and rules know."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from fusefs.core.events import Event, Kind
+from fusefs.core.status import Phase, Status, VolumeStatus, volume_status
+from fusefs.reaper.hooks import Tally
+from fusefs.reaper.metrics import Metrics
+from fusefs.reaper.scrape import serve
+
+DOCS = Path(__file__).parents[2] / "docs"
+UNITS = ("_seconds", "_bytes", "_ratio", "_per_second", "_total", "_orphans", "_users", "_inodes", "_info", "_phase")
+VOLUME = VolumeStatus(
+    path="/v", phase=Phase.YIELDING, n_users=2, n_orphans=5, n_due=3, n_quarantined=1, tempo_entries_per_s=100, io=0.25,
+    memory=0.0, cpu=0.5, probe_ms=2.0, unlink_us=20.0, eta_s=60.0, oldest_overdue_s=7.0, free_bytes=10, total_bytes=100,
+    free_inodes=4, total_inodes=8, removed_entries=1000, freed_bytes=4096, n_reaped=9,
+)  # fmt: skip
+SOME = Status(version="0.1", pid=1, boot_id="b", started_ns=10**9, updated_ns=2 * 10**9, volumes=(VOLUME,))
+NO_HOOKS = Tally()
+PATIENCE_S = 30
+
+
+def read(path: Path) -> dict[str, Metric]:
+    """The metrics of a text file by their names, counters with their ending."""
+    families = text_string_to_metric_families(path.read_text(encoding="utf-8"))
+    return {family.name + "_total" * (family.type == "counter"): family for family in families}
+
+
+def value(metric: Metric, **labels: str) -> float:
+    (sample,) = (sample for sample in metric.samples if sample.labels == labels)
+    return sample.value
+
+
+def labels_of(metric: Metric) -> list[dict[str, str]]:
+    return [sample.labels for sample in metric.samples]
+
+
+def publish(
+    path: Path, status: Status = SOME, tally: Tally = NO_HOOKS, events: tuple[Event, ...] = ()
+) -> dict[str, Metric]:
+    metrics = Metrics(os.fsencode(path))
+    for event in events:
+        metrics(event)
+    metrics.publish(status, tally)
+    return read(path)
+
+
+@pytest.fixture
+def textfile(tmp_path: Path) -> Path:
+    return tmp_path / "trashd.prom"
+
+
+def test_a_volumes_values_have_base_units(textfile: Path) -> None:
+    told = publish(textfile)
+    with_volume = {name: metric for name, metric in told.items() if labels_of(metric) == [{"volume": "/v"}]}
+    values = {name: value(metric, volume="/v") for name, metric in with_volume.items()}
+    assert values == {
+        "trashd_users": 2, "trashd_orphans": 5, "trashd_due_orphans": 3, "trashd_quarantined_orphans": 1,
+        "trashd_tempo_entries_per_second": 100, "trashd_probe_seconds": 0.002, "trashd_unlink_seconds": 0.00002,
+        "trashd_eta_seconds": 60, "trashd_overdue_seconds": 7, "trashd_free_bytes": 10, "trashd_size_bytes": 100,
+        "trashd_free_inodes": 4, "trashd_inodes": 8, "trashd_removed_entries_total": 1000,
+        "trashd_freed_bytes_total": 4096, "trashd_reaped_orphans_total": 9,
+    }  # fmt: skip
+
+
+def test_every_metric_has_a_help_and_a_unit(textfile: Path) -> None:
+    told = publish(textfile, events=(Event(Kind.REAPED, 0, b"/v"),))
+    assert len(told) > 20
+    assert [name for name in told if not name.startswith("trashd_") or not name.endswith(UNITS)] == []
+    assert [name for name, metric in told.items() if not metric.documentation.endswith(".")] == []
+
+
+def test_what_is_not_known_is_absent(textfile: Path) -> None:
+    told = publish(textfile, msgspec.structs.replace(SOME, volumes=(VolumeStatus(path="/v"),)))
+    assert told["trashd_probe_seconds"].samples == told["trashd_stall_ratio"].samples == []
+    assert value(told["trashd_tempo_entries_per_second"], volume="/v") == math.inf
+
+
+def test_one_phase_is_true(textfile: Path) -> None:
+    phases = publish(textfile)["trashd_phase"].samples
+    assert {sample.labels["phase"] for sample in phases} == {phase.value for phase in Phase}
+    assert [sample.labels["phase"] for sample in phases if sample.value] == ["yielding"]
+
+
+def test_stalls_are_told_by_resource(textfile: Path) -> None:
+    told = publish(textfile)["trashd_stall_ratio"]
+    assert {name: value(told, volume="/v", resource=name) for name in ("io", "memory", "cpu")} == {
+        "io": 0.25, "memory": 0.0, "cpu": 0.5,
+    }  # fmt: skip
+
+
+def test_events_are_counted_by_volume_and_kind(textfile: Path) -> None:
+    events = (Event(Kind.REAPED, 0, b"/v"), Event(Kind.REAPED, 0, b"/v"), Event(Kind.STARTED, 0))
+    told = publish(textfile, events=events)["trashd_events_total"]
+    assert value(told, volume="/v", event="reaped") == 2
+    assert value(told, volume="", event="started") == 1
+
+
+def test_hooks_are_counted(textfile: Path) -> None:
+    told = publish(textfile, tally=Tally(5, 2, 1))
+    names = ("trashd_hooks_total", "trashd_failed_hooks_total", "trashd_dropped_hooks_total")
+    assert [value(told[name]) for name in names] == [5, 2, 1]
+
+
+def test_a_volumes_name_breaks_no_line(textfile: Path) -> None:
+    volume = volume_status(b'/v"\n# HELP x\xff\x1b\\')
+    told = publish(textfile, msgspec.structs.replace(SOME, volumes=(volume,)))
+    assert told["trashd_orphans"].samples[0].labels["volume"].isprintable()
+
+
+def test_the_file_is_readable_for_the_exporter_whatever_the_umask(textfile: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        publish(textfile)
+    finally:
+        os.umask(before)
+    assert textfile.stat().st_mode & 0o777 == 0o644
+    assert list(textfile.parent.iterdir()) == [textfile]
+
+
+def test_a_stopped_service_leaves_no_values(textfile: Path) -> None:
+    metrics = Metrics(os.fsencode(textfile))
+    metrics.publish(SOME, Tally())
+    metrics.close()
+    metrics.close()
+    assert not textfile.exists()
+
+
+@pytest.mark.allows_warnings
+def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(os.fsencode(tmp_path / "missing" / "trashd.prom"))
+    metrics.publish(SOME, Tally())
+    metrics.publish(SOME, Tally())
+    (record,) = caplog.records
+    assert "No such file" in record.getMessage()
+
+
+def served(act: Callable[[int], Awaitable[None]]) -> None:
+    """Do something with the port on which metrics are served; the service lives at the end."""
+
+    async def main() -> None:
+        metrics = Metrics()
+        metrics.publish(SOME, Tally())
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                (listener,) = await nursery.start(serve, "127.0.0.1", 0, metrics.registry)
+                port: int = listener.socket.getsockname()[1]
+                await act(port)
+                assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    """All that is answered."""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(request)
+        await stream.send_eof()
+        answer = b""
+        while part := await stream.receive_some(1 << 16):
+            answer += part
+        return answer
+
+
+def test_metrics_are_served() -> None:
+    async def act(port: int) -> None:
+        head, _, body = (await ask(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")).partition(b"\r\n\r\n")
+        assert b"Content-Length: %d" % len(body) in head
+        families = {family.name for family in text_string_to_metric_families(body.decode())}
+        assert "trashd_orphans" in families
+
+    served(act)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /secret HTTP/1.1\r\n\r\n", b"404"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"GET /metrics?x=1 HTTP/1.0\r\nAccept: text/plain; version=abc\r\n\r\n", b"200"),
+        (b"HEAD / HTTP/1.1\r\n\r\n", b"200"),
+        (b"\xff\x00\r\n\r\n", b"400"),
+        (b"x" * 8192, b"400"),
+        (b"", b"400"),
+    ],
+    ids=["path", "method", "odd but right", "head", "noise", "endless", "nothing"],
+)
+def test_any_request_has_an_answer(request_: bytes, status: bytes) -> None:
+    async def act(port: int) -> None:
+        assert (await ask(port, request_)).startswith(b"HTTP/1.1 " + status)
+
+    served(act)
+
+
+def test_too_many_at_a_time_are_hung_up_on() -> None:
+    async def act(port: int) -> None:
+        async with trio.open_nursery() as nursery:
+            silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(9)]
+            ended = trio.Event()
+
+            async def wait(stream: trio.SocketStream) -> None:
+                assert await stream.receive_some(1) == b""
+                ended.set()
+
+            for stream in silent:
+                nursery.start_soon(wait, stream)
+            await ended.wait()
+            nursery.cancel_scope.cancel()
+        for stream in silent:
+            await stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+
+    served(act)
+
+
+def test_who_goes_away_early_ends_nothing() -> None:
+    async def act(port: int) -> None:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        linger = (1).to_bytes(4, "little") + bytes(4)
+        stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, linger)
+        await stream.send_all(b"GET /metrics HTTP/1.1\r\n")
+        await stream.aclose()
+
+    served(act)
+
+
+@pytest.mark.allows_warnings
+def test_a_port_that_is_taken_is_told_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with trio.socket.socket() as taken:
+            await taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            await serve("127.0.0.1", taken.getsockname()[1], Metrics().registry)
+
+    trio.run(main)
+    (record,) = caplog.records
+    assert "can't listen" in record.getMessage()
+
+
+def names_of(text: str) -> set[str]:
+    return set(re.findall(r"\btrashd_[a-z_]+[a-z]\b", text))
+
+
+def test_dashboard_and_rules_know_only_metrics_that_are(textfile: Path) -> None:
+    known = set(publish(textfile))
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    used = {name for target in targets for name in names_of(target["expr"])}
+    assert len(used) > 10
+    assert used <= known
+    rules = "".join(re.findall(r"```yaml\n(.*?)```", (DOCS / "monitoring.md").read_text(encoding="utf-8"), re.DOTALL))
+    assert names_of(rules)
+    assert names_of(rules) <= known
+
+
+def test_every_metric_is_documented(textfile: Path) -> None:
+    documented = re.findall(r"^\| `(trashd_\w+)`", (DOCS / "monitoring.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(documented) == sorted(publish(textfile))
+
+
+def test_the_dashboards_variable_is_a_label_of_ours() -> None:
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    (volume,) = (variable for variable in dashboard["templating"]["list"] if variable["type"] == "query")
+    assert volume["query"] == "label_values(trashd_orphans, volume)"
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert all('volume=~"$volume"' in expression or "volume" not in expression for expression in expressions)
+
+
+def test_the_journals_fields_are_documented() -> None:
+    from fusefs.core.events import variables
+
+    text = (DOCS / "monitoring.md").read_text(encoding="utf-8")
+    assert [name for name in variables(Event(Kind.STARTED, 0)) if f"`{name}`" not in text] == []
+    assert [kind.value for kind in Kind if f"`{kind.value}`" not in text] == []

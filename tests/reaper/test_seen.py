@@ -1,0 +1,204 @@
+"""What a running service lets others see of its work: audit log, hooks, metrics, status, and no more than that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import trio
+
+from fusefs.linux.places import SYSTEM_RUNTIME
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from tests.support.command import trashd
+from tests.support.orphans import EXPIRED, OTHER, orphan_in
+from tests.support.service import Service, places, service
+from tests.support.store import swap
+from tests.support.tree import IMMUTABLE, Dir, make_tree, set_flags
+from tests.support.users import as_user
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
+EVIL = "plans\n\x1b[2J"
+
+
+class Watched(NamedTuple):
+    """A service that tells everything to everybody, its files and its port."""
+
+    service: Service
+    base: Path
+    port: int
+
+    def audited(self, event: str) -> list[dict[str, object]]:
+        """The audit log's lines of a kind."""
+        found = [json.loads(line) for line in (self.base / "audit").read_text().splitlines()]
+        return [line for line in found if line["event"] == event]
+
+    def hooked(self) -> list[dict[str, object]]:
+        """What hooks got on standard input."""
+        path = self.base / "hooked"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def textfile(self) -> str:
+        """The exporter's file."""
+        path = self.base / "trashd.prom"
+        return path.read_text() if path.exists() else ""
+
+    def asked(self) -> str:
+        """What Prometheus gets."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            text: str = answer.read().decode()
+            return text
+
+
+@pytest.fixture
+def watched(volume: Path) -> Iterator[Watched]:
+    port = free_port()
+    with places() as base:
+        hook = json.dumps(["/bin/sh", "-c", f"cat >> {base}/hooked"])
+        config = f"""
+[hooks]
+user = "root"
+on_swap = {hook}
+on_reaped = {hook}
+on_quarantine = {hook}
+[metrics]
+textfile = "{base}/trashd.prom"
+http = "127.0.0.1:{port}"
+"""
+        jobs_of(OTHER, volume)
+        orphan_in(volume, "before")
+        orphan_of_his(volume, "before")
+        with service(base, volume, config=config) as running:
+            wait_until_known(running, volume, 2)
+            yield Watched(running, base, port)
+
+
+def jobs_of(uid: int, volume: Path) -> None:
+    """A directory in which a user may swap."""
+    make_tree(volume / "home", Dir({}, owner=(uid, uid)))
+
+
+def orphan_of_his(volume: Path, name: str, options: Options | None = None) -> Swapped:
+    """One more orphan of his."""
+    make_tree(volume / "home" / name, Dir({"a": "1"}, owner=(OTHER, OTHER)))
+    return as_user(OTHER, partial(swap, volume / "home" / name, None, options or Options()))
+
+
+def wait_until_known(running: Service, volume: Path, n_orphans: int) -> None:
+    """Wait until the service has looked at what was there before it, and watches."""
+    running.until(running.seen)
+    running.until(lambda: running.volume(volume).n_orphans == n_orphans)
+
+
+def free_port() -> int:
+    async def main() -> int:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with listener:
+            number: int = listener.socket.getsockname()[1]
+            return number
+
+    return trio.run(main)
+
+
+def test_a_users_swap_and_its_reap_are_audited_and_hooked(volume: Path, watched: Watched) -> None:
+    gone = orphan_of_his(volume, "job", EXPIRED)
+    watched.service.until(lambda: len(watched.hooked()) == 2)
+    (swapped,), (reaped,) = watched.audited("swapped"), watched.audited("reaped")
+    assert watched.hooked() == [swapped, reaped]
+    for line in (swapped, reaped):
+        assert (line["id"], line["uid"], line["origin"]) == (gone.id, OTHER, os.fsdecode(gone.path))
+        assert line["volume"] == str(volume)
+    assert reaped["n_entries"] == 2
+
+
+@pytest.mark.parametrize("words", [("rm",), ("swap",)])
+def test_each_way_into_the_store_has_its_word(volume: Path, watched: Watched, words: tuple[str, ...]) -> None:
+    trashd(*words, make_tree(volume / "job", {"a": "1"}))
+    event = {"rm": "removed", "swap": "swapped"}[words[0]]
+    watched.service.until(lambda: watched.audited(event))
+    assert "reaped" not in (watched.base / "audit").read_text()
+
+
+def test_a_restore_is_audited(volume: Path, watched: Watched) -> None:
+    gone = orphan_in(volume)
+    watched.service.until(lambda: watched.audited("swapped"))
+    assert trashd("restore", "--volume", volume, gone.id).code == 0
+    watched.service.until(lambda: watched.audited("restored"))
+    assert watched.audited("restored")[0]["id"] == gone.id
+
+
+@pytest.mark.allows_warnings
+def test_what_cannot_be_removed_is_audited_hooked_and_counted(volume: Path, watched: Watched) -> None:
+    job = make_tree(volume / "job", {"file": "content"})
+    set_flags(job / "file", IMMUTABLE)
+    assert trashd("swap", "--keep-for", "0s", job).code == 0
+    watched.service.until(lambda: any(line["event"] == "quarantined" for line in watched.hooked()))
+    watched.service.until(lambda: f'trashd_quarantined_orphans{{volume="{volume}"}} 1.0' in watched.asked())
+    (line,) = watched.audited("quarantined")
+    trashd("quarantine", "delete", "--yes", "--volume", volume, str(line["id"]))
+
+
+def test_metrics_count_what_was_reaped_in_file_and_answer(volume: Path, watched: Watched) -> None:
+    orphan_in(volume, options=EXPIRED)
+    line = f'trashd_reaped_orphans_total{{volume="{volume}"}} 1.0\n'
+    watched.service.until(lambda: line in watched.asked() and line in watched.textfile())
+    assert f'trashd_events_total{{event="reaped",volume="{volume}"}} 1.0' in watched.asked()
+
+
+def test_a_stopped_service_leaves_its_last_word_and_no_values(watched: Watched) -> None:
+    watched.service.until(watched.textfile)
+    watched.service.stop()
+    assert watched.textfile() == ""
+    done = trashd("status")
+    assert done.code == 5
+    assert "dead" in done.out
+    assert watched.audited("stopped")
+
+
+def test_a_rotated_audit_log_is_followed_after_a_reload(volume: Path, watched: Watched) -> None:
+    (watched.base / "audit").rename(watched.base / "audit.1")
+    watched.service.reload()
+    orphan_in(volume)
+    watched.service.until(lambda: (watched.base / "audit").exists() and watched.audited("swapped"))
+    assert "swapped" not in (watched.base / "audit.1").read_text()
+
+
+def test_the_status_is_for_all_and_names_nobodys_files(volume: Path, watched: Watched) -> None:
+    orphan_in(volume, name=EVIL, options=EXPIRED)
+    watched.service.until(lambda: watched.service.volume(volume).n_reaped == 1)
+    text = Path(os.fsdecode(SYSTEM_RUNTIME), "status.json").read_text()
+    assert "plans" not in text
+    assert trashd("status").code == 0
+
+
+def test_a_name_moves_no_cursor_in_the_log(volume: Path, watched: Watched) -> None:
+    orphan_in(volume, name=EVIL, options=EXPIRED)
+    watched.service.until(lambda: "reaped " in watched.service.log.read_text())
+    assert all(line.isprintable() for line in watched.service.log.read_text().splitlines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_service_that_comes_back_counts_no_orphan_as_new(volume: Path, number: signal.Signals) -> None:
+    orphan_in(volume, "before")
+    with places() as base:
+        with service(base, volume) as first:
+            wait_until_known(first, volume, 1)
+            watched = Watched(first, base, 0)
+            orphan_in(volume)
+            first.until(lambda: watched.audited("swapped"))
+            if number is signal.SIGKILL:
+                first.kill()
+            else:
+                first.stop()
+        with service(base, volume) as second:
+            wait_until_known(second, volume, 2)
+            second.reload()
+        assert len(watched.audited("swapped")) == 1
+        assert watched.audited("found") == []
