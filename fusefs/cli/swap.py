@@ -7,10 +7,12 @@ import os
 import click
 
 from fusefs.cli import dry_run, output
-from fusefs.cli.fast import Batch, swap_all
+from fusefs.cli.fast import Batch, Verb, swap_all
 from fusefs.cli.options import Duration, Note, PathBytes, every_path, json_option, null_option
+from fusefs.cli.wait_option import Waiting, wait_option
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted, UsageError
+from fusefs.core.goal import Goal
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
@@ -18,28 +20,32 @@ from fusefs.store.swap import Swapped
 from fusefs.store.verbs import swap_path
 
 
-@click.command("swap", short_help="Put a fresh, empty directory in the place of each.", no_args_is_help=True)
+@click.command(
+    "swap", cls=Waiting, short_help="Put a fresh, empty directory in the place of each.", no_args_is_help=True
+)
 @click.argument("directories", type=PathBytes(), nargs=-1, metavar="DIR…")
 @null_option
 @click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done, and what stands against it.")
-@click.option("--keep-for", type=Duration(), default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
+@click.option("--keep-for", type=Duration(), help="Restorable that long (24h).")
 @click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
 @click.option("--no-fsync", is_flag=True, help="Don't flush after the exchange; its record is flushed before it.")
 @click.option("--unlike", is_flag=True, help="Accept a fresh directory with another owner, group, ACL or label.")
 @click.option("--for-owner", is_flag=True, help="As root: give the orphan to the directory's owner to restore.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
+@wait_option
 @click.option("--holders", is_flag=True, help="Afterwards say which processes still work in the old tree.")
 @json_option
 def command(
     directories: tuple[bytes, ...],
     null: bool,
     dry: bool,
-    keep_for: int,
+    keep_for: int | None,
     note: str,
     no_fsync: bool,
     unlike: bool,
     for_owner: bool,
     now: bool,
+    goal: Goal | None,
     holders: bool,
     as_json: bool,
 ) -> int:
@@ -54,31 +60,50 @@ def command(
       trashd swap --keep-for 3d --note "before the upgrade" build/
       find /scratch -maxdepth 1 -name 'tmp.*' -print0 | trashd swap -0
       trashd swap --now --no-fsync cache/
+      trashd swap --wait=100G /scratch/job && run-the-next-one
     """
     paths = every_path(directories, null=null)
     if dry:
         return dry_run.tell(paths, as_json=as_json)
-    verb = swap_path
-    if for_owner:
-        if os.geteuid() != 0:
-            raise NotPermitted("--for-owner", "only root can give an orphan to somebody else")
-        if now:
-            raise UsageError("--now with --for-owner", "leave one of them out")
-        from fusefs.store.for_owner import swap_for_owner
-
-        verb = swap_for_owner
+    verb = _verb(for_owner=for_owner, now=now)
+    is_given_up = goal is not None and not keep_for
+    retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
+    batch = Batch(paths, Options(retention_s, note, not no_fsync, unlike), verb, as_json, not now and not is_given_up)
 
     def after(swapped: Swapped) -> int:
         if holders:
             _tell_holders(swapped, as_json=as_json)
-        if not now:
-            return 0
-        from fusefs.cli.reaping import reap_ids
+        return _reap(swapped, waits=goal is not None, as_json=as_json) if now else 0
 
-        return reap_ids(Kernel(), (swapped.path,), (swapped.id,), as_json=as_json)
+    batch = batch._replace(after=after)
+    if goal is None or (now and goal.is_all()):
+        return swap_all(batch)
+    if now:
+        raise UsageError(f"--now with --wait={goal.text}", "--now waits for all of it, or not at all")
+    from fusefs.cli.swap_wait import swap_and_wait
 
-    options = Options(keep_for, note, not no_fsync, unlike)
-    return swap_all(Batch(paths, options, verb, as_json, not now, after))
+    return swap_and_wait(batch, goal, keep_for or 0)
+
+
+def _verb(*, for_owner: bool, now: bool) -> Verb:
+    if not for_owner:
+        return swap_path
+    if os.geteuid() != 0:
+        raise NotPermitted("--for-owner", "only root can give an orphan to somebody else")
+    if now:
+        raise UsageError("--now with --for-owner", "leave one of them out")
+    from fusefs.store.for_owner import swap_for_owner
+
+    return swap_for_owner
+
+
+def _reap(swapped: Swapped, *, waits: bool, as_json: bool) -> int:
+    from fusefs.cli.reaping import PLAINLY, reap_all
+    from fusefs.store.find import find_container
+
+    kernel = Kernel()
+    entry = find_container(kernel, (swapped.path,), swapped.id)
+    return reap_all(kernel, (swapped.path,), [entry], PLAINLY._replace(waits=waits), as_json=as_json)
 
 
 def _tell_holders(swapped: Swapped, *, as_json: bool) -> None:

@@ -14,13 +14,10 @@ from fusefs.core.errors import Incomplete
 from fusefs.core.names import ContainerId, printable
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
-from fusefs.core.space import Kind, Survey, Waited, total
+from fusefs.core.space import Survey, Waited, total
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.listing import Entry
-
-_AS_MEANT = frozenset({Kind.LINKS, Kind.SHARED})
-"""Others use it still: that is no failure of the reap."""
 
 
 class _Volume(NamedTuple):
@@ -89,7 +86,6 @@ def _draw(came_bytes: int, expected_bytes: int) -> None:
 
 
 def _tell(base: bytes, waited: Waited, *, as_json: bool) -> int:
-    is_well = waited.is_complete or all(reason.kind in _AS_MEANT for reason in waited.reasons)
     if as_json:
         output.as_json({"volume": output.plain(base), **output.plain(waited)})
     else:
@@ -99,4 +95,4 @@ def _tell(base: bytes, waited: Waited, *, as_json: bool) -> int:
         print(f"{printable(base)}: {came} came back of the {expected} that were reaped")
         for reason in waited.reasons:
             print(f"  {format_size(reason.n_bytes)}: {reason.detail}")
-    return 0 if is_well else Incomplete.exit_code
+    return 0 if waited.is_well() else Incomplete.exit_code

@@ -38,13 +38,29 @@ class Survey(NamedTuple):
 
 
 class Kind(Enum):
-    """Why space does not come back."""
+    """Why space does not come back.
+
+    LEFT    could not be removed: it is in quarantine
+    LESS    the trees never took as much
+    NOBODY  no reaper serves the volume
+    BROKEN  too many errors: the reaper rests
+    """
 
     OPEN = "open"
     LINKS = "links"
     LEFT = "left"
     SHARED = "shared"
     UNKNOWN = "unknown"
+    LESS = "less"
+    NOBODY = "nobody"
+    PAUSED = "paused"
+    BROKEN = "broken"
+    PINNED = "pinned"
+    RESTORED = "restored"
+
+
+_AS_MEANT = frozenset({Kind.LINKS, Kind.SHARED})
+"""Others use it still: that is no failure of the reap."""
 
 
 class Reason(NamedTuple):
@@ -69,6 +85,10 @@ class Waited(NamedTuple):
     reasons: tuple[Reason, ...]
     is_complete: bool
 
+    def is_well(self) -> bool:
+        """Whether all came that should."""
+        return self.is_complete or all(reason.kind in _AS_MEANT for reason in self.reasons)
+
 
 class Step(Enum):
     """What a waiting process does next."""
@@ -79,35 +99,35 @@ class Step(Enum):
 
 
 class Course(NamedTuple):
-    """How free space went since a moment before the tree was removed.
+    """How what is free went, bytes or inodes, since a moment before the tree was removed.
 
-    before_bytes   free then
-    highest_bytes  the most that was free since
-    grown_bytes    free when it had last grown
-    grown_at_s     when that was; growth by less than a step does not count, so that waiting must end
+    before      free then
+    highest     the most that was free since
+    grown       free when it had last grown
+    grown_at_s  when that was; growth by less than a step does not count, so that waiting must end
     """
 
-    before_bytes: int
-    highest_bytes: int
-    grown_bytes: int
+    before: int
+    highest: int
+    grown: int
     grown_at_s: float
 
-    def came_bytes(self) -> int:
+    def came(self) -> int:
         """What came: by the highest, as others may have used it since."""
-        return self.highest_bytes - self.before_bytes
+        return self.highest - self.before
 
 
-def begin(before_bytes: int, now_s: float) -> Course:
+def begin(before: int, now_s: float) -> Course:
     """The course before the first look."""
-    return Course(before_bytes, before_bytes, before_bytes, now_s)
+    return Course(before, before, before, now_s)
 
 
-def look(course: Course, expected_bytes: int, free_bytes: int, now_s: float) -> Course:
-    """The course after one more look at free space."""
-    course = course._replace(highest_bytes=max(course.highest_bytes, free_bytes))
-    if free_bytes < course.grown_bytes + tolerance_bytes(expected_bytes) // _STEPS:
+def look(course: Course, expected_bytes: int, free: int, now_s: float) -> Course:
+    """The course after one more look at what is free; inodes go by the steps of bytes."""
+    course = course._replace(highest=max(course.highest, free))
+    if free < course.grown + tolerance_bytes(expected_bytes) // _STEPS:
         return course
-    return course._replace(grown_bytes=free_bytes, grown_at_s=now_s)
+    return course._replace(grown=free, grown_at_s=now_s)
 
 
 def decide(course: Course, expected_bytes: int, reasons: Sequence[Reason], now_s: float, patience_s: float) -> Step:
@@ -117,7 +137,7 @@ def decide(course: Course, expected_bytes: int, reasons: Sequence[Reason], now_s
                 too, though not for long
     patience_s  how long free space may stay as it is
     """
-    missing = expected_bytes - course.came_bytes() - tolerance_bytes(expected_bytes)
+    missing = expected_bytes - course.came() - tolerance_bytes(expected_bytes)
     certain = sum(reason.n_bytes for reason in reasons if reason.kind is not Kind.SHARED)
     if missing <= certain:
         return Step.DONE
@@ -128,7 +148,7 @@ def decide(course: Course, expected_bytes: int, reasons: Sequence[Reason], now_s
 
 def conclude(course: Course, expected_bytes: int, reasons: Sequence[Reason], unknown: str) -> Waited:
     """What to tell at the end; `unknown` is the detail of what no reason explains."""
-    came = max(course.came_bytes(), 0)
+    came = max(course.came(), 0)
     missing = expected_bytes - came
     tolerance = tolerance_bytes(expected_bytes)
     if missing <= tolerance:

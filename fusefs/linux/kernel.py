@@ -115,6 +115,12 @@ class Kernel:
         volume = os.fstatvfs(fd)
         return volume.f_bfree * volume.f_frsize
 
+    def free_inodes(self, fd: int) -> int | None:
+        """Inodes that nobody uses on the filesystem; None where it makes as many as it likes (btrfs)."""
+        self._gate("statfs")
+        volume = os.fstatvfs(fd)
+        return volume.f_ffree if volume.f_files else None
+
     def is_local(self, fd: int) -> bool:
         """Whether only one kernel can have this filesystem mounted, so that its locks tell of everybody."""
         return self.filesystem(fd) in _LOCAL

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
+from fusefs.core.goal import ALL, Courses, Goal, Met, conclude_goal, decide_goal, is_reached
 from fusefs.core.names import STORE, ContainerId, printable
 from fusefs.core.space import (
     Course,
@@ -17,7 +18,6 @@ from fusefs.core.space import (
     Waited,
     begin,
     conclude,
-    decide,
     describe_unknown,
     foreseen,
     look,
@@ -31,6 +31,38 @@ _MOST_TOLD = 20
 
 Tell = Callable[[int, int], None]
 """Called with the bytes that came, and those that are expected."""
+
+
+class Gauge:
+    """How the free space of a volume went since a moment, as far as somebody looked."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        fd: int,
+        *,
+        before_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """fd: any directory on the volume; before_bytes: free at that moment, now by default."""
+        self._kernel = kernel
+        self._fd = fd
+        self._clock = clock
+        before_inodes, now = kernel.free_inodes(fd), clock()
+        self.courses = Courses(
+            begin(kernel.free_bytes(fd) if before_bytes is None else before_bytes, now),
+            None if before_inodes is None else begin(before_inodes, now),
+        )
+
+    def look(self, expected_bytes: int) -> bool:
+        """Look again; whether free bytes have grown: by a step, which goes by what is expected."""
+        now, before = self._clock(), self.courses
+        space = look(before.space, expected_bytes, self._kernel.free_bytes(self._fd), now)
+        free_inodes, inodes = self._kernel.free_inodes(self._fd), before.inodes
+        if inodes is not None and free_inodes is not None:
+            inodes = look(inodes, expected_bytes, free_inodes, now)
+        self.courses = Courses(space, inodes)
+        return space.grown > before.space.grown
 
 
 def wait_for_space(
@@ -49,29 +81,71 @@ def wait_for_space(
 ) -> Waited:
     """Wait until a volume has the space that reaped trees took; or say what keeps it.
 
+    before_bytes  `Kernel.free_bytes` before the reap
+    The others    as for `wait_for_goal`
+    """
+    gauge = Gauge(kernel, fd, before_bytes=before_bytes, clock=clock)
+    return wait_for_goal(
+        kernel,
+        fd,
+        gauge,
+        ALL,
+        survey,
+        left_bytes=left_bytes,
+        containers=containers,
+        patience_s=patience_s,
+        tell=tell,
+        stops=stops,
+        clock=clock,
+        pause=pause,
+    ).waited
+
+
+def wait_for_goal(
+    kernel: Kernel,
+    fd: int,
+    gauge: Gauge,
+    goal: Goal,
+    survey: Survey,
+    *,
+    left_bytes: int = 0,
+    known: Sequence[Reason] = (),
+    containers: Collection[ContainerId] = (),
+    patience_s: float = PATIENCE_S,
+    tell: Tell = lambda _came, _expected: None,
+    stops: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Met:
+    """Wait until so much of the space that reaped trees took is there; or say what keeps the rest.
+
     Run it as who typed the command: processes are seen as far as that user may look.
     fd            any directory on the volume
-    before_bytes  `Kernel.free_bytes` before the reap
+    gauge         since before the reap
     survey        of the trees before the reap, `core.space.total` of several
     left_bytes    what is left of them in quarantine
+    known         what else keeps some of it, beside what the survey tells
     containers    whose files are looked for in processes; any in a store if none is named
     patience_s    how long free space may stay as it is; 0 for one look
     tell          before each pause
     stops         asked after each pause: whoever says yes gets what is known by then
     """
-    waiting = _Waiting(kernel, fd, survey.n_bytes, foreseen(survey, left_bytes), containers, clock)
-    course, pause_s = begin(before_bytes, clock()), _FIRST_PAUSE_S
+    waiting = _Waiting(kernel, fd, survey.n_bytes, [*foreseen(survey, left_bytes), *known], containers)
+    pause_s = _FIRST_PAUSE_S
     while True:
-        has_grown, course = waiting.look(course)
+        has_grown = gauge.look(survey.n_bytes)
         reasons = waiting.known
-        if (not has_grown or patience_s <= 0) and waiting.is_missing_some(course):
+        is_enough = is_reached(goal, survey, gauge.courses)
+        if not is_enough and (not has_grown or patience_s <= 0) and waiting.is_missing_some(gauge.courses.space):
             # Nothing comes by itself: what a commit would free comes now, and what is still missing has a reason.
             waiting.commit()
-            _, course = waiting.look(course)
+            gauge.look(survey.n_bytes)
             reasons = waiting.reasons()
-        if stops() or decide(course, survey.n_bytes, reasons, clock(), patience_s) is not Step.KEEP_WAITING:
-            return waiting.conclude(course, reasons)
-        tell(course.came_bytes(), survey.n_bytes)
+        step = decide_goal(goal, survey, gauge.courses, reasons, clock(), patience_s)
+        if stops() or step is not Step.KEEP_WAITING:
+            waited = waiting.conclude(gauge.courses.space, reasons)
+            return conclude_goal(goal, survey, gauge.courses, waited)
+        tell(gauge.courses.space.came(), survey.n_bytes)
         pause(pause_s)
         pause_s = _FIRST_PAUSE_S if has_grown else min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -80,27 +154,14 @@ class _Waiting:
     """What stays the same while we wait."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        fd: int,
-        expected_bytes: int,
-        known: list[Reason],
-        containers: Collection[ContainerId],
-        clock: Callable[[], float],
+        self, kernel: Kernel, fd: int, expected_bytes: int, known: list[Reason], containers: Collection[ContainerId]
     ) -> None:
         self._kernel = kernel
         self._fd = fd
         self._expected = expected_bytes
-        self._clock = clock
         self._is_local = kernel.is_local(fd)
         self._parts = [b"/%s/" % name.encode() for name in containers] or [b"/%s/" % STORE]
         self.known = known
-
-    def look(self, course: Course) -> tuple[bool, Course]:
-        """The course after a look, and whether free space has grown."""
-        now = self._clock()
-        after = look(course, self._expected, self._kernel.free_bytes(self._fd), now)
-        return after.grown_bytes > course.grown_bytes, after
 
     def is_missing_some(self, course: Course) -> bool:
         """Whether not everything came."""

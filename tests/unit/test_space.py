@@ -68,7 +68,7 @@ def test_a_trickle_is_no_growth_but_adds_up() -> None:
     for at_s in range(20):
         course = look(course, 64 * MIB, at_s * (10 << 10), float(at_s))
     assert course.grown_at_s > 0
-    course = look(course, 64 * MIB, course.grown_bytes + 1, 100.0)
+    course = look(course, 64 * MIB, course.grown + 1, 100.0)
     assert course.grown_at_s < 20
 
 

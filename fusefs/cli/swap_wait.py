@@ -1,0 +1,162 @@
+"""`trashd swap --wait`: what people and programs see while they wait, and what they are told at the end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from contextlib import AbstractContextManager, suppress
+
+from fusefs.cli import output
+from fusefs.cli.fast import Batch, Verb, swap_all
+from fusefs.cli.stop import Stop
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import Incomplete, TrashdError, UsageError, from_os
+from fusefs.core.goal import Goal, Met
+from fusefs.core.names import ContainerId, printable
+from fusefs.core.sizes import format_size
+from fusefs.core.space import Kind, Reason
+from fusefs.linux.kernel import Kernel
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+
+_NAMED_MAX = 3
+_TYPICAL_COLUMNS = 80
+
+
+def swap_and_wait(batch: Batch, goal: Goal, keep_for: int) -> int:
+    """Swap one path after the other, then wait volume by volume; the exit code.
+
+    keep_for  the retention in seconds that the user asked for; 0 if it is given up
+    """
+    from fusefs.reaper.awaiting import Awaiting, Ways
+
+    undone_by: dict[ContainerId, str] = {}
+
+    def after(swapped: Swapped) -> int:
+        awaiting.add(swapped)
+        if not keep_for:
+            undone_by[swapped.id] = output.restore_command(swapped)
+        return batch.after(swapped)
+
+    with Awaiting(goal, keep_for) as awaiting:
+        code = swap_all(batch._replace(verb=_checked(goal, batch.verb), after=after))
+        sys.stdout.flush()  # whoever reads it knows now that the names are free
+        if keep_for and not batch.json_lines:
+            output.warn(f"nothing may be reaped before its retention ends, in {format_duration(keep_for)}")
+        codes = [code] if code else []
+        with Stop() as stop:
+            for base in awaiting.bases():
+                try:
+                    with _Line(goal, is_shown=not batch.json_lines) as line:
+                        outcome = awaiting.wait_for(base, Ways(line.counting, line.tell, stop))
+                except TrashdError as error:
+                    codes.append(output.failed(error, as_json=batch.json_lines))
+                except OSError as error:
+                    codes.append(output.failed(from_os(error, base), as_json=batch.json_lines))
+                else:
+                    undo = [undone_by[one] for one in outcome.spared if one in undone_by]
+                    codes.append(_tell(base, outcome.met, outcome.ids, undo, as_json=batch.json_lines))
+                if stop():
+                    return stop.exit_code()
+    return output.exit_code(codes)
+
+
+def _checked(goal: Goal, verb: Verb) -> Verb:
+    """A verb that refuses where a goal of inodes means nothing: btrfs makes as many as it likes."""
+
+    def act(kernel: Kernel, path: bytes, options: Options) -> Swapped:
+        with suppress(OSError):  # the verb says better what is wrong with the path
+            if goal.n_inodes is not None and not os.statvfs(path).f_files:
+                told = f"--wait={goal.text} for {printable(path)}"
+                raise UsageError(told, "its filesystem does not count inodes; wait for bytes, or for all")
+        return verb(kernel, path, options)
+
+    return act
+
+
+class _Line(AbstractContextManager["_Line"]):
+    """The line of a terminal that says how far it is; a forked child, which counts for another user, draws it too."""
+
+    def __init__(self, goal: Goal, *, is_shown: bool) -> None:
+        self._enough = "" if goal.is_all() else f" ({goal.text} is enough)"
+        self._is_shown = is_shown and sys.stderr.isatty()
+        self._n_counted = 0
+
+    def __exit__(self, *_error: object) -> None:
+        if self._is_shown:
+            os.write(2, b"\r\x1b[K")
+
+    def counting(self, n_entries: int, _n_bytes: int) -> None:
+        """So much more is counted."""
+        self._n_counted += n_entries
+        self._draw(f"counting: {self._n_counted:,} entries")
+
+    def tell(self, came: int, expected: int, what: str) -> None:
+        """So much came, and this goes on."""
+        self._draw(f"waiting: {format_size(came)} of {format_size(expected)} came back{self._enough}; {what}")
+
+    def _draw(self, text: str) -> None:
+        if self._is_shown:
+            os.write(2, b"\r" + text[: _columns() - 1].encode() + b"\x1b[K")
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(2).columns or _TYPICAL_COLUMNS
+    except OSError:
+        return _TYPICAL_COLUMNS
+
+
+def _tell(base: bytes, met: Met, ids: tuple[ContainerId, ...], undo: list[str], *, as_json: bool) -> int:
+    """Say what came, and what keeps the rest; the exit code."""
+    hint = next(filter(None, (_next_step(base, ids, reason) for reason in met.waited.reasons)), "")
+    if as_json:
+        output.as_json(
+            {
+                "volume": output.plain(base),
+                "goal": met.goal.text,
+                "is_reached": met.is_reached,
+                **output.plain(met.waited),
+                "came_inodes": met.came_inodes,
+                "restore": undo,
+                "hint": hint,
+            }
+        )
+    else:
+        print(f"{printable(base)}: {_came(met)}")
+        for reason in met.waited.reasons:
+            n_bytes = f"{format_size(reason.n_bytes)}: " if reason.n_bytes else ""
+            print(f"  {n_bytes}{reason.detail}")
+        for command in undo:
+            print(f"  undo  {command}")
+        if hint:
+            print(f"  hint: {hint}", file=sys.stderr)
+    return 0 if met.is_reached else Incomplete.exit_code
+
+
+def _came(met: Met) -> str:
+    """What came, for people."""
+    waited = met.waited
+    if not waited.expected_bytes:
+        return "nothing was waited for"
+    came = f"{format_size(waited.came_bytes)} came back of the {format_size(waited.expected_bytes)}"
+    inodes = "" if met.goal.n_inodes is None else f"{met.came_inodes or 0:,} inodes and "
+    return f"{inodes}{came} that were swapped away"
+
+
+def _next_step(base: bytes, ids: tuple[ContainerId, ...], reason: Reason) -> str:
+    """What a person can do about it; empty for nothing that we could tell."""
+    volume = shlex.quote(os.fsdecode(base))
+    match reason.kind:
+        case Kind.NOBODY:
+            named = " ".join(ids[:_NAMED_MAX]) + (" ..." if len(ids) > _NAMED_MAX else "")
+            return f"trashd reap --now --wait --volume {volume} {named}, or start the service (trashd reaper)"
+        case Kind.PAUSED:
+            return f"trashd resume {volume}"
+        case Kind.BROKEN:
+            return "trashd status tells the errors"
+        case Kind.LEFT:
+            return "trashd quarantine list"
+        case _:
+            return ""

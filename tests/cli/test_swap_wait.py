@@ -1,0 +1,386 @@
+"""`trashd swap --wait`: it ends when the space is back, or with the reason why it is not; the swap stays done."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusefs.core.status import Phase
+from tests.support.command import TRASHD, Done, environment, trashd
+from tests.support.mounted import trashd_mount
+from tests.support.small_reaper import own_runtime_dir, small_reaper
+from tests.support.store import assert_silent, init
+from tests.support.tree import IMMUTABLE, make_tree, set_flags
+from tests.support.users import run_as
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
+
+MIB = 1 << 20
+USER, NOBODY = 1234, 65_534
+
+
+def make_victim(volume: Path, name: str = "victim", size: int = 4 * MIB) -> Path:
+    return make_tree(volume / name, {"file": b"x" * size, "below": {"deep": "more"}})
+
+
+def waited(*words: str | Path) -> tuple[Done, dict[str, Any]]:
+    """How `trashd swap --json WORDS` ended, and the last object that it told."""
+    done = trashd("swap", "--json", *words)
+    assert done.out, done
+    return done, done.objects()[-1]
+
+
+def kinds(told: dict[str, Any]) -> list[str]:
+    return [reason["kind"] for reason in told["reasons"]]
+
+
+def orphans(volume: Path, state: str = "orphans") -> list[Path]:
+    return sorted(volume.glob(f".trashd/u/*/{state}/*"))
+
+
+# It comes
+
+
+@pytest.mark.parametrize("goal", ["--wait", "--wait=done", "--wait=50%", "--wait=3M", "--wait=inodes:2", "--wait=100%"])
+def test_it_ends_when_the_space_is_back(volume: Path, goal: str) -> None:
+    victim = make_victim(volume)
+    with small_reaper(volume):
+        done, told = waited(goal, victim)
+    assert (done.code, told["is_reached"], told["reasons"]) == (0, True, [])
+    assert list(victim.iterdir()) == []
+
+
+def test_all_is_the_orphan_gone_and_its_space_back(volume: Path) -> None:
+    with small_reaper(volume):
+        done, told = waited("--wait", make_victim(volume))
+    assert (done.code, told["is_complete"], told["goal"]) == (0, True, "done")
+    assert told["came_bytes"] >= told["expected_bytes"] - 256 * 1024 >= 3 * MIB
+    assert trashd("list", "--json", "--volume", volume).out == ""
+
+
+def test_several_are_waited_for_together(volume: Path) -> None:
+    victims = [make_victim(volume, name) for name in "abc"]
+    with small_reaper(volume):
+        done, told = waited("--wait", *victims)
+    assert (done.code, told["volume"]) == (0, str(volume))
+    assert told["expected_bytes"] >= 12 * MIB
+
+
+def test_each_volume_is_told_by_itself(volume: Path) -> None:
+    with tmpfs_volume() as other:
+        init(other)
+        with small_reaper(volume):
+            done = trashd("swap", "--json", "--wait", make_victim(volume), make_victim(other))
+        *_, one, two = done.objects()
+        assert done.code == 13
+        assert (one["volume"], one["is_reached"]) == (str(volume), True)
+        assert (two["volume"], kinds(two)) == (str(other), ["nobody"])
+
+
+def test_people_are_told_what_came(volume: Path) -> None:
+    with small_reaper(volume):
+        done = trashd("swap", "--wait", make_victim(volume))
+    assert done.code == 0
+    assert re.fullmatch(r".* MiB came back of the 4\.\d+ MiB that were swapped away", done.out.splitlines()[-1])
+    assert "undo" not in done.out
+
+
+def test_a_users_own_are_waited_for_by_himself() -> None:
+    with tmpfs_volume() as volume:
+        init(volume)
+        volume.chmod(0o777)
+        victim = make_victim(volume)
+        for path in (victim, *victim.rglob("*")):
+            os.chown(path, USER, USER)
+        with small_reaper(volume):
+            done = run_as(USER, [TRASHD, "swap", "--json", "--wait", victim], env=environment({}))
+        assert done.returncode == 0, done
+        assert json.loads(done.stdout.splitlines()[-1])["is_complete"]
+        assert_silent(volume)
+
+
+def test_root_waits_for_what_he_gave_to_its_owner(volume: Path) -> None:
+    volume.chmod(0o777)
+    victim = make_victim(volume)
+    for path in (victim, *victim.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    with small_reaper(volume):
+        done, told = waited("--wait", "--for-owner", victim)
+    assert (done.code, told["is_complete"]) == (0, True)
+
+
+@pytest.mark.needs("fuse")
+def test_what_is_swapped_through_a_mount_is_waited_for_behind_it(volume: Path) -> None:
+    make_victim(volume)
+    with trashd_mount(volume) as mounted, small_reaper(volume):
+        done, told = waited("--wait", mounted.path / "victim")
+    assert (done.code, told["volume"], told["is_complete"]) == (0, str(mounted.path), True)
+
+
+@pytest.mark.needs("loop")
+def test_inodes_are_counted_where_the_filesystem_has_them() -> None:
+    with loop_volume("ext4") as volume:
+        init(volume)
+        victim = make_tree(volume / "victim", {f"{i}": "" for i in range(500)})
+        with small_reaper(volume):
+            done, told = waited("--wait=inodes:500", victim)
+        assert (done.code, told["is_reached"]) == (0, True)
+        assert told["came_inodes"] >= 500
+
+
+# It can't come
+
+
+def test_without_a_reaper_it_says_so_at_once_and_what_to_do(volume: Path) -> None:
+    victim = make_victim(volume)
+    with own_runtime_dir():
+        done = trashd("swap", "--wait", victim)
+    (orphan,) = orphans(volume)
+    assert done.code == 13
+    assert f"no reaper serves {volume}" in done.out
+    assert f"trashd reap --now --wait --volume {volume} {orphan.name}" in done.err
+    assert f"undo  trashd restore {orphan.name}" in done.out
+    assert list(victim.iterdir()) == []
+
+
+def test_without_a_reaper_nothing_is_given_up(volume: Path) -> None:
+    with own_runtime_dir():
+        trashd("swap", "--wait", make_victim(volume))
+    (told,) = trashd("list", "--json", "--volume", volume).objects()
+    assert told["state"] == "orphans"
+    assert told["expires_ns"] - told["created_ns"] == 86_400 * 10**9
+
+
+def test_the_command_that_it_tells_frees_the_space(volume: Path) -> None:
+    with own_runtime_dir():
+        done = trashd("swap", "--wait", make_victim(volume))
+    (hint,) = re.findall(r"hint: trashd (.*), or start", done.err)
+    assert trashd(*hint.split()).code == 0
+    assert trashd("list", "--json", "--volume", volume).out == ""
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "hint"),
+    [
+        (Phase.PAUSED, "paused", "trashd resume"),
+        (Phase.BROKEN, "broken", "trashd status"),
+        (Phase.ELSEWHERE, "nobody", "trashd reap --now"),
+        (Phase.GONE, "nobody", "trashd reap --now"),
+    ],
+)
+def test_a_reaper_that_does_not_reap_says_why(volume: Path, phase: Phase, kind: str, hint: str) -> None:
+    with small_reaper(volume, phase, "the reason", reaps=False):
+        done, told = waited("--wait", make_victim(volume))
+    assert (done.code, told["is_reached"], kinds(told)) == (13, False, [kind])
+    assert told["reasons"][0]["detail"].endswith(": the reason")
+    assert told["hint"].startswith(hint)
+
+
+def test_a_paused_reaper_takes_it_when_it_goes_on(volume: Path) -> None:
+    with small_reaper(volume, Phase.PAUSED, reaps=False):
+        trashd("swap", "--wait", make_victim(volume))
+    assert len(orphans(volume, "reaping")) == 1
+
+
+def test_what_could_not_be_removed_is_told_with_the_reason(volume: Path) -> None:
+    victim = make_victim(volume)
+    set_flags(victim / "file", IMMUTABLE)
+    with small_reaper(volume):
+        done, told = waited("--wait", victim)
+    (orphan,) = orphans(volume, "quarantine")
+    set_flags(orphan / "tree/file", IMMUTABLE, on=False)
+    assert (done.code, kinds(told), told["hint"]) == (13, ["left"], "trashd quarantine list")
+    assert told["reasons"][0]["detail"].endswith("unlink tree/file: Operation not permitted")
+    assert told["reasons"][0]["n_bytes"] >= 4 * MIB
+
+
+def test_who_has_a_file_open_is_named(volume: Path) -> None:
+    victim = make_victim(volume)
+    with small_reaper(volume), (victim / "file").open():
+        done, told = waited("--wait", victim)
+    assert (done.code, kinds(told)) == (13, ["open"])
+    assert f"(pid {os.getpid()}) has a deleted file open" in told["reasons"][0]["detail"]
+
+
+def test_links_outside_are_a_reason_and_no_failure(volume: Path) -> None:
+    victim = make_victim(volume)
+    os.link(victim / "file", volume / "outside")
+    with small_reaper(volume):
+        done, told = waited("--wait", victim)
+    assert (done.code, told["is_reached"], kinds(told)) == (0, True, ["links"])
+
+
+@pytest.mark.parametrize("goal", ["100G", "inodes:1M"])
+def test_what_the_tree_does_not_have_is_not_waited_for(volume: Path, goal: str) -> None:
+    with small_reaper(volume, reaps=False):
+        done, told = waited(f"--wait={goal}", make_victim(volume))
+    assert (done.code, kinds(told)) == (13, ["less"])
+    assert len(orphans(volume, "reaping")) == 1
+
+
+def test_an_orphan_that_was_restored_meanwhile_ends_it(volume: Path) -> None:
+    victim = make_victim(volume)
+    with small_reaper(volume, reaps=False), waiting(volume, victim) as process:
+        assert trashd("restore", "--volume", volume, orphans(volume, "reaping")[0].name).code == 0
+        out, _err = process.communicate(timeout=50)
+    told = json.loads(out.splitlines()[-1])
+    assert (process.returncode, kinds(told)) == (13, ["restored"])
+    assert (victim / "file").exists()
+
+
+def test_a_reaper_that_dies_ends_it(volume: Path) -> None:
+    with small_reaper(volume, reaps=False) as reaper, waiting(volume, make_victim(volume)) as process:
+        os.kill(reaper, signal.SIGKILL)
+        out, _err = process.communicate(timeout=50)
+    assert (process.returncode, kinds(json.loads(out.splitlines()[-1]))) == (13, ["nobody"])
+
+
+@pytest.mark.needs("btrfs")
+def test_inodes_that_nobody_counts_are_refused_before_anything_is_done() -> None:
+    with loop_volume("btrfs") as volume:
+        init(volume)
+        victim = make_victim(volume)
+        done = trashd("swap", "--wait=inodes:5", victim)
+        assert done.code == 2
+        assert (victim / "file").exists()
+
+
+# While it waits
+
+
+@contextmanager
+def waiting(volume: Path, victim: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that waits, its orphan left to the reaper."""
+    words = [TRASHD, "swap", "--json", "--wait", *options, str(victim)]
+    with subprocess.Popen(words, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        until(lambda: bool(orphans(volume, "reaping")) or process.poll() is not None)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_waiting_and_nothing_else(volume: Path, number: signal.Signals) -> None:
+    with small_reaper(volume, reaps=False), waiting(volume, make_victim(volume)) as process:
+        process.send_signal(number)
+        out, _err = process.communicate(timeout=50)
+    assert process.returncode == 128 + number
+    assert json.loads(out.splitlines()[-1])["is_reached"] is False
+    assert len(orphans(volume, "reaping")) == 1
+
+
+def test_the_tree_is_counted_before_the_reaper_may_have_it(volume: Path) -> None:
+    victim = make_tree(volume / "victim", {f"{i}": b"x" * 4096 for i in range(3000)})
+    with small_reaper(volume):
+        _done, told = waited("--wait", victim)
+    assert told["expected_bytes"] >= 3000 * 4096
+
+
+def test_a_terminal_shows_what_the_reaper_waits_for(volume: Path) -> None:
+    victim = make_victim(volume)
+    with small_reaper(volume, Phase.WINDOW, "until 22:00\x1b[31m", reaps=False):
+        ours, theirs = pty.openpty()
+        words = [TRASHD, "swap", "--wait", str(victim)]
+        with subprocess.Popen(words, env=environment({}), stdout=subprocess.DEVNULL, stderr=theirs) as process:
+            os.close(theirs)
+            seen = b""
+            while b"came back" not in seen:
+                seen += os.read(ours, 4096)
+            process.kill()
+        os.close(ours)
+    assert b"window: until 22:00" in seen
+    assert b"\x1b[31m" not in seen
+
+
+# Its retention
+
+
+def test_a_retention_that_was_asked_for_is_kept_and_told(volume: Path) -> None:
+    with small_reaper(volume, Phase.PAUSED, reaps=False):
+        done = trashd("swap", "--keep-for", "2h", "--wait", make_victim(volume))
+    assert "nothing may be reaped before its retention ends, in 2h" in done.err
+    assert "undo" in done.out
+    assert len(orphans(volume)) == 1
+
+
+def test_an_orphan_whose_lock_somebody_holds_is_named_with_him(volume: Path) -> None:
+    def take_lock() -> None:
+        for orphan in orphans(volume):
+            locked.append(os.open(orphan / "record.json", os.O_RDONLY))
+            flock(locked[-1], LOCK_EX)
+
+    locked: list[int] = []
+    with small_reaper(volume, also=take_lock, reaps=False):
+        done, told = waited("--keep-for", "1s", "--wait", make_victim(volume))
+    assert (done.code, kinds(told)) == (13, ["pinned"])
+
+
+# The command line
+
+
+def test_the_value_does_not_swallow_the_directory(volume: Path) -> None:
+    victim = make_victim(volume)
+    with own_runtime_dir():
+        _done, told = waited("--wait", victim)
+    assert (told["goal"], told["volume"]) == ("done", str(volume))
+    assert list(victim.iterdir()) == []
+
+
+def test_a_value_is_typed_with_an_equals_sign_alone(volume: Path) -> None:
+    with own_runtime_dir():
+        done = trashd("swap", "--wait", "50%", make_victim(volume))
+    assert done.code == 13
+    assert "50%" in done.err
+
+
+def test_the_word_may_be_another_options_value_or_a_directorys_name(volume: Path) -> None:
+    victim = make_tree(volume / "--wait", {"file": "content"})
+    done = trashd("swap", "--json", "--note", "--wait", "--", "--wait", cwd=volume)
+    assert done.code == 0
+    assert list(victim.iterdir()) == []
+    (told,) = trashd("list", "--json", "--volume", volume).objects()
+    assert told["note"] == "--wait"
+
+
+@pytest.mark.parametrize("goal", ["", "0%", "150%", "fast", "inodes:", "-1G"])
+def test_nonsense_is_2_and_swaps_nothing(volume: Path, goal: str) -> None:
+    victim = make_victim(volume)
+    done = trashd("swap", f"--wait={goal}", victim)
+    assert done.code == 2
+    assert "write 50%" in done.err or "write 1%" in done.err
+    assert (victim / "file").exists()
+
+
+def test_now_reaps_and_waits_without_a_reaper(volume: Path) -> None:
+    done, told = waited("--now", "--wait", make_victim(volume))
+    assert (done.code, told["is_complete"]) == (0, True)
+
+
+def test_now_waits_for_no_part(volume: Path) -> None:
+    victim = make_victim(volume)
+    assert trashd("swap", "--now", "--wait=50%", victim).code == 2
+    assert (victim / "file").exists()
+
+
+def test_a_swap_that_failed_is_told_by_its_own_code(volume: Path) -> None:
+    with own_runtime_dir():
+        assert trashd("swap", "--wait", volume / "missing").code == 5
