@@ -40,6 +40,7 @@ def command(volume: bytes, as_json: bool) -> int:
         raise from_os(error, path) from error
     with store:
         own_folder(store).fd.close()
+    _tell_reaper()
     if as_json:
         output.as_json(done)
         return 0
@@ -48,3 +49,11 @@ def command(volume: bytes, as_json: bool) -> int:
     for line in done.repaired:
         print(f"  repaired: {line}")
     return 0
+
+
+def _tell_reaper() -> None:
+    """Have a running service serve it at once."""
+    from fusefs.linux.places import runtime_dir
+    from fusefs.reaper.pause import nudge
+
+    nudge(runtime_dir())

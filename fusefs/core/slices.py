@@ -193,6 +193,10 @@ class Plan:
         """Whether there is no work that `next` could give."""
         return self._find() is None
 
+    def is_cutting(self) -> bool:
+        """Whether a large file has lost its name and is not gone yet."""
+        return any(node.work.cut_bytes for node in self._nodes.values())
+
     def next(self) -> Slice | None:
         """A slice that may run beside those that do; None if there is none at the moment."""
         key = self._find()

@@ -14,6 +14,7 @@ from fusefs.linux.libc import checked
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.inotify_add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
 
+_KNOWN = 0xFFC4
 _EVENT = struct.Struct("=iIII")
 """struct inotify_event: watch, mask, cookie, length of the name that follows (padded with NULs)."""
 _BUFFER_SIZE = 1 << 16
@@ -23,6 +24,7 @@ _ONLYDIR = 0x0100_0000
 class Happened(IntFlag):
     """What an event says; several may come together."""
 
+    ATTRIB = 0x4
     MOVED_FROM = 0x40
     MOVED_TO = 0x80
     CREATE = 0x100
@@ -81,5 +83,5 @@ def read_events(inotify: Fd) -> list[Event]:
         at += _EVENT.size
         name = buffer[at : at + length].rstrip(b"\0")
         at += length
-        events.append(Event(number, Happened(mask & 0xFFC0), name))
+        events.append(Event(number, Happened(mask & _KNOWN), name))
     return events

@@ -10,11 +10,10 @@ import os
 import select
 import socket
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -48,6 +47,7 @@ from fusefs.reaper.messages import (
 )
 from fusefs.reaper.reap import reap
 from fusefs.reaper.survey import survey
+from fusefs.reaper.upcoming import Chosen
 from fusefs.store.claim import open_record, read_record
 from fusefs.store.discover import with_lower
 from fusefs.store.layout import UserFolder, read_volume
@@ -75,9 +75,10 @@ class Child:
         self._orders: deque[Order] = deque()
         self._tempo = HOLD
         self._is_parked = False
+        self._is_stopped = False
         self._sums = Beat(0, 0, 0.0)
         self._told_at = 0.0
-        self._names: tuple[bytes, list[tuple[str, bool]]] = b"", []
+        self._listing = _NOTHING
 
     def serve(self) -> None:
         """Do what is ordered until the service is gone."""
@@ -85,7 +86,7 @@ class Child:
             while True:
                 while not self._orders:
                     self._hear(None)
-                self._is_parked = False
+                self._is_parked = self._is_stopped = False
                 self._do(self._orders.popleft())
         except ServiceGone:
             return
@@ -99,9 +100,9 @@ class Child:
                 case Look():
                     self._say(self._look(order))
                 case Reap():
-                    for identifier in order.ids:
+                    for chosen in order.chosen:
                         if not self._is_parked:
-                            self._say(self._reap(order, ContainerId(identifier)))
+                            self._say(self._reap(order, chosen))
                     self._say(Done())
                 case Measure():
                     for identifier in order.ids:
@@ -136,34 +137,33 @@ class Child:
 
     def _look(self, order: Look) -> Page:
         with self._in(order.base) as folder:
-            names = self._listed(folder, order)
-            begin = bisect_right([name for name, _ in names], order.after) if order.after else 0
-            seen: list[Seen] = []
-            size = 0
-            for name, is_claimed in names[begin : begin + PAGE]:
-                found = self._read(folder, name, is_claimed=is_claimed)
-                if found is not None:
-                    seen.append(found)
-                    size += 200 + 2 * len(found.origin or b"")
-                begin += 1
-                if size > _PAGE_BYTES:
-                    break
-                self._listen()
-            n_quarantined = len(_ids(folder, State.QUARANTINE))
-            last = names[begin - 1][0] if begin < len(names) else ""
-            return Page(order.base, seen, last, len(self._names[1]), n_quarantined)
+            if order.ids is None:
+                return self._look_on(folder, order)
+            claimed = set(_ids(folder, State.REAPING))
+            seen = [self._read(folder, name, is_claimed=name in claimed) for name in order.ids]
+            n_orphans = len(_ids(folder, State.ORPHANS)) + len(claimed)
+            return Page(order.base, [*filter(None, seen)], "", n_orphans, len(_ids(folder, State.QUARANTINE)))
 
-    def _listed(self, folder: UserFolder, order: Look) -> list[tuple[str, bool]]:
-        """The containers to look at, oldest first; listed anew when somebody looks from the beginning."""
-        if not order.after or self._names[0] != order.base:
-            found = []
-            for state in (State.ORPHANS, State.REAPING):
-                found += [(name, state is State.REAPING) for name in _ids(folder, state)]
-            self._names = order.base, sorted(found)
-        if order.ids is None:
-            return self._names[1]
-        wanted = set(order.ids)
-        return [one for one in self._names[1] if one[0] in wanted]
+    def _look_on(self, folder: UserFolder, order: Look) -> Page:
+        """The next page of all containers."""
+        if not order.after or self._listing.base != order.base or self._listing.last != order.after:
+            self._listing = _list(folder, order)
+        names = self._listing.names
+        seen: list[Seen] = []
+        size, at, last = 0, self._listing.at, ""
+        while at < len(names) and len(seen) < PAGE and size < _PAGE_BYTES:
+            end = names.index(b"\n", at)
+            last = names[at:end].decode()
+            at = end + 1
+            found = self._read(folder, last, is_claimed=last in self._listing.claimed)
+            if found is not None:
+                seen.append(found)
+                size += 200 + 2 * len(found.origin or b"")
+            self._listen()
+        is_last = at >= len(names)
+        self._listing = _NOTHING if is_last else self._listing._replace(at=at, last=last)
+        n_quarantined = len(_ids(folder, State.QUARANTINE))
+        return Page(order.base, seen, "" if is_last else last, names.count(b"\n"), n_quarantined)
 
     def _read(self, folder: UserFolder, name: str, *, is_claimed: bool) -> Seen | None:
         """What a record says; None if it is gone meanwhile."""
@@ -184,15 +184,16 @@ class Child:
         origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
         return Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
 
-    def _reap(self, order: Reap, container: ContainerId) -> Ended:
+    def _reap(self, order: Reap, chosen: Chosen) -> Ended:
+        container = ContainerId(chosen.id)
         began = time.monotonic()
         origin = None
         try:
             with self._in(order.base) as folder:
                 seen = self._read(folder, container, is_claimed=False) or self._read(folder, container, is_claimed=True)
                 origin = seen.origin if seen is not None else None
-                wishes = Wishes(pace=self, stops=self._stops, by_force=order.by_force)
-                ended = _ended(reap(folder, container, wishes))
+                wishes = Wishes(pace=self, stops=self._stops, parks=self._parks, by_force=order.by_force)
+                ended = _ended(reap(folder, container, wishes, lambda record: record.retention_s == chosen.retention_s))
         except BadRecord as error:
             ended = Ended(container, error=error.message()[:_TOLD_CHARS], errno=error.errno)
         except OSError as error:
@@ -232,6 +233,9 @@ class Child:
 
     def _stops(self) -> bool:
         self._listen()
+        return self._is_stopped
+
+    def _parks(self) -> bool:
         return self._is_parked
 
     # Talking
@@ -257,6 +261,7 @@ class Child:
                 self._tempo = message.tempo
             case Park():
                 self._is_parked = True
+                self._is_stopped |= message.now
             case Tend() | Look() | Reap() | Measure():
                 self._orders.append(message)
             case _:
@@ -274,6 +279,48 @@ class Child:
             self._channel.send(encode(message))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServiceGone from error
+
+
+class _Listing(NamedTuple):
+    """The containers of a store, oldest first, each id followed by a newline: as a list a million takes 100 MiB.
+
+    at    where the next page begins, after the id `last`
+    """
+
+    base: bytes
+    names: bytes
+    claimed: frozenset[str]
+    at: int = 0
+    last: str = ""
+
+
+_NOTHING = _Listing(b"", b"", frozenset())
+
+
+def _list(folder: UserFolder, order: Look) -> _Listing:
+    claimed = frozenset(_ids(folder, State.REAPING))
+    found = [*_ids(folder, State.ORPHANS), *claimed]
+    found.sort()
+    names = b"".join(name.encode() + b"\n" for name in found)
+    return _Listing(order.base, names, claimed, last=order.after)._replace(at=_place(names, order.after))
+
+
+def _place(names: bytes, after: str) -> int:
+    """Where the first id after one begins: they are sorted."""
+    if not after:
+        return 0
+    key = after.encode() + b"\n"
+    low, high = 0, len(names)
+    while low < high:
+        begin = names.rfind(b"\n", 0, (low + high) // 2) + 1
+        if begin < low:
+            begin = low
+        end = names.index(b"\n", begin) + 1
+        if names[begin:end] <= key:
+            low = end
+        else:
+            high = begin
+    return low
 
 
 def _ids(folder: UserFolder, state: State) -> list[str]:

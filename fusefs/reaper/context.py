@@ -28,6 +28,7 @@ class Context:
         watcher: Watcher,
         config: Config,
         clock: Clock,
+        since_ns: int,
         tell: Callable[[Event], None],
         changed: Callable[[], None],
         save: Callable[[Clock], None],
@@ -35,10 +36,13 @@ class Context:
         """Bring them together.
 
         clock  the last look at both clocks
+        since_ns  wall time until which the last service looked; of what was made later nobody was told
         tell   takes each event
         changed  called when a status is not what it was
         save   keeps the clock for the next service
         """
+        self.started_ns = time.time_ns()
+        self.since_ns = since_ns
         self.kernel = kernel
         self.forker = forker
         self.watcher = watcher

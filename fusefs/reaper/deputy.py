@@ -91,9 +91,9 @@ class Deputy:
             self._tempo = tempo
             self._say(SetTempo(tempo))
 
-    def park(self) -> None:
-        """Have it leave what it does where it is; its answers come soon."""
-        self._say(Park())
+    def park(self, *, now: bool = False) -> None:
+        """Have it leave what it does where it is; its answers come soon. now: whatever that is"""
+        self._say(Park(now))
 
     async def answers(self, order: Order) -> AsyncGenerator[Answer]:
         """What it answers to an order; the last is no Done that went well.

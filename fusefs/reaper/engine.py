@@ -13,6 +13,7 @@ from fusefs.core.slices import Outcome, Plan, Slice, Work
 from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.pressure import Queue
 from fusefs.reaper.crew import Crew, WorkerLost, crew_of
 from fusefs.reaper.groups import Groups
 from fusefs.reaper.pace import FULL_SPEED, GLANCE_S, Leads, Pace
@@ -28,6 +29,7 @@ class Wishes(NamedTuple):
     pace       how fast, asked before each slice; without one: as fast as the kernel
     progress   told what was removed, after each slice
     stops      asked between slices
+    parks      the same, for who has time: not while a large file is being cut, whose rest would go at once
     by_force   immutable and append-only flags are taken off where they forbid something
     counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
     counting   told how the counting goes
@@ -38,6 +40,7 @@ class Wishes(NamedTuple):
     pace: Leads = FULL_SPEED
     progress: Progress = lambda _entries, _bytes: None
     stops: Callable[[], bool] = lambda: False
+    parks: Callable[[], bool] = lambda: False
     by_force: bool = False
     counted: Callable[[Survey], None] | None = None
     counting: Progress = lambda _entries, _bytes: None
@@ -69,7 +72,9 @@ class _Removal:
         groups = owned.enter_context(Groups(kernel, strategy.group_shift))
         self._stripper = Stripper(kernel, container, strategy, groups, by_force=wishes.by_force)
         self._plan = Plan(strategy.n_workers, splits_names=strategy.splits)
-        self._pace = Pace(wishes.pace)
+        queue = Queue(container)
+        self._pace = Pace(wishes.pace, queue.is_busy)
+        owned.callback(queue.close)
         self._hoisted: int | None = None
         owned.callback(self._close)
 
@@ -83,7 +88,7 @@ class _Removal:
         # Most orphans are small: nobody is forked for what one slice does.
         self._run_alone(once=True)
         is_whole = True
-        while not self._plan.is_dry() and not self._wishes.stops():
+        while not self._plan.is_dry() and not self._is_stopped():
             if is_whole and self._has_company():
                 with crew_of(self._strategy.n_workers, self._strategy.workers, self._stripper) as crew:
                     is_whole = self._run_with(crew)
@@ -103,6 +108,10 @@ class _Removal:
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
                 self._hoisted = self._plan.add(fd, HOISTED, Work(is_listed=False), is_hoisted=True)
 
+    def _is_stopped(self) -> bool:
+        """Whether somebody wants it to end here."""
+        return self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
+
     def _has_company(self) -> bool:
         """Whether several slices may run beside each other: not where somebody else works on the disk."""
         return self._strategy.n_workers > 1 and self._pace.follow().is_alone
@@ -120,7 +129,7 @@ class _Removal:
 
     def _run_alone(self, *, once: bool) -> None:
         """Run slices ourselves, all or the next that may begin."""
-        while not self._plan.is_dry() and not self._wishes.stops():
+        while not self._plan.is_dry() and not self._is_stopped():
             begun = self._begin()
             if begun is None:
                 self._pace.sleep()
@@ -134,7 +143,7 @@ class _Removal:
         running: dict[Future[Outcome], tuple[Slice, Budget]] = {}
         is_whole = True
         while True:
-            goes_on = is_whole and not self._wishes.stops() and self._has_company()
+            goes_on = is_whole and not self._is_stopped() and self._has_company()
             while goes_on and len(running) < self._strategy.n_workers and (begun := self._begin()):
                 running[crew.submit(*begun)] = begun
             if running:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from fusefs.core.clock import see
 from fusefs.core.events import Kind
 from fusefs.core.names import ContainerId, printable
 from fusefs.core.policy import Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
@@ -19,6 +18,7 @@ from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
 from fusefs.reaper.room import Room
 from fusefs.reaper.tally import Tally
+from fusefs.reaper.upcoming import Chosen
 from fusefs.reaper.user import Part, Sofar, User
 from fusefs.reaper.volume import Opened, Space
 from fusefs.store.claim import Lost
@@ -101,7 +101,7 @@ class Intake:
                 for seen in answer.seen:
                     self._note(user, part, seen, is_fresh=is_fresh)
                 if not is_fresh:
-                    part.looked(answer.last, now_s)
+                    part.looked(answer.last, now_s, self._context.clock().wall_ns)
             case Ended():
                 self._ended(user, _part_of(user, order), answer, now_s)
             case Measured():
@@ -116,40 +116,46 @@ class Intake:
         if seen.problem:
             self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
             return
-        known = Known(ContainerId(seen.id), seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed)
+        clock = self._context.clock()
+        sight = part.sights.of(clock, seen.id, seen.created_ns)
+        identifier = ContainerId(seen.id)
+        known = Known(identifier, seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed, sight=sight)
         rules = self._policy.rules_for(seen.origin)
-        wait_s = due_at_s(known, rules, self._context.clock(), early=self._room.hurries)
+        wait_s = due_at_s(known, rules, clock, early=self._room.hurries)
         if wait_s is None:
             part.upcoming.remove(seen.id)
         else:
-            part.upcoming.add(seen.id, max(boot_s() + wait_s, user.not_before_s(seen.id)))
+            part.upcoming.add(Chosen(seen.id, seen.retention_s), max(boot_s() + wait_s, user.not_before_s(seen.id)))
         if self._has_quota() and seen.id not in part.known:
-            part.known[seen.id] = known._replace(sight=see(self._context.clock(), seen.created_ns))
+            part.known[seen.id] = known
             part.to_measure.append(seen.id)
-        if is_fresh and not seen.is_claimed and seen.method is not None:
-            kind = _KINDS[seen.method]
+        is_new = is_fresh or seen.created_ns > part.told_until_ns
+        if is_new and not seen.is_claimed and seen.method is not None and user.is_untold(seen.id):
+            is_older = seen.created_ns < self._context.started_ns and not is_fresh
+            kind = Kind.FOUND if is_older else _KINDS[seen.method]
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
 
     def _ended(self, user: User, part: Part, ended: Ended, now_s: float) -> None:
         """What became of an orphan."""
-        if ended.id in part.pending:
-            part.pending.remove(ended.id)
+        chosen = part.pending.pop(ended.id, Chosen(ended.id, None))
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
             user.not_ours(ended.id)
         if ended.error:
-            part.upcoming.add(ended.id, user.retry_at_s(ended.id, now_s))
+            part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
             self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
+        elif ended.lost == Lost.CHANGED.value:
+            part.fresh.add(ended.id)  # its owner keeps it for longer, or for ever: look again
         elif ended.lost == Lost.GONE.value and user.n_tries(ended.id) >= _MOST_TRIES:
             user.forget(ended.id)
         elif ended.lost:
             # Gone it is as well while whoever threw it away replaces its record.
-            part.upcoming.add(ended.id, user.retry_at_s(ended.id, now_s))
+            part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
         elif ended.stopped:
             user.parked(ended.id, _sofar(ended))
-            part.upcoming.add(ended.id, now_s)
+            part.upcoming.add(chosen, now_s)
         else:
             self._reaped(user, part, ended)
-        user.begins(part.pending[0] if part.pending else None)
+        user.begins(next(iter(part.pending), None))
 
     def _reaped(self, user: User, part: Part, ended: Ended) -> None:
         all_of_it = user.sofar(ended.id).plus(_sofar(ended))
@@ -192,8 +198,8 @@ class Intake:
         trash = [known for part in parts for known in part.known.values()]
         going = set(beyond_quota(trash, self._policy, clock, space.total_bytes))
         for part in parts:
-            for identifier in going & part.known.keys() - set(part.pending):
-                part.upcoming.add(identifier, now_s)
+            for identifier in going & part.known.keys() - part.pending.keys():
+                part.upcoming.add(Chosen(identifier, part.known[identifier].retention_s), now_s)
 
     def failed(self, user: User, number: int, what: str, detail: str) -> None:
         """Something of a user's went wrong."""
@@ -222,10 +228,14 @@ def _sofar(ended: Ended) -> Sofar:
     return Sofar(ended.n_removed, ended.n_bytes, ended.seconds)
 
 
+def _reason(number: int) -> str:
+    return os.strerror(number) if number in errno.errorcode else f"error {number}"
+
+
 def _why(ended: Ended) -> str:
     """The first thing that could not be removed, and how many more."""
     if ended.failure is None:
         return ""
     failure = ended.failure
-    why = f"{printable(failure.call.encode())} {printable(failure.name or b'.')}: {os.strerror(failure.errno)}"
+    why = f"{printable(failure.call.encode())} {printable(failure.name or b'.')}: {_reason(failure.errno)}"
     return why if ended.n_failed == 1 else f"{why}, and {ended.n_failed - 1:,} more"

@@ -77,7 +77,7 @@ class Keeper:
     def reconfigure(self) -> None:
         """Another policy, or the volume may have come back: stop, look at everything again, go on."""
         self._must_find = True
-        self._rests_until_s = 0.0
+        self._rests_until_s = self._looked_at_s = 0.0
         for user in self.users.values():
             user.look_again()
         if self.session is not None:
@@ -125,8 +125,9 @@ class Keeper:
 
     async def _watch_room(self, policy: VolumePolicy) -> float:
         """Look at the free space where nothing is open; until when that need not be done again."""
-        n_orphans = sum(part.n_orphans for user in self.users.values() for part in user.parts.values())
-        if not n_orphans or (policy.blocks is None and policy.inodes is None):
+        parts = [part for user in self.users.values() for part in user.parts.values()]
+        is_empty = bool(self.volume_id) and not any(part.n_orphans or part.fresh for part in parts)
+        if is_empty or (policy.blocks is None and policy.inodes is None):
             return _NEVER_S
         now_s = boot_s()
         if now_s >= self._looked_at_s + _ROOM_S:
@@ -150,9 +151,11 @@ class Keeper:
     def _held_back_s(self, policy: VolumePolicy) -> float:
         """For how long nothing may be done here, and why; 0 if it may."""
         now_s = boot_s()
+        if self._pause is not None and self._pause.left_s(time.time()) <= 0.0:
+            self.set_pause(None)
         if self._pause is not None:
             self._be(Phase.PAUSED, self._pause.why)
-            return max(self._pause.left_s(time.time()), 1.0)
+            return max(self._pause.left_s(time.time()), 0.1)
         if not policy.is_served:
             self._be(Phase.PAUSED, "the configuration says: serve = false")
             return _NEVER_S
@@ -257,7 +260,7 @@ class Keeper:
             self._drop(uid)
         for uid in uids:
             if uid not in self.users:
-                self.users[uid] = User(uid, self.path, self._most_remembered)
+                self.users[uid] = User(uid, self.path, self._most_remembered, self._context.since_ns)
         self._post_sentries(opened.store)
 
     def _post_sentries(self, store: Store) -> None:

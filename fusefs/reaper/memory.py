@@ -16,8 +16,10 @@ _FILE = b"clock.json"
 _MOST_BYTES = 4096
 
 
-def load_clock(state: bytes) -> Clock:
-    """The clock as the last service left it, and what happened since; without that the wall clock is believed."""
+def load_clock(state: bytes) -> tuple[int, Clock]:
+    """When the last service looked last (wall time, now if there was none), and the clock as it left it, brought up
+    to now; without one the wall clock is believed.
+    """
     saved = None
     try:
         with open(os.path.join(state, _FILE), "rb") as file:
@@ -26,7 +28,9 @@ def load_clock(state: bytes) -> Clock:
         pass
     except OSError as error:
         _LOG.warning("what the last service remembered can't be read: %s", error.strerror)
-    return clock.started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), boot_id(), saved)
+    now_ns = time.time_ns()
+    began = clock.started(now_ns, time.clock_gettime_ns(time.CLOCK_BOOTTIME), boot_id(), saved)
+    return now_ns if saved is None else saved.wall_ns, began
 
 
 def save_clock(state: bytes, now: Clock) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from fusefs.core.budget import Tempo
 from fusefs.core.record import Failure, Method
+from fusefs.reaper.upcoming import Chosen
 
 MESSAGE_MAX = 128 * 1024
 """A packet: a page of records, the largest that is sent, is cut to fit."""
@@ -37,8 +38,12 @@ class Reap(msgspec.Struct, tag=True):
     """Reap these one after the other; answered by an Ended for each, then a Done."""
 
     base: bytes
-    ids: list[str]
+    chosen: list[Chosen]
     by_force: bool = False
+
+    def ids(self) -> list[str]:
+        """Of all of them."""
+        return [chosen.id for chosen in self.chosen]
 
 
 class Measure(msgspec.Struct, tag=True):
@@ -49,7 +54,12 @@ class Measure(msgspec.Struct, tag=True):
 
 
 class Park(msgspec.Struct, tag=True):
-    """Leave what is being done where it is; the answer comes soon, and tells how far it came."""
+    """Leave what is being done where it is; the answer comes soon, and tells how far it came.
+
+    now  also where a large file is being cut: what is left of it goes at once then, with its last fd
+    """
+
+    now: bool = False
 
 
 class SetTempo(msgspec.Struct, tag=True):
@@ -164,7 +174,7 @@ def fits(answer: Answer, order: Order) -> bool:
         case Page():
             return isinstance(order, Look) and order.base == answer.base
         case Ended():
-            return isinstance(order, Reap) and answer.id in order.ids
+            return isinstance(order, Reap) and answer.id in order.ids()
         case Measured():
             return isinstance(order, Measure) and answer.id in order.ids
         case Done():

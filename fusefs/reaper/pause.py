@@ -15,6 +15,7 @@ from fusefs.linux.places import make_dir
 
 _DIRECTORY = b"pause"
 _ALL = b"all"
+_NEW = b".new"
 _MOST_BYTES = 16_384
 _FOREVER_S = 10 * 365 * 86_400.0
 
@@ -45,10 +46,10 @@ def write_pause(runtime: bytes, volume: bytes | None, pause: Pause) -> None:
     """Pause a volume, or all of them. Raises  OSError"""
     path = os.path.join(pause_dir(runtime), _name(volume))
     text = msgspec.json.encode(_File(None if volume is None else quote(volume), pause.why, pause.until_s))
-    fd = os.open(path + b".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = os.open(path + _NEW, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with open(fd, "wb") as file:
         file.write(text)
-    os.rename(path + b".new", path)
+    os.rename(path + _NEW, path)
 
 
 def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
@@ -60,13 +61,21 @@ def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
     return True
 
 
+def nudge(runtime: bytes) -> None:
+    """Have a running service look at its pauses, and for new volumes; without one nothing happens."""
+    path = os.path.join(runtime, _DIRECTORY, b"nudge" + _NEW)
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.unlink(path)
+
+
 def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
     """The pauses in force by volume, None for all of them; a file that says nothing sensible pauses everything."""
     found: dict[bytes | None, Pause] = {}
     directory = os.path.join(runtime, _DIRECTORY)
     with suppress(FileNotFoundError):
         for name in os.listdir(directory):
-            if name.endswith(b".new"):
+            if name.endswith(_NEW):
                 continue
             volume, pause = _read(os.path.join(directory, name))
             if pause.left_s(now_s) > 0:

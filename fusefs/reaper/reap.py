@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.record import MAX_FAILURES, Failure, quote
+from fusefs.core.record import MAX_FAILURES, Failure, Record, quote
 from fusefs.core.report import Reaped, Report
 from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
@@ -27,15 +27,21 @@ _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
 
 
-def reap(folder: UserFolder, container: ContainerId, wishes: Wishes = NOTHING_SPECIAL) -> Reaped:
+def reap(
+    folder: UserFolder,
+    container: ContainerId,
+    wishes: Wishes = NOTHING_SPECIAL,
+    is_meant: Callable[[Record], bool] = lambda _record: True,
+) -> Reaped:
     """Reap an orphan, or finish one that a killed reaper left; to be run as the folder's owner.
 
+    is_meant  asked about an orphan's record when it is ours: its owner may have pinned it meanwhile
     If it is stopped the orphan stays in reaping/, where the next reap goes on.
     Raises  BadRecord; NoBacking if it is seen through a mount of ours; OSError of the container itself
     """
     refuse_mounted(folder.store.kernel, folder.fd)
     try:
-        held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, State.REAPING))
+        held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, State.REAPING, is_meant))
         if held is Lost.GONE:
             held = hold(folder, State.REAPING, container)
         if held is Lost.GONE:

@@ -65,7 +65,7 @@ class Sentry:
         """Watch the folders in one store."""
         with self._open_folder(store, part.base) as folder:
             watched = (
-                (State.ORPHANS, Happened.MOVED_TO | Happened.MOVED_FROM, self._on_orphans),
+                (State.ORPHANS, Happened.MOVED_TO | Happened.MOVED_FROM | Happened.ATTRIB, self._on_orphans),
                 (State.RESTORING, Happened.DELETE, self._on_restoring),
                 (State.REAPING, Happened.MOVED_TO | Happened.DELETE, self._on_reaping),
             )
@@ -99,7 +99,8 @@ class Sentry:
         if event.happened & Happened.OVERFLOW:
             self.user.look_again()
         elif event.happened & (Happened.IGNORED | Happened.DELETE_SELF | Happened.MOVE_SELF | Happened.UNMOUNT):
-            self._watches.pop(part.base, None)  # posted again with the next look, if there is still something there
+            if part.base in self._watches:
+                self._leave(part.base)  # posted again with the next look, if there is still something there
         else:
             notice(part, event)
         self._wake()
@@ -108,8 +109,8 @@ class Sentry:
         identifier = _id(event)
         if identifier is None:
             return
-        if event.happened & Happened.MOVED_TO:
-            part.fresh.add(identifier)
+        if event.happened & (Happened.MOVED_TO | Happened.ATTRIB):
+            part.fresh.add(identifier)  # new, or somebody gave it another term (`trashd keep`)
         else:
             part.fresh.discard(identifier)
             part.upcoming.remove(identifier)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from fusefs.core.config import Config
+from fusefs.core.config import Metrics as MetricsConfig
 from fusefs.core.errors import BadConfig, Busy
 from fusefs.core.events import Event, Kind
 from fusefs.core.names import printable
@@ -90,10 +91,18 @@ def serve(wanted: Wanted) -> None:
         watcher = owned.enter_context(Watcher())
         mounts = owned.enter_context(MountWatch())
         service = _Service(wanted, loaded, forker, watcher, runtime)
-        clock = load_clock(state)
+        since_ns, clock = load_clock(state)
         save_clock(state, clock)  # whatever ends us, the next one knows what this clock was
         context = Context(
-            Kernel(), forker, watcher, loaded.config, clock, service.tell, service.changed, partial(save_clock, state)
+            Kernel(),
+            forker,
+            watcher,
+            loaded.config,
+            clock,
+            since_ns,
+            service.tell,
+            service.changed,
+            partial(save_clock, state),
         )
         try:
             trio.run(service.run, context, mounts)
@@ -116,9 +125,13 @@ class _Service:
         self._keepers: dict[bytes, Keeper] = {}
         self._hooks = HookRunner(loaded.config.hooks)
         self._audit = _open_audit(loaded.config)
+        self._audit_path = loaded.config.audit
         self._metrics: Metrics | None = None
+        self._metrics_config = MetricsConfig()
+        self._metrics_scope = trio.CancelScope()
         self._started_ns = time.time_ns()
         self._changed = trio.Event()
+        self._nudged = trio.Event()
         self._told = ""
         self._asked: set[bytes] = set()  # by threads that have not come back
         self._mount_ids: frozenset[int] = frozenset()
@@ -142,10 +155,11 @@ class _Service:
             nursery.start_soon(self._obey, context, nursery)
             nursery.start_soon(self._watcher.run)
             nursery.start_soon(self._hooks.run)
-            await self._serve_metrics(context, nursery)
+            self._serve_metrics(context.config.metrics, nursery)
             self._watch_pauses()
             await self._find(context, nursery)
             nursery.start_soon(self._watch_mounts, context, nursery, mounts)
+            nursery.start_soon(self._obey_nudges, context, nursery)
             nursery.start_soon(self._tell_status)
             context.tell(Kind.STARTED, detail=f"trashd {version('trashd')}, {_volumes(len(self._keepers))}")
             self._write_status()
@@ -178,8 +192,8 @@ class _Service:
         else:
             context.config = self._loaded.config
             self._hooks.configure(context.config.hooks)
-            if self._audit is not None:
-                self._audit.reopen()
+            self._keep_audit(context.config)
+            self._serve_metrics(context.config.metrics, nursery)
             context.tell(Kind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
             await self._find(context, nursery)
             for keeper in self._keepers.values():
@@ -235,14 +249,23 @@ class _Service:
     async def _watch_mounts(self, context: Context, nursery: trio.Nursery, mounts: MountWatch) -> None:
         """Look for volumes when something is mounted, and at the known ones when something is unmounted."""
         while True:
-            await trio.lowlevel.wait_readable(mounts)
-            mounts.seen()
+            with trio.move_on_after(context.config.poll_s):
+                await trio.lowlevel.wait_readable(mounts)
+                mounts.seen()
             now = frozenset(mount.mnt_id for mount in await trio.to_thread.run_sync(read_mounts))
-            if now != self._mount_ids:
-                await self._find(context, nursery)
+            is_new = now != self._mount_ids
+            await self._find(context, nursery)  # a store may have been made, too
+            if is_new:
                 for keeper in self._keepers.values():
                     keeper.look_again()
             await trio.sleep(_FIND_S)
+
+    async def _obey_nudges(self, context: Context, nursery: trio.Nursery) -> None:
+        """Look for volumes when somebody made a store (`trashd init`)."""
+        while True:
+            await self._nudged.wait()
+            self._nudged = trio.Event()
+            await self._find(context, nursery)
 
     # Pauses
 
@@ -252,6 +275,7 @@ class _Service:
             self._watcher.add(fd, wanted, lambda _event: self._set_pauses())
 
     def _set_pauses(self) -> None:
+        self._nudged.set()
         pauses = read_pauses(self._runtime, time.time())
         for path, keeper in self._keepers.items():
             keeper.set_pause(self._pause_of(path, pauses))
@@ -261,17 +285,39 @@ class _Service:
 
     # Telling
 
-    async def _serve_metrics(self, context: Context, nursery: trio.Nursery) -> None:
-        wanted = context.config.metrics
+    def _serve_metrics(self, wanted: MetricsConfig, nursery: trio.Nursery) -> None:
+        """Tell figures where the configuration says, from now on."""
+        if wanted == self._metrics_config:
+            return
+        self._metrics_config = wanted
+        self._metrics_scope.cancel()
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
         if wanted.textfile is None and wanted.http is None:
             return
         from fusefs.reaper.metrics import Metrics
 
         self._metrics = Metrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
         if wanted.http is not None:
-            from fusefs.reaper.scrape import serve as answer
+            self._metrics_scope = trio.CancelScope()
+            nursery.start_soon(self._answer, wanted.http, self._metrics, self._metrics_scope)
 
-            nursery.start_soon(answer, *wanted.http, self._metrics.registry)
+    async def _answer(self, address: tuple[str, int], metrics: Metrics, scope: trio.CancelScope) -> None:
+        from fusefs.reaper.scrape import serve as answer
+
+        with scope:
+            await answer(*address, metrics.registry)
+
+    def _keep_audit(self, config: Config) -> None:
+        """Go on in the audit log that the configuration names, opened anew: somebody may have renamed it."""
+        if config.audit == self._audit_path:
+            if self._audit is not None:
+                self._audit.reopen()
+            return
+        if self._audit is not None:
+            self._audit.close()
+        self._audit, self._audit_path = _open_audit(config), config.audit
 
     async def _tell_status(self) -> None:
         """Write the status when it changes, each second at work, now and then when nothing happens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -157,7 +158,8 @@ class Session:
                 worked_at_s = boot_s()
                 self._turns.charge(uid, worked_at_s - began_s)
             elif now_s < worked_at_s + _LINGER_S:
-                await self._wait(worked_at_s + _LINGER_S - now_s)
+                soon_s = min((user.next_at_s() for user in self._users.values()), default=math.inf)
+                await self._wait(max(min(worked_at_s + _LINGER_S, soon_s) - now_s, 0.0))
             else:
                 return
 
@@ -172,7 +174,12 @@ class Session:
                 continue
             if taken is not None and wanted.by_force:
                 self._by_force.add(taken)
-            self._users.setdefault(0, User(0, self._opened.store.base_path, lambda: _ROOTS_MOST)).look_again()
+            self._root().look_again()
+
+    def _root(self) -> User:
+        if 0 not in self._users:
+            self._users[0] = User(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
+        return self._users[0]
 
     async def _wait(self, seconds: float) -> None:
         """Wait for something to change, at most so long."""
@@ -192,7 +199,7 @@ class Session:
                 if order is None:
                     break
                 self._busy.add(user.uid)
-                order = self._with_force(order)
+                order = self._narrowed(order)
                 nursery.start_soon(self._carry_out, user, deputy, order)
             deputy.lead(self._tick(nursery))
             await self._wait(self.pacer.next_tick_s())
@@ -213,11 +220,16 @@ class Session:
         elif len(self._deputies) > _MOST_IDLE and not user.wants(boot_s()):
             self._dismiss(deputy)
 
-    def _with_force(self, order: Order) -> Order:
-        """The order; of orphans that root took over with the right to take flags off first those alone."""
-        if isinstance(order, Reap) and not self._by_force.isdisjoint(order.ids):
-            return Reap(order.base, [one for one in order.ids if one in self._by_force], by_force=True)
-        return order
+    def _narrowed(self, order: Order) -> Order:
+        """The order; of orphans that root took over with the right to take flags off first those alone.
+
+        Where space is low one at a time: no more go before their time than have to.
+        """
+        if not isinstance(order, Reap):
+            return order
+        forced = [one for one in order.chosen if one.id in self._by_force]
+        chosen = forced or order.chosen
+        return Reap(order.base, chosen[:1] if self._room.hurries else chosen, by_force=bool(forced))
 
     def _others_want(self, uid: int, now_s: float) -> bool:
         return any(other != uid and (other in self._busy or user.wants(now_s)) for other, user in self._users.items())
@@ -247,7 +259,7 @@ class Session:
         for uid in self._busy:
             deputy = self._deputies.get(uid)
             if deputy is not None:
-                deputy.park()
+                deputy.park(now=True)
         while self._busy:
             await self._wait(_TICK_S)
 
@@ -255,11 +267,13 @@ class Session:
         """Have one order done, whatever comes of it."""
         try:
             if isinstance(order, Reap):
-                user.ordered(order.ids)
-                user.begins(order.ids[0])
+                user.ordered(order.ids())
+                user.begins(order.chosen[0].id)
             async with aclosing(deputy.answers(order)) as answers:
                 async for answer in answers:
                     self._intake.take(user, order, answer)
+            if isinstance(order, Reap) and self._room.hurries:
+                self._tells.space(await in_thread(self._limiter, self._opened.space))
             user.succeeded(boot_s())
         except DeputyLost as lost:
             self._dismiss(deputy)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from fusefs.core.clock import Sights
 from fusefs.core.policy import Known
 from fusefs.reaper.messages import Look, Measure, Order, Reap, Tend
-from fusefs.reaper.upcoming import Upcoming
+from fusefs.reaper.upcoming import Chosen, Upcoming
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -19,6 +20,8 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 3600.0
 """What was swapped just now may be locked by whoever did it still; what stays locked is asked for ever less often."""
 _FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
 _MOST_REMEMBERED = 1000
+_SLACK_NS = 5_000_000_000
+"""What was made while a page was read may be on it or not."""
 
 
 class Sofar(NamedTuple):
@@ -38,28 +41,41 @@ class Sofar(NamedTuple):
 class Part:
     """His folder in one store: most have one, users of lower stores several."""
 
-    def __init__(self, base: bytes, most: int) -> None:
-        """base: the directory that holds the store; most: so many orphans are remembered."""
+    def __init__(self, base: bytes, most: int, told_until_ns: int) -> None:
+        """Begin with a look.
+
+        base  the directory that holds the store
+        most  so many orphans are remembered
+        told_until_ns  wall time: what was made later, nobody has been told of
+        """
         self.base = base
         self.upcoming = Upcoming(most)
         self.fresh: set[str] = set()
-        self.pending: list[str] = []
+        self.pending: dict[str, Chosen] = {}
         self.known: dict[str, Known] = {}  # all, where a quota wants their sizes
         self.to_measure: list[str] = []
+        self.sights = Sights(_MOST_REMEMBERED)
+        self.told_until_ns = told_until_ns
+        self._looked_since_ns = told_until_ns
         self.n_orphans = 0
         self.n_quarantined = 0
         self._after: str | None = ""
 
     def look_again(self) -> None:
-        """Look at all of it from the beginning."""
+        """Look at all of it from the beginning: what is known may not be true any more."""
         self._after = ""
+        self.upcoming.clear()
 
     def is_looking(self) -> bool:
         """Whether a look is not at its end."""
         return self._after is not None
 
-    def looked(self, last: str, now_s: float) -> None:
+    def looked(self, last: str, now_s: float, wall_ns: int) -> None:
         """A page was read, up to that id; empty: the last one."""
+        if not self._after:
+            self._looked_since_ns = wall_ns - _SLACK_NS
+        if not last:
+            self.told_until_ns = self._looked_since_ns
         is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
         self._after = None if is_full_of_due else last or None  # there is no room for what comes later
 
@@ -77,8 +93,9 @@ class Part:
                 self.upcoming.clear()
             return Look(self.base, after=self._after)
         if n_due:
-            self.pending = self.upcoming.take(now_s, BATCH)
-            return Reap(self.base, list(self.pending))
+            chosen = self.upcoming.take(now_s, BATCH)
+            self.pending = {one.id: one for one in chosen}
+            return Reap(self.base, chosen)
         if self.to_measure:
             ids, self.to_measure = self.to_measure[:BATCH], self.to_measure[BATCH:]
             return Measure(self.base, ids)
@@ -96,23 +113,30 @@ class Part:
 
     def put_back(self, at_s: float) -> None:
         """What was ordered and not done is due again at that time."""
-        for identifier in self.pending:
-            self.upcoming.add(identifier, at_s)
-        self.pending = []
+        for chosen in self.pending.values():
+            self.upcoming.add(chosen, at_s)
+        self.pending = {}
 
 
 class User:
     """What is known of one user, and what went wrong with him."""
 
-    def __init__(self, uid: int, base: bytes, most: Callable[[], int]) -> None:
-        """base: of the store that he was found in; most: how many orphans may be remembered of a part."""
+    def __init__(self, uid: int, base: bytes, most: Callable[[], int], told_until_ns: int) -> None:
+        """Begin with a look at everything.
+
+        base  of the store that he was found in
+        most  how many orphans may be remembered of a part
+        told_until_ns  wall time: what was made later, nobody has been told of
+        """
         self.uid = uid
-        self.parts = {base: Part(base, most())}
+        self.parts = {base: Part(base, most(), told_until_ns)}
         self.tend_at_s = 0.0
         self.current: str | None = None
         self.had_s = 0.0
         self.n_removed = 0
         self._ours: dict[str, None] = {}
+        self._told: dict[str, None] = {}
+        self._told_until_ns = told_until_ns
         self._most = most
         self._base = base
         self._retry_at_s = 0.0
@@ -127,7 +151,7 @@ class User:
         wanted = set(bases) | {self._base}
         new = wanted - self.parts.keys()
         for base in new:
-            self.parts[base] = Part(base, self._most())
+            self.parts[base] = Part(base, self._most(), self._told_until_ns)
         for base in self.parts.keys() - wanted:
             del self.parts[base]
         return bool(new)
@@ -192,6 +216,14 @@ class User:
         """We did not reap it to its end: the next one to do so may be somebody else."""
         self._ours.pop(identifier, None)
 
+    def is_untold(self, identifier: str) -> bool:
+        """Whether nobody has been told of an orphan; from now on somebody has."""
+        if identifier in self._told:
+            return False
+        self._told[identifier] = None
+        _bound(self._told)
+        return True
+
     def begins(self, identifier: str | None) -> None:
         """An orphan is being reaped now; None: none."""
         self.current = identifier
@@ -200,12 +232,16 @@ class User:
 
     def has_had_enough(self, now_s: float) -> bool:
         """Whether the current orphan should make way for another one of his."""
-        if self.current is None or not any(
-            part.upcoming.n_due(now_s) or len(part.pending) > 1 for part in self.parts.values()
-        ):
+        if self.current is None or not self._has_other_work(now_s):
             return False
         patience_s = _PATIENCE_S * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
         return self.had_s >= min(patience_s, _MOST_PATIENCE_S)
+
+    def _has_other_work(self, now_s: float) -> bool:
+        """Whether something waits behind the current orphan; what fell in meanwhile must be looked at first."""
+        return now_s >= self.tend_at_s or any(
+            part.wants(now_s) or len(part.pending) > 1 for part in self.parts.values()
+        )
 
     def parked(self, identifier: str, sofar: Sofar) -> None:
         """It made way; next time it has longer."""
@@ -253,6 +289,7 @@ class User:
         for part in self.parts.values():
             part.upcoming.remove(identifier)
             part.known.pop(identifier, None)
+            part.sights.forget(identifier)
 
 
 def _count(counts: dict[str, int], identifier: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import ExitStack
 from enum import Enum
 
@@ -24,6 +25,7 @@ class Lost(Enum):
 
     GONE = "gone"
     BUSY = "busy"
+    CHANGED = "changed"
 
 
 def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
@@ -91,12 +93,24 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> Held | Los
         return Held(folder, container, state, fd, record, owned.pop_all())
 
 
-def claim(folder: UserFolder, source: State, container: ContainerId, target: State) -> Held | Lost:
-    """The container, locked and moved to another state by one rename; one claim wins (I5)."""
+def claim(
+    folder: UserFolder,
+    source: State,
+    container: ContainerId,
+    target: State,
+    is_meant: Callable[[Record], bool] = lambda _record: True,
+) -> Held | Lost:
+    """The container, locked and moved to another state by one rename; one claim wins (I5).
+
+    is_meant  asked about the record, when nobody else can change it any more; if not the container stays
+    """
     held = hold(folder, source, container)
     if isinstance(held, Lost):
         return held
     try:
+        if not is_meant(held.record):
+            held.owned.close()
+            return Lost.CHANGED
         return move(held, target)
     except BaseException as error:
         held.owned.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusefs.reaper.upcoming import Upcoming
+from fusefs.reaper.upcoming import Chosen, Upcoming
 
 MOST = 5
 ids = st.sampled_from([f"id{n}" for n in range(12)])
@@ -17,27 +17,27 @@ times = st.integers(0, 20).map(float)
 def test_the_longest_overdue_is_taken_first() -> None:
     upcoming = Upcoming(10)
     for identifier, at_s in (("b", 2.0), ("c", 3.0), ("a", 1.0), ("d", 9.0)):
-        upcoming.add(identifier, at_s)
+        upcoming.add(Chosen(identifier, 5), at_s)
     assert upcoming.n_due(3.0) == 3
-    assert upcoming.take(3.0, 2) == ["a", "b"]
-    assert upcoming.take(3.0, 2) == ["c"]
+    assert upcoming.take(3.0, 2) == [Chosen("a", 5), Chosen("b", 5)]
+    assert upcoming.take(3.0, 2) == [Chosen("c", 5)]
     assert upcoming.next_at_s() == 9.0
 
 
 def test_another_time_takes_the_place_of_the_old_one() -> None:
     upcoming = Upcoming(10)
-    upcoming.add("a", 1.0)
-    upcoming.add("a", 5.0)
+    upcoming.add(Chosen("a", None), 1.0)
+    upcoming.add(Chosen("a", None), 5.0)
     assert (len(upcoming), upcoming.n_due(4.0), upcoming.next_at_s()) == (1, 0, 5.0)
 
 
 def test_whoever_took_all_that_was_kept_must_look_again() -> None:
     upcoming = Upcoming(2)
     for n in range(3):
-        upcoming.add(f"id{n}", float(n))
+        upcoming.add(Chosen(f"id{n}", None), float(n))
     assert upcoming.is_cut()
     assert not upcoming.must_look()
-    assert upcoming.take(10.0, 5) == ["id0", "id1"]
+    assert upcoming.take(10.0, 5) == [Chosen("id0", None), Chosen("id1", None)]
     assert upcoming.must_look()
     upcoming.clear()
     assert not upcoming.must_look()
@@ -47,10 +47,10 @@ def test_whoever_took_all_that_was_kept_must_look_again() -> None:
 def test_what_is_kept_is_what_comes_soonest(added: dict[str, float]) -> None:
     upcoming = Upcoming(MOST)
     for identifier, at_s in added.items():
-        upcoming.add(identifier, at_s)
+        upcoming.add(Chosen(identifier, 5), at_s)
     soonest = sorted((at_s, identifier) for identifier, at_s in added.items())[:MOST]
     assert upcoming.is_cut() == (len(added) > MOST)
-    assert upcoming.take(100.0, 100) == [identifier for _at_s, identifier in soonest]
+    assert upcoming.take(100.0, 100) == [Chosen(identifier, 5) for _at_s, identifier in soonest]
 
 
 class Machine(RuleBasedStateMachine):
@@ -63,7 +63,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(identifier=ids, at_s=times)
     def add(self, identifier: str, at_s: float) -> None:
-        self.upcoming.add(identifier, at_s)
+        self.upcoming.add(Chosen(identifier, 5), at_s)
         self.model[identifier] = at_s
 
     @rule(identifier=ids)
@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
     @rule(now_s=times, most=st.integers(1, 4))
     def take(self, now_s: float, most: int) -> None:
         wanted = sorted((at_s, one) for one, at_s in self.model.items() if at_s <= now_s)[:most]
-        assert self.upcoming.take(now_s, most) == [one for _at_s, one in wanted]
+        assert self.upcoming.take(now_s, most) == [Chosen(one, 5) for _at_s, one in wanted]
         for _at_s, one in wanted:
             del self.model[one]
 

@@ -48,7 +48,7 @@ class Service:
         while not condition():
             if time.monotonic() > ends_at or self.process.poll() is not None:
                 what = "ended" if self.process.poll() is not None else "goes on"
-                raise TimeoutError(f"the service {what}; its log:\n{self.log.read_text()}")
+                raise TimeoutError(f"the service {what}: {self.seen()}; its log:\n{self.log.read_text()}")
             select.select([], [], [], _GLANCE_S)
 
     def seen(self) -> Seen | None:
@@ -71,6 +71,11 @@ class Service:
         """The processes that act for users."""
         forker = _children_of(self.process.pid)
         return [child for one in forker for child in _children_of(one)]
+
+    def forker(self) -> int:
+        """The process that forks the children."""
+        (pid,) = _children_of(self.process.pid)
+        return pid
 
     def stop(self) -> float:
         """SIGTERM, and how many seconds it took."""
