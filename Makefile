@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
-.PHONY: setup demo test lint fmt bench docs dist install-system soak soak-reap soak-mount clean
+.PHONY: setup demo test lint fmt bench docs dist install-system soak soak-service soak-store soak-reap soak-mount clean
 
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -13,8 +13,10 @@ fmt: setup; $(PYTHON) -m ruff check --fix-only . && $(PYTHON) -m ruff format .
 bench: setup; @echo 'run each by $(PYTHON) -m: $(SCRIPTS)' && $(PYTHON) -m bench.swap --quick $(ARGS)
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
 dist: setup; $(PYTHON) -m build
-install-system: setup; install -d "$(DESTDIR)/sbin" && ln -sfn "$(CURDIR)/.venv/bin/mount.fuse.trashd" "$(DESTDIR)/sbin/"
-soak: setup; @.ci/pytest --hypothesis-profile=soak --timeout=0 -k machine tests/store $(ARGS)
+install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
+soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
+soak-service: setup; @TRASHD_TEST_KILLS=100 .ci/pytest --timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)
+soak-store: setup; @.ci/pytest --hypothesis-profile=soak --timeout=0 -k machine tests/store $(ARGS)
 soak-reap: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -s -k killed_at_any_time tests/reaper/test_kills.py $(ARGS)
 soak-mount: setup; @TRASHD_TEST_SWAPS=1000 .ci/pytest --hypothesis-profile=soak --timeout=0 tests/mount/test_machine.py tests/mount/test_swap_under_load.py $(ARGS)
 clean: ; rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -13,7 +13,7 @@ from tests.support import capabilities
 from tests.support.namespaces import see_own_mounts_only
 
 IN_CI = bool(os.environ.get("CI"))
-VITAL_GROUPS = ("crash", "mount", "posix")
+VITAL_GROUPS = ("crash", "mount", "posix", "systemd")
 
 N_COST = pytest.StashKey[Counter[str]]()
 """Tests skipped, by the capability that they missed."""

@@ -10,6 +10,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from fusefs.linux.journal import make_handler
+from fusefs.linux.notify import Notifier
+
 Ready = Callable[[], None]
 _SYSLOG = "/dev/log"
 _SIGNALLED = 128
@@ -19,13 +22,14 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
     """The exit code for the terminal: 0 as soon as the child that runs `body` says that it is ready.
 
     Returns twice: in the child with the exit code of `body`, when that ends. Until it is ready it has the terminal
-    for its errors; after that it logs to syslog, belongs to no terminal, and stands in no directory.
+    for its errors; after that it logs to syslog, belongs to no terminal, and stands in no directory. Until then it
+    stays in our process group too: when systemd mounts for an automount, whoever is in another one waits at the mount
+    point until that is done.
     """
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(told)
-        os.setsid()
         os.chdir("/")
         _log_to(_syslog())
         return body(lambda: _detach(tell))
@@ -47,14 +51,19 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
 
 
 def run_in_foreground(body: Callable[[Ready], int]) -> int:
-    """The exit code of `body`, which logs to stderr."""
+    """The exit code of `body`, which logs to stderr, or to the journal; systemd learns when it is ready."""
     os.chdir("/")  # or it would keep a volume busy
-    _log_to(logging.StreamHandler())
-    return body(lambda: None)
+    _log_to(make_handler("trashd") if "JOURNAL_STREAM" in os.environ else logging.StreamHandler())
+    notifier = Notifier()
+    try:
+        return body(notifier.ready)
+    finally:
+        notifier.close()
 
 
 def _detach(tell: int) -> None:
     """Let go of the terminal, and then say that all is well; nobody may be there any more to hear it."""
+    os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

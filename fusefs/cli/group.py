@@ -16,10 +16,17 @@ _COMMANDS = {
     "holders": "fusefs.cli.holders",
     "list": "fusefs.cli.listing",
     "restore": "fusefs.cli.restore",
+    "keep": "fusefs.cli.keep",
     "reap": "fusefs.cli.reap",
+    "status": "fusefs.cli.status",
+    "pause": "fusefs.cli.pause",
+    "resume": "fusefs.cli.resume",
     "quarantine": "fusefs.cli.quarantine",
     "mount": "fusefs.cli.mount",
     "umount": "fusefs.cli.umount",
+    "service": "fusefs.cli.service",
+    "reaper": "fusefs.cli.reaper",
+    "config": "fusefs.cli.config",
     "doctor": "fusefs.cli.doctor",
 }
 
@@ -42,13 +49,14 @@ class Lazy(click.Group):
 
 EXIT_CODES = """\b
 Exit codes:
-  0 done                       7 a record can't be understood
-  1 something went wrong       8 somebody else is working on it
-  2 wrong command line         9 something else has the name now
-  3 refused                   10 not finished; everything was kept
-  4 not permitted             11 the kernel refused (full, I/O error…)
-  5 not found                 12 the user's process was stopped
-  6 no store can be used      13 some of many items failed
+  0 done                       8 somebody else is working on it
+  1 something went wrong       9 something else has the name now
+  2 wrong command line        10 not finished; everything was kept
+  3 refused                   11 the kernel refused (full, I/O error…)
+  4 not permitted             12 the user's process was stopped
+  5 not found, not running    13 some of many items failed
+  6 no store can be used      14 a volume's reaper needs help
+  7 a record can't be understood
 """
 
 

@@ -36,6 +36,7 @@ _MOST_THREADS = 64
 @click.option(
     "--max-bytes", type=Rate(), metavar="N/s", help="Free at most N bytes a second (K, M, G: powers of 1024)."
 )
+@click.option("--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does.")
 @click.option("--count", "counts", is_flag=True, help="Count first, so that the progress bar knows the end.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until the space has come back, or say what keeps it.")
 @volume_option
@@ -47,6 +48,7 @@ def command(
     n_workers: int | None,
     max_rate: int | None,
     max_bytes: int | None,
+    paced: bool,
     counts: bool,
     waits: bool,
     volumes: tuple[bytes, ...],
@@ -58,13 +60,15 @@ def command(
     named, or --all, is reaped before its time only with --now. What can't be deleted goes to quarantine. After
     Ctrl-C, or however it ended, the next reap goes on where it was.
 
-    With --max-rate or --max-bytes files are looked at before they go, and large ones are cut in steps of 64 MiB.
+    With --paced it goes as trashd reaper does: others on the disk should not notice. With --max-rate or --max-bytes
+    never faster than that. Files are looked at before they go then, and large ones are cut in steps of 64 MiB.
 
     \b
     Examples:
       trashd reap
       trashd reap --now 20261121T032253.555Z-job-2fe7e4cb8ba8
       trashd reap --all --now --wait
+      trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
     """
     if identifiers and everything:
@@ -86,7 +90,7 @@ def command(
         click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
-    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits)
+    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or (Incomplete.exit_code if early or lost else 0)
 
 

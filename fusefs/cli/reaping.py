@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -33,12 +34,14 @@ class How(NamedTuple):
     n_workers  None: what is best there
     counts     count first
     waits      until the space has come back
+    paced      make way for others; the tempo is the most that it may be
     """
 
     n_workers: int | None = None
     tempo: Tempo = Tempo()
     counts: bool = False
     waits: bool = False
+    paced: bool = False
 
 
 PLAINLY = How()
@@ -79,14 +82,19 @@ def reap_all(
 
 def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, _visible: Visible | None) -> Reaped:
     from fusefs.reaper.engine import Wishes
-    from fusefs.reaper.pace import Constant
+    from fusefs.reaper.paced import led
     from fusefs.reaper.reap import reap
 
     # Whoever sees a slow reap go by wants to know how long it takes.
     counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
-    wishes = Wishes(how.n_workers, Constant(how.tempo), shows.advance, stop)
-    return reap(folder, entry.id, wishes._replace(counted=counted, counting=shows.counting, waits=how.waits))
+    with led(folder, how.tempo, _tell_why if how.paced else None) as leads:
+        wishes = Wishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
+        return reap(folder, entry.id, wishes._replace(waits=how.waits))
+
+
+def _tell_why(why: str) -> None:
+    print(f"trashd: {why}", file=sys.stderr, flush=True)
 
 
 def _title(entry: Entry) -> str:

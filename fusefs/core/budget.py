@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 SLICE_S = 0.05
 """Of work in one slice: short enough to stop and step back at once, long enough that handing it out costs nothing."""
-SMALL_SLICE_S = 0.005
+SIP_S = 0.0003
 """The same where others work on the disk: what they wait for is never behind more than a few of our calls."""
 CUT_BYTES = 64 << 20
 """A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
@@ -35,16 +35,22 @@ class Tempo(NamedTuple):
     entries_per_s, bytes_per_s  None: as fast as the kernel; 0: wait
     is_alone  nobody else works on the disk: several workers beside each other, and slices as long as they like to be
     rests     slices end before the common rests (core.pacing), in which somebody listens whether that is so
+    share     of the time in which the kernel may work for us, whatever a call takes
     """
 
     entries_per_s: int | None = None
     bytes_per_s: int | None = None
     is_alone: bool = True
     rests: bool = False
+    share: float = 1.0
 
     def is_limited(self) -> bool:
         """Whether entries or bytes are counted."""
         return self.entries_per_s is not None or self.bytes_per_s is not None
+
+    def holds(self) -> bool:
+        """Whether nothing may be done."""
+        return self.entries_per_s == 0 or self.bytes_per_s == 0
 
 
 AT_ONCE = Tempo()

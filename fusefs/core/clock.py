@@ -18,12 +18,14 @@ ERAS_MAX = 32
 class Era(NamedTuple):
     """A time in which the wall clock ran undisturbed.
 
-    since_ns  the true time at which it began; the first era began before all records
+    since_ns  the true time at which it may have begun, that of the last look before; the first began before all records
     ahead_ns  how far the wall clock was ahead of the true time in it; negative if it was behind
+    seen_ns   the true time at which it was noticed: the era before may have lasted until then
     """
 
     since_ns: int
     ahead_ns: int
+    seen_ns: int = 0
 
 
 class Clock(NamedTuple):
@@ -75,19 +77,20 @@ def started(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None = No
     if saved.boot == boot and boot_ns >= saved.boot_ns:
         return jumped(saved, wall_ns, boot_ns)
     true_ns = max(saved.true_ns(), wall_ns - saved.ahead_ns())
-    return jumped(saved._replace(origin_ns=true_ns - boot_ns, boot=boot), wall_ns, boot_ns)
+    return jumped(saved._replace(origin_ns=true_ns - boot_ns, boot_ns=0, boot=boot), wall_ns, boot_ns)
 
 
 def jumped(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
     """The clock at a later look of the same boot: in a new era if the wall clock was set meanwhile."""
+    looked_ns = clock.true_ns()
     clock = clock._replace(wall_ns=wall_ns, boot_ns=boot_ns)
     ahead_ns = wall_ns - clock.true_ns()
     if abs(ahead_ns - clock.ahead_ns()) < STEP_NS:
         return clock
-    eras = (*clock.eras, Era(clock.true_ns(), ahead_ns))
+    eras = (*clock.eras, Era(looked_ns, ahead_ns, clock.true_ns()))
     if len(eras) > ERAS_MAX:
         # The one that makes its orphans younger stands for both.
-        first = Era(eras[0].since_ns, min(eras[0].ahead_ns, eras[1].ahead_ns))
+        first = eras[0]._replace(ahead_ns=min(eras[0].ahead_ns, eras[1].ahead_ns))
         eras = (first, *eras[2:])
     return clock._replace(eras=eras)
 
@@ -138,7 +141,7 @@ def _told_age_ns(clock: Clock, created_ns: int) -> int:
     None does for a record from the future, or from a time that the wall clock jumped over: another host's clock.
     """
     now_ns = clock.true_ns()
-    ends = [*(era.since_ns for era in clock.eras[1:]), now_ns]
+    ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
     made = (created_ns - era.ahead_ns for era in clock.eras)
     ages = [
         now_ns - made_ns
@@ -162,7 +165,7 @@ def decode(text: bytes) -> Clock | None:
     if not isinstance(found, dict) or found.keys() != set(Clock._fields) or not isinstance(found["boot"], str):
         return None
     raw = found["eras"]
-    if not isinstance(raw, list) or not 0 < len(raw) <= ERAS_MAX or not all(_are_times(era, 2) for era in raw):
+    if not isinstance(raw, list) or not 0 < len(raw) <= ERAS_MAX or not all(_are_times(era, len(Era._fields)) for era in raw):
         return None
     numbers = [found["wall_ns"], found["boot_ns"], found["origin_ns"]]
     if not _are_times(numbers, 3):

@@ -18,6 +18,7 @@ from fusefs.linux.capabilities import Capability, drop_capabilities, keep_capabi
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.notify import Notifier
 from fusefs.mount import loop, runtime
 from fusefs.mount.adapter import Adapter
 from fusefs.mount.attach import Attached, Way, attach, detach, flags_of
@@ -145,10 +146,26 @@ async def _loop(mount: Mount, vfs: Vfs, watched: Watched | None) -> None:
     """
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, mount)
+        nursery.start_soon(_tell_watchdog)
         if watched is not None:
             nursery.start_soon(notify, vfs, watched)
         await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
         nursery.cancel_scope.cancel()
+
+
+async def _tell_watchdog() -> None:
+    """Tell systemd, if it watches, that this loop turns: who waits for a hung daemon is only freed by its end.
+
+    Checkpoint  between two words
+    """
+    notifier = Notifier()
+    try:
+        period_s = notifier.watchdog_s()
+        while period_s is not None:
+            notifier.alive()
+            await trio.sleep(period_s / 3)
+    finally:
+        notifier.close()
 
 
 async def _stop_on_signal(mount: Mount, task_status: trio.TaskStatus[None]) -> None:

@@ -51,6 +51,7 @@ class Context:
         self.changed = changed
         self._tell = tell
         self._save = save
+        self._is_told = False
 
     def clock(self) -> Clock:
         """Both clocks now: a jump of the wall clock is noticed at the next look, and not forgotten."""
@@ -59,6 +60,11 @@ class Context:
         if self._clock.eras != before.eras:
             self._save(self._clock)
         return self._clock
+
+    def is_told(self) -> bool:
+        """Whether something was told since the last time that somebody asked."""
+        was, self._is_told = self._is_told, False
+        return was
 
     def tell(
         self,
@@ -74,6 +80,7 @@ class Context:
         detail: str = "",
     ) -> None:
         """Tell that something happened now."""
+        self._is_told = True
         at_ns = time.time_ns()
         self._tell(Event(kind, at_ns, volume, uid, identifier, origin, n_entries, n_bytes, seconds, detail))
 

@@ -92,6 +92,7 @@ class Intake:
             case Tended():
                 if user.tended(base for base in answer.bases if is_inside(base, self._volume)):
                     self._new_parts()
+                user.has_problems(now_s, is_so=bool(answer.problems))
                 for problem in answer.problems:
                     self._fault(user, "something in his folder was kept as it is", problem)
             case Page():

@@ -33,15 +33,17 @@ def load_clock(state: bytes) -> tuple[int, Clock]:
     return now_ns if saved is None else saved.wall_ns, began
 
 
-def save_clock(state: bytes, now: Clock) -> None:
-    """Leave it for the next service, durably. A full disk costs the memory, not the service."""
-    path = os.path.join(make_dir(state), _FILE)
+def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
+    """Leave it for the next service. A full disk costs the memory, not the service."""
+    path = os.path.join(state, _FILE)
     try:
+        make_dir(state)
         fd = os.open(path + b".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(clock.encode(now))
             file.flush()
-            os.fsync(fd)
+            if is_durable:
+                os.fsync(fd)
         os.rename(path + b".new", path)
     except OSError as error:
         _LOG.warning("%s can't be written: %s", os.fsdecode(path), error.strerror)

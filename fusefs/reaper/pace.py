@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from fusefs.core.budget import AT_ONCE, SLICE_S, SMALL_SLICE_S, Allowance, Budget, Tempo
+from fusefs.core.budget import AT_ONCE, SIP_S, SLICE_S, Allowance, Budget, Tempo
+from fusefs.core.pacing import rest_at
 from fusefs.core.slices import Outcome
 
 GLANCE_S = 0.2
 """How long a change of mind may go unseen."""
+_NAP_S = 0.002
+"""Shorter than that nobody has to be listened to while we wait."""
+_GAP_S, _MOST_GAP_S = 0.0002, 0.002
+"""Between two looks whether the device has a gap for us."""
+_PATIENCE_S = 0.1
+"""On a device that never has one we take our sip all the same: it must not starve."""
 
 
 class Leads(Protocol):
@@ -48,41 +56,63 @@ FULL_SPEED = Constant(AT_ONCE)
 class Pace:
     """A tempo as budgets for slices."""
 
-    def __init__(self, leads: Leads) -> None:
+    def __init__(self, leads: Leads, is_busy: Callable[[], bool] = lambda: False) -> None:
+        """is_busy: whether the device has anything to do right now; asked beside others alone."""
         self._leads = leads
         self._tempo = AT_ONCE
         self._entries: Allowance | None = None
         self._bytes: Allowance | None = None
+        self._sips = _Sips(is_busy)
+        self._rest_ends_s = 0.0
         self.was_always_limited = True
         self.follow()
 
     def follow(self) -> Tempo:
         """The tempo as it is now."""
         tempo = self._leads.tempo()
-        if tempo != self._tempo:
+        if tempo != self._tempo and not tempo.holds():
             now = time.monotonic()
-            slice_s = _slice_s(tempo)
+            slice_s = SLICE_S if tempo.is_alone else SIP_S
             self._entries = _changed(self._entries, tempo.entries_per_s, now, slice_s)
             self._bytes = _changed(self._bytes, tempo.bytes_per_s, now, slice_s)
-            self._tempo = tempo
+        self._tempo = tempo  # what is owed when a hold begins is still owed when it ends
         return tempo
 
     def budget(self) -> Budget | None:
         """What a slice may do now; None if it has to wait."""
         tempo = self.follow()
         now = time.monotonic()
+        seconds = self._seconds(tempo, now)
+        if tempo.holds() or seconds <= 0.0 or (not tempo.is_alone and not self._sips.may_begin(now)):
+            return None
         n_entries = None if self._entries is None else self._entries.take(now)
         n_bytes = None if self._bytes is None else self._bytes.take(now)
-        budget = Budget(_slice_s(tempo), n_entries, n_bytes)
+        if not tempo.is_alone and n_entries != 0:
+            sip = self._sips.n_entries
+            if self._entries is not None and n_entries is not None:
+                self._entries.give_back(max(n_entries - sip, 0))
+            n_entries = sip if n_entries is None else min(n_entries, sip)
+        budget = Budget(seconds, n_entries, n_bytes)
         if n_entries == 0 or n_bytes == 0:
             self.give_back(budget)
             return None
-        self.was_always_limited &= tempo.is_limited()
+        self.was_always_limited &= budget.is_paced()
         return budget
+
+    def _seconds(self, tempo: Tempo, now_s: float) -> float:
+        """How long a slice may be that begins now; 0 in a rest."""
+        seconds = SLICE_S if tempo.is_alone else SIP_S
+        if not tempo.rests:
+            return seconds
+        begins_s, ends_s = rest_at(now_s, is_alone=tempo.is_alone)
+        self._rest_ends_s = ends_s if begins_s <= now_s else 0.0
+        return min(seconds, begins_s - now_s)
 
     def done(self, budget: Budget, outcome: Outcome) -> None:
         """Take in what a slice did with its budget."""
         self.give_back(budget, outcome.removed, outcome.n_bytes)
+        if not self._tempo.is_alone:
+            self._sips.done(outcome, self._tempo.share, time.monotonic())
         self._leads.done(outcome.removed, outcome.n_bytes, outcome.busy_s)
 
     def give_back(self, budget: Budget, n_entries: int = 0, n_bytes: int = 0) -> None:
@@ -94,12 +124,52 @@ class Pace:
 
     def sleep(self) -> None:
         """Wait until there is a budget again, or long enough to look whether to stop."""
+        now = time.monotonic()
         waits = [allowance.wait_s() for allowance in (self._entries, self._bytes) if allowance is not None]
-        self._leads.wait(min(max(waits, default=0.0), GLANCE_S))
+        waits += [self._rest_ends_s - now, self._sips.wait_s(now)]
+        seconds = GLANCE_S if self._tempo.holds() else min(max(waits), GLANCE_S)
+        if 0.0 < seconds < _NAP_S:
+            time.sleep(seconds)
+        else:
+            self._leads.wait(max(seconds, 0.0))
 
 
-def _slice_s(tempo: Tempo) -> float:
-    return SLICE_S if tempo.is_alone else SMALL_SLICE_S
+class _Sips:
+    """Small slices beside others: a share of the time, each begun in a gap of the device."""
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._is_busy = is_busy
+        self._due_s = 0.0
+        self._asked_s: float | None = None
+        self._look_s = 0.0
+        self._gap_s = _GAP_S
+        self.n_entries = 1
+
+    def may_begin(self, now_s: float) -> bool:
+        """Whether a slice may begin."""
+        if now_s < max(self._due_s, self._look_s):
+            return False
+        if self._asked_s is None:
+            self._asked_s = now_s
+        if now_s - self._asked_s < _PATIENCE_S and self._is_busy():
+            self._look_s = now_s + self._gap_s
+            self._gap_s = min(2 * self._gap_s, _MOST_GAP_S)
+            return False
+        return True
+
+    def done(self, outcome: Outcome, share: float, now_s: float) -> None:
+        """A slice was done, and we have that share of the time."""
+        period_s = outcome.busy_s / share
+        # What was not taken when it was due is made up for by shorter pauses, not by none.
+        self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
+        self._asked_s, self._look_s, self._gap_s = None, 0.0, _GAP_S
+        if outcome.removed:
+            fits = SIP_S * outcome.removed / outcome.busy_s
+            self.n_entries = max(1, min(round((3 * self.n_entries + fits) / 4), 2 * self.n_entries))
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until one may begin, as far as is known."""
+        return max(self._due_s, self._look_s) - now_s
 
 
 def _changed(allowance: Allowance | None, per_s: int | None, now_s: float, slice_s: float) -> Allowance | None:

@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import trio
 
-from fusefs.core.config import Config
-from fusefs.core.config import Metrics as MetricsConfig
 from fusefs.core.errors import BadConfig, Busy
-from fusefs.core.events import Event, Kind
+from fusefs.core.events import Kind
 from fusefs.core.names import printable
 from fusefs.core.record import quote
 from fusefs.core.status import Status
@@ -32,28 +30,23 @@ from fusefs.linux.mountwatch import MountWatch
 from fusefs.linux.notify import Notifier
 from fusefs.linux.places import make_dir, runtime_dir, state_dir
 from fusefs.linux.priority import be_idle
-from fusefs.reaper.audit import Audit, log_event
-from fusefs.reaper.context import Context, boot_s, in_thread
+from fusefs.reaper.context import Context, boot_s
+from fusefs.reaper.finder import Finder
 from fusefs.reaper.forker import Forker, ForkerLost
-from fusefs.reaper.hooks import HookRunner
 from fusefs.reaper.keeper import Keeper
 from fusefs.reaper.memory import load_clock, save_clock
+from fusefs.reaper.outlets import Outlets
 from fusefs.reaper.pause import Pause, pause_dir, read_pauses
 from fusefs.reaper.portrait import portray
 from fusefs.reaper.status import write_status
-from fusefs.reaper.volume import find_store
 from fusefs.reaper.watcher import Watcher
 from fusefs.store.discover import mount_points
-
-if TYPE_CHECKING:
-    from fusefs.reaper.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
 _TELL_S, _IDLE_TELL_S = 1.0, 300.0
 """Between two status files, at work and when nothing happens."""
-_FINDERS = 4
-_FIND_S, _HUNG_S = 5.0, 10.0
-"""Between two searches for volumes; how long one mount point may take to answer."""
+_FIND_S = 5.0
+"""Between two searches for volumes."""
 
 
 class AlreadyRunning(Busy):
@@ -90,17 +83,18 @@ def serve(wanted: Wanted) -> None:
         owned.enter_context(lock)
         watcher = owned.enter_context(Watcher())
         mounts = owned.enter_context(MountWatch())
-        service = _Service(wanted, loaded, forker, watcher, runtime)
+        kernel = Kernel()
+        service = _Service(wanted, loaded, kernel, watcher, runtime, state)
         since_ns, clock = load_clock(state)
         save_clock(state, clock)  # whatever ends us, the next one knows what this clock was
         context = Context(
-            Kernel(),
+            kernel,
             forker,
             watcher,
             loaded.config,
             clock,
             since_ns,
-            service.tell,
+            service.outlets.tell,
             service.changed,
             partial(save_clock, state),
         )
@@ -115,35 +109,25 @@ def serve(wanted: Wanted) -> None:
 class _Service:
     """The running service."""
 
-    def __init__(self, wanted: Wanted, loaded: Loaded, forker: Forker, watcher: Watcher, runtime: bytes) -> None:
+    def __init__(
+        self, wanted: Wanted, loaded: Loaded, kernel: Kernel, watcher: Watcher, runtime: bytes, state: bytes
+    ) -> None:
         self.failed: ForkerLost | None = None
         self._wanted = wanted
         self._loaded = loaded
         self._runtime = runtime
+        self._state = state
         self._watcher = watcher
         self._notifier = Notifier()
         self._keepers: dict[bytes, Keeper] = {}
-        self._hooks = HookRunner(loaded.config.hooks)
-        self._audit = _open_audit(loaded.config)
-        self._audit_path = loaded.config.audit
-        self._metrics: Metrics | None = None
-        self._metrics_config = MetricsConfig()
-        self._metrics_scope = trio.CancelScope()
+        self._finder = Finder(kernel)
+        self.outlets = Outlets(loaded.config)
         self._started_ns = time.time_ns()
         self._changed = trio.Event()
         self._nudged = trio.Event()
+        self._reloads = trio.Lock()
         self._told = ""
-        self._asked: set[bytes] = set()  # by threads that have not come back
         self._mount_ids: frozenset[int] = frozenset()
-
-    def tell(self, event: Event) -> None:
-        """Tell everybody who wants to know."""
-        log_event(event)
-        if self._audit is not None:
-            self._audit(event)
-        self._hooks(event)
-        if self._metrics is not None:
-            self._metrics(event)
 
     def changed(self) -> None:
         """The status is not what it was."""
@@ -154,34 +138,36 @@ class _Service:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._obey, context, nursery)
             nursery.start_soon(self._watcher.run)
-            nursery.start_soon(self._hooks.run)
-            self._serve_metrics(context.config.metrics, nursery)
+            self.outlets.run(context.config, nursery)
             self._watch_pauses()
             await self._find(context, nursery)
             nursery.start_soon(self._watch_mounts, context, nursery, mounts)
             nursery.start_soon(self._obey_nudges, context, nursery)
-            nursery.start_soon(self._tell_status)
+            nursery.start_soon(self._tell_status, context)
             context.tell(Kind.STARTED, detail=f"trashd {version('trashd')}, {_volumes(len(self._keepers))}")
             self._write_status()
             self._notifier.ready(self._summary())
             nursery.start_soon(self._stay_alive)
         context.tell(Kind.STOPPED)
         self._write_status()
-        if self._metrics is not None:
-            self._metrics.close()
+        self.outlets.close()
 
     async def _obey(self, context: Context, nursery: trio.Nursery) -> None:
         """Do what signals say: SIGHUP reads the configuration again, SIGTERM and SIGINT end it all."""
         with trio.open_signal_receiver(signal.SIGHUP, signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    await self._reload(context, nursery)
+                    nursery.start_soon(self._reload, context, nursery)
                 else:
                     self._notifier.stopping()
                     nursery.cancel_scope.cancel()
 
     async def _reload(self, context: Context, nursery: trio.Nursery) -> None:
         """Read the configuration again; one that is wrong is told, and the old one stays in force."""
+        async with self._reloads:
+            await self._reload_now(context, nursery)
+
+    async def _reload_now(self, context: Context, nursery: trio.Nursery) -> None:
         self._notifier.reloading()
         try:
             self._loaded = await trio.to_thread.run_sync(self._wanted.load)
@@ -191,9 +177,7 @@ class _Service:
             context.tell(Kind.CONFIGURED, detail="it is wrong, and the old one stays in force")
         else:
             context.config = self._loaded.config
-            self._hooks.configure(context.config.hooks)
-            self._keep_audit(context.config)
-            self._serve_metrics(context.config.metrics, nursery)
+            self.outlets.configure(context.config, nursery)
             context.tell(Kind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
             await self._find(context, nursery)
             for keeper in self._keepers.values():
@@ -207,25 +191,10 @@ class _Service:
         mounts = await trio.to_thread.run_sync(read_mounts)
         self._mount_ids = frozenset(mount.mnt_id for mount in mounts)
         configured = [volume.path for volume in context.config.volumes if volume.is_served]
-        limiter = trio.CapacityLimiter(_FINDERS)
-        seen: dict[tuple[int, int], bytes] = {}
-        for path in dict.fromkeys(self._wanted.volumes or (*configured, *mount_points(mounts))):
-            if path in self._asked:
-                continue  # it has not answered yet
-            with trio.move_on_after(_HUNG_S):
-                store = await in_thread(limiter, partial(self._ask, context.kernel, path))
-                if store is not None and seen.setdefault(store, path) == path:
-                    self._keep(context, nursery, path)
+        for path in await self._finder.find(self._wanted.volumes or (*configured, *mount_points(mounts))):
+            self._keep(context, nursery, path)
         for path in self._wanted.volumes or configured:
             self._keep(context, nursery, path)
-
-    def _ask(self, kernel: Kernel, path: bytes) -> tuple[int, int] | None:
-        """Find a store, in a thread; a hung mount point keeps one thread, not one for each time that we look."""
-        self._asked.add(path)
-        try:
-            return find_store(kernel, path)
-        finally:
-            self._asked.discard(path)
 
     def _keep(self, context: Context, nursery: trio.Nursery, path: bytes) -> None:
         if path not in self._keepers:
@@ -285,46 +254,14 @@ class _Service:
 
     # Telling
 
-    def _serve_metrics(self, wanted: MetricsConfig, nursery: trio.Nursery) -> None:
-        """Tell figures where the configuration says, from now on."""
-        if wanted == self._metrics_config:
-            return
-        self._metrics_config = wanted
-        self._metrics_scope.cancel()
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
-        if wanted.textfile is None and wanted.http is None:
-            return
-        from fusefs.reaper.metrics import Metrics
-
-        self._metrics = Metrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
-        if wanted.http is not None:
-            self._metrics_scope = trio.CancelScope()
-            nursery.start_soon(self._answer, wanted.http, self._metrics, self._metrics_scope)
-
-    async def _answer(self, address: tuple[str, int], metrics: Metrics, scope: trio.CancelScope) -> None:
-        from fusefs.reaper.scrape import serve as answer
-
-        with scope:
-            await answer(*address, metrics.registry)
-
-    def _keep_audit(self, config: Config) -> None:
-        """Go on in the audit log that the configuration names, opened anew: somebody may have renamed it."""
-        if config.audit == self._audit_path:
-            if self._audit is not None:
-                self._audit.reopen()
-            return
-        if self._audit is not None:
-            self._audit.close()
-        self._audit, self._audit_path = _open_audit(config), config.audit
-
-    async def _tell_status(self) -> None:
+    async def _tell_status(self, context: Context) -> None:
         """Write the status when it changes, each second at work, now and then when nothing happens."""
         while True:
             self._changed = trio.Event()
             self._write_status()
             self._tell_manager()
+            if context.is_told():
+                save_clock(self._state, context.clock(), is_durable=False)  # killed, it is not told again
             is_working = any(keeper.session is not None for keeper in self._keepers.values())
             if is_working:
                 await trio.sleep(_TELL_S)
@@ -345,8 +282,7 @@ class _Service:
         )
         with suppress(OSError):  # /run is full: it will be told later
             write_status(self._runtime, status)
-        if self._metrics is not None:
-            self._metrics.publish(status, self._hooks.tally())
+        self.outlets.publish(status)
 
     def _tell_manager(self) -> None:
         summary = self._summary()
@@ -365,16 +301,6 @@ class _Service:
         while watchdog_s is not None:
             self._notifier.alive()
             await trio.sleep(watchdog_s / 2)
-
-
-def _open_audit(config: Config) -> Audit | None:
-    if config.audit is None:
-        return None
-    try:
-        return Audit(os.fsencode(config.audit))
-    except OSError as error:
-        _LOG.error("no audit log: %s: %s", config.audit, error.strerror)
-        return None
 
 
 def _volumes(n: int) -> str:

@@ -19,6 +19,7 @@ _PATIENCE_S, _MOST_PATIENCE_S = 2.0, 60.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 3600.0
 """What was swapped just now may be locked by whoever did it still; what stays locked is asked for ever less often."""
 _FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
+_FIRST_TEND_S = 5.0
 _MOST_REMEMBERED = 1000
 _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
@@ -75,7 +76,7 @@ class Part:
         if not self._after:
             self._looked_since_ns = wall_ns - _SLACK_NS
         if not last:
-            self.told_until_ns = self._looked_since_ns
+            self.told_until_ns = max(self.told_until_ns, self._looked_since_ns)
         is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
         self._after = None if is_full_of_due else last or None  # there is no room for what comes later
 
@@ -141,6 +142,7 @@ class User:
         self._base = base
         self._retry_at_s = 0.0
         self._n_strikes = 0
+        self._n_untended = 0
         self._n_parked: dict[str, int] = {}
         self._n_tries: dict[str, int] = {}
         self._not_before_s: dict[str, float] = {}
@@ -155,6 +157,13 @@ class User:
         for base in self.parts.keys() - wanted:
             del self.parts[base]
         return bool(new)
+
+    def has_problems(self, now_s: float, *, is_so: bool) -> None:
+        """Something could not be settled or taken in: it is tried again, later each time. Or nothing, any more."""
+        self._n_untended = min(self._n_untended + 1, 20) if is_so else 0
+        if is_so:
+            wait_s = min(_FIRST_TEND_S * 2.0 ** (self._n_untended - 1), _LAST_RETRY_S)
+            self.tend_at_s = min(self.tend_at_s, now_s + wait_s)
 
     def look_again(self) -> None:
         """Look at everything from the beginning."""

@@ -11,10 +11,11 @@ from fusefs.core.errors import Busy, NoStore, TrashdError
 from fusefs.core.names import Name, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.store.discover import folders
 from fusefs.store.layout import Store, UserFolder, open_store, open_user
 from fusefs.store.mounted import mount_of, open_shown, refuse_mounted
+from fusefs.store.verbs import own_folder
 
 LOCK = Name(b"reaper.lock")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -93,8 +94,10 @@ def open_volume(kernel: Kernel, path: bytes) -> Opened:
 
     Raises  NoStore; Untrusted; NoBacking if only a mount of ours is seen there; Elsewhere; OSError
     """
+    mounts = read_mounts()
     with ExitStack() as owned:
-        shown = open_shown(kernel, path)
+        _let_sleep(path, mounts)
+        shown = open_shown(kernel, path, mounts)
         store = open_store(kernel, shown.fd, path, shown.mounted)
         if store is None:
             raise NoStore(path)
@@ -104,18 +107,22 @@ def open_volume(kernel: Kernel, path: bytes) -> Opened:
         lock_fd = _lock(kernel, hold, path)
         if lock_fd is not None:
             owned.enter_context(lock_fd)
-        mount = mount_of(kernel, store.fd, read_mounts())
+        mount = mount_of(kernel, store.fd, mounts)
         filesystem = "" if mount is None else printable(mount.fstype)
         return Opened(store, filesystem, hold, lock_fd, owned.pop_all())
+
+
+def _let_sleep(path: bytes, mounts: list[Mount]) -> None:
+    """An automount that rests is not woken by us. Raises  NoStore"""
+    top = next((mount for mount in reversed(mounts) if mount.point == path), None)
+    if top is not None and top.fstype == b"autofs":
+        raise NoStore(path, "its automount rests; name the directory behind it in the configuration")
 
 
 def _open_hold(kernel: Kernel, store: Store) -> Fd:
     if os.geteuid() == 0:
         return kernel.open_dir(store.fd)
-    folder = open_user(store, os.geteuid())
-    if folder is None:
-        raise NoStore(store.base_path, "you have nothing in this one yet")
-    with folder:
+    with own_folder(store) as folder:  # made if missing: what comes into it is to be seen
         return kernel.open_dir(folder.fd)
 
 
@@ -138,7 +145,9 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
 def find_store(kernel: Kernel, path: bytes) -> tuple[int, int] | None:
     """What tells the store in a directory from others (its device and inode now); None if there is none for us."""
     try:
-        shown = open_shown(kernel, path)
+        mounts = read_mounts()
+        _let_sleep(path, mounts)
+        shown = open_shown(kernel, path, mounts)
         store = open_store(kernel, shown.fd, path, shown.mounted)
     except (OSError, TrashdError):
         return None  # `trashd doctor PATH` says why

@@ -19,9 +19,12 @@ from tests.support.tree import IMMUTABLE, make_tree, set_flags
 
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = (
-    "init", "swap", "rm", "check", "holders", "list", "restore", "reap", "quarantine", "mount", "umount", "doctor",
+    "init", "swap", "rm", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "mount", "umount",
+    "status", "pause", "resume", "service", "reaper", "config", "doctor",
 )  # fmt: skip
+CONFIG = ("config check", "config show")
 QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")
+SERVICE = ("service install", "service status", "service uninstall")
 ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-([A-Za-z0-9._-]*)-[0-9a-f]{12}")
 CHANGING = {
     "created_ns": "<ns>", "expires_ns": "<ns>", "restorable_for_s": "<s>",
@@ -55,7 +58,7 @@ def steady(value: Any, words: Mapping[str, str], key: str = "") -> Any:
     return value
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, *QUARANTINE])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *CONFIG, *QUARANTINE, *SERVICE])
 def test_help_is_as_promised(command: str) -> None:
     compare(f"help-{command.replace(' ', '-') or 'trashd'}.txt", done_well(*command.split(), "--help").out)
 
@@ -98,6 +101,18 @@ def told_list(volume: Path, victim: Path) -> Done:
 
 def told_restore(volume: Path, victim: Path) -> Done:
     return done_well("restore", "--json", "--volume", volume, swapped(victim)["id"])
+
+
+def told_keep(volume: Path, victim: Path) -> Done:
+    return done_well("keep", "--json", "--volume", volume, swapped(victim, "--keep-for", "2h")["id"])
+
+
+def told_config_check(volume: Path, _victim: Path) -> Done:
+    draft = volume / "config.toml"
+    draft.write_text('[defaults]\nretension = "1h"\n', encoding="utf-8")
+    done = trashd("config", "check", "--json", draft)
+    draft.unlink()
+    return done
 
 
 def told_reap(volume: Path, victim: Path) -> Done:
@@ -147,8 +162,8 @@ def told_error(volume: Path, _victim: Path) -> Done:
     "act",
     [
         told_init, told_swap, told_swap_now, told_rm, told_check, told_check_refused, told_holders, told_list,
-        told_restore, told_reap, told_quarantine_list, told_quarantine_retry, told_quarantine_restore,
-        told_quarantine_delete, told_doctor, told_error,
+        told_restore, told_keep, told_config_check, told_reap, told_quarantine_list, told_quarantine_retry,
+        told_quarantine_restore, told_quarantine_delete, told_doctor, told_error,
     ],
     ids=lambda act: act.__name__.removeprefix("told_"),
 )  # fmt: skip

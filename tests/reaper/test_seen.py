@@ -193,6 +193,8 @@ def test_a_service_that_comes_back_counts_no_orphan_as_new(volume: Path, number:
             watched = Watched(first, base, 0)
             orphan_in(volume)
             first.until(lambda: watched.audited("swapped"))
+            told_ns = watched.audited("swapped")[0]["at_ns"]
+            first.until(lambda: json.loads((base / "clock.json").read_bytes())["wall_ns"] > told_ns)
             if number is signal.SIGKILL:
                 first.kill()
             else:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from tests.support import systemd
+
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 
 
@@ -89,6 +91,15 @@ def _probe_sshfs() -> None:
         raise Missing(f"{SFTP_SERVER} is not installed")
 
 
+def _probe_systemd() -> None:
+    _probe_root()
+    _probe_fuse()
+    try:
+        systemd.probe()
+    except (systemd.NotBooted, subprocess.SubprocessError, TimeoutError) as error:
+        raise Missing(f"systemd does not boot: {str(error).splitlines()[-1]}") from error
+
+
 def _probe_cargo() -> None:
     if shutil.which("cargo") is None:
         raise Missing("cargo is not installed")
@@ -106,5 +117,6 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "xfs": _probe_xfs,
         "btrfs": _probe_btrfs,
         "cargo": _probe_cargo,
+        "systemd": _probe_systemd,
     }
 )

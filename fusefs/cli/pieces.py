@@ -1,0 +1,97 @@
+"""What `trashd service install` puts where: units, and what they need, made to fit this installation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from fusefs.core.errors import NotFound
+
+_PACKAGE = Path(__file__).parents[1]
+_HOMES = (_PACKAGE / "share", _PACKAGE.parent)
+"""Of the files: in a wheel, and in a checkout."""
+_IN_UNITS = "/usr/bin/trashd"
+"""Where the units have the command as they come, so that they are good for a distribution's package."""
+_SYSTEM_UNITS = ("trashd-reaper.service", "trashd-mount@.service", "trashd.slice")
+
+
+class Piece(NamedTuple):
+    """A file, or a symbolic link.
+
+    path         absolute, as the installed system sees it
+    content      of a file; None: it is a link
+    link         where that points
+    is_example   for its administrator to change: never touched once it is there
+    """
+
+    path: str
+    content: bytes | None = None
+    link: str = ""
+    is_example: bool = False
+
+
+def find_command(name: str = "trashd") -> str:
+    """The absolute path of a command of this installation. Raises  NotFound"""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    if found is None:
+        raise NotFound(name, "install trashd as a command first: pip install trashd")
+    return os.path.abspath(found)
+
+
+def pieces_for_all(prefix: str) -> list[Piece]:
+    """What root's service and mounts need. prefix: /usr/local, or /usr for a distribution's package"""
+    trashd, helper = find_command(), find_command("mount.fuse.trashd")
+    units = [Piece(f"{prefix}/lib/systemd/system/{name}", _unit(f"systemd/{name}", trashd)) for name in _SYSTEM_UNITS]
+    return [
+        *units,
+        Piece(f"{prefix}/lib/systemd/user/trashd-reaper.service", _unit("systemd/user/trashd-reaper.service", trashd)),
+        Piece(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
+        Piece(f"{prefix}/lib/tmpfiles.d/trashd.conf", _read("systemd/tmpfiles.d/trashd.conf")),
+        Piece(f"{prefix}/share/man/man1/trashd.1", _read("docs/man/trashd.1")),
+        Piece("/sbin/mount.fuse.trashd", link=helper),
+        Piece("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
+    ]
+
+
+def pieces_for_user(data: str) -> list[Piece]:
+    """What a user's own service needs. data: $XDG_DATA_HOME"""
+    unit = _unit("systemd/user/trashd-reaper.service", find_command())
+    return [
+        Piece(f"{data}/systemd/user/trashd-reaper.service", unit),
+        Piece(f"{data}/man/man1/trashd.1", _read("docs/man/trashd.1")),
+    ]
+
+
+def _read(name: str) -> bytes:
+    for home in _HOMES:
+        if (home / name).is_file():
+            return (home / name).read_bytes()
+    raise NotFound(name, "this installation of trashd lacks it: install the wheel, or work in a checkout")
+
+
+def _unit(name: str, command: str) -> bytes:
+    return _read(name).replace(_IN_UNITS.encode(), unit_word(command).encode())
+
+
+def unit_word(path: str) -> str:
+    """A path as a word of ExecStart=. Source  systemd.service(5), COMMAND LINES"""
+    word = path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{word}"' if word != path or set(path) & set(" \t;'") else word
+
+
+def who_else_may_change(command: str) -> str | None:
+    """The first part of a command's path that not root alone can change, and so what root will run; None: all is well.
+
+    Links are followed: a virtual environment's command is its interpreter's too.
+    """
+    for path in dict.fromkeys((command, os.path.realpath(command), os.path.realpath(sys.executable))):
+        for part in (path, *map(str, Path(path).parents)):
+            st = os.stat(part)
+            is_sticky_dir = os.path.isdir(part) and bool(st.st_mode & 0o1000)
+            if st.st_uid != 0 or (st.st_mode & 0o022 and not is_sticky_dir):
+                return part
+    return None

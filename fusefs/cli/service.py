@@ -1,0 +1,227 @@
+"""trashd service: the units of systemd and what they need, put in place, taken away, and looked at."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+import click
+
+from fusefs.cli import output
+from fusefs.cli.installing import Installation, Outcome, Told
+from fusefs.cli.options import json_option
+from fusefs.cli.pieces import Piece, find_command, pieces_for_all, pieces_for_user, who_else_may_change
+from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
+from fusefs.core.names import printable
+from fusefs.linux import systemd
+
+_MANIFEST = "share/trashd/installed.json"
+_REAPER, _MOUNTS = "trashd-reaper.service", "trashd-mount@*.service"
+_PROPERTIES = (
+    "Id", "LoadState", "UnitFileState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "FragmentPath",
+)  # fmt: skip
+
+for_user_option = click.option("--user", "for_user", is_flag=True, help="Your own service, not the machine's.")
+root_option = click.option(
+    "--root", default="/", metavar="DIR", help="Below DIR, as if that were /: to make a package (DESTDIR)."
+)
+prefix_option = click.option(
+    "--prefix", default="/usr/local", show_default=True, metavar="DIR", help="Where units and man page belong."
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+
+class InOrder(click.Group):
+    """A group whose commands are listed in the order of their use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """As they were defined."""
+        return list(self.commands)
+
+
+@click.group("service", cls=InOrder, short_help="Install and look at the services for systemd.")
+def command() -> None:
+    """Install the reaper and the mounts as services of systemd, look at them, and take them away.
+
+    \b
+    Examples:
+      trashd service install && systemctl enable --now trashd-reaper
+      trashd service install --user && systemctl --user enable --now trashd-reaper
+      trashd service status
+      trashd service uninstall
+    """
+
+
+@command.command("install", short_help="Put units, configuration and man page in place.")
+@for_user_option
+@root_option
+@prefix_option
+@dry_run_option
+@json_option
+def install_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_json: bool) -> int:
+    """Put in place what the services need, with the path of this very trashd in it; nothing is started.
+
+    Units, sysusers.d, tmpfiles.d, the man page, the helper of mount(8), and an example of the configuration. Doing it
+    again changes nothing; after an upgrade it brings all up to date. What you edited, or what is not ours, stays as
+    it is: the new text is put beside it as FILE.new.
+
+    \b
+    Examples:
+      trashd service install
+      trashd service install --root "$DESTDIR" --prefix /usr
+    """
+    home = _Home(for_user, root, prefix)
+    home.check_permitted()
+    installation = home.open(is_dry=dry_run)
+    told = installation.install(home.pieces(), version("trashd"))
+    _tell(told, as_json=as_json)
+    kept = [printable(os.fsencode(one.path)) for one in told if one.outcome is Outcome.KEPT]
+    for path in kept:
+        output.warn(f"{path} was edited, or is not ours; what would be there is in {path}.new")
+    if home.is_live() and not dry_run:
+        _apply(for_user=for_user, prefix=prefix)
+    if not for_user and (risk := who_else_may_change(find_command())) is not None:
+        output.warn(f"{printable(os.fsencode(risk))}: not root alone can write there, and root will run it")
+    if not as_json and not dry_run and home.is_live():
+        what = "--user " if for_user else ""
+        click.echo(f"start it: systemctl {what}enable --now trashd-reaper", err=True)
+    return Incomplete.exit_code if kept else 0
+
+
+@command.command("status", short_help="Say what is installed, and how it is.")
+@for_user_option
+@prefix_option
+@json_option
+def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
+    """Say which files are installed, whether they are as they were written, and what systemd says of the services.
+
+    \b
+    Examples:
+      trashd service status
+      trashd service status --json | jq .units
+    """
+    home = _Home(for_user, "/", prefix)
+    installation = home.open()
+    if installation.manifest is None:
+        raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
+    files = installation.look()
+    units = _units(for_user=for_user) if home.is_live() else None
+    if as_json:
+        installed = {"version": installation.manifest.version, "command": find_command()}
+        output.as_json({**installed, "files": [output.plain(one) for one in files], "units": units})
+        return 0
+    click.echo(f"version  {installation.manifest.version}\ncommand  {find_command()}")
+    likeness = {Outcome.UNCHANGED: "as installed", Outcome.KEPT: "edited", Outcome.GONE: "missing"}
+    rows = [(printable(os.fsencode(one.path)), likeness[one.outcome]) for one in files]
+    click.echo("\n".join(output.aligned(rows)))
+    if units is None:
+        click.echo("systemd isn't running here")
+    for unit in units or ():
+        state = f"{unit['ActiveState']} ({unit['SubState']}), {unit['UnitFileState'] or unit['LoadState']}"
+        said = f": {printable(os.fsencode(unit['StatusText']))}" if unit["StatusText"] else ""
+        click.echo(f"{unit['Id']}  {state}{said}")
+    return 0
+
+
+@command.command("uninstall", short_help="Stop the reaper, and take away what install put there.")
+@for_user_option
+@root_option
+@prefix_option
+@dry_run_option
+@json_option
+def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_json: bool) -> int:
+    """Stop the reaper and take away the files that install put there, and no others; what you edited stays.
+
+    Stores and what is in them are not touched. Refused while a trashd-mount@ service is active: stop those first.
+
+    \b
+    Example:
+      trashd service uninstall --dry-run
+    """
+    home = _Home(for_user, root, prefix)
+    home.check_permitted()
+    installation = home.open(is_dry=dry_run)
+    if installation.manifest is None:
+        raise NotFound("the service", "nothing is installed")
+    if home.is_live() and not dry_run:
+        _stop(for_user=for_user)
+    told = installation.uninstall()
+    _tell(told, as_json=as_json)
+    if home.is_live() and not dry_run:
+        _run("systemctl", "daemon-reload", for_user=for_user)
+    return 0
+
+
+class _Home:
+    """Where an installation belongs: the machine's, or a user's."""
+
+    def __init__(self, for_user: bool, root: str, prefix: str) -> None:
+        if not prefix.startswith("/"):
+            raise UsageError(f"--prefix {prefix}", "it is an absolute path")
+        self._for_user = for_user
+        self._root = os.path.abspath(root)
+        self._prefix = prefix.rstrip("/")
+        given = os.environ.get("XDG_DATA_HOME", "")
+        self._data = given if given.startswith("/") else os.path.expanduser("~/.local/share")
+
+    def is_live(self) -> bool:
+        """Whether the running systemd sees these files."""
+        return self._root == "/" and systemd.is_running(for_user=self._for_user)
+
+    def check_permitted(self) -> None:
+        """Raises  NotPermitted, before anything is half done"""
+        if not self._for_user and self._root == "/" and os.geteuid():
+            raise NotPermitted("the machine's services are root's", "sudo trashd service …, or --user for your own")
+
+    def open(self, *, is_dry: bool = False) -> Installation:
+        """What is installed there."""
+        manifest = f"{self._data}/trashd/installed.json" if self._for_user else f"{self._prefix}/{_MANIFEST}"
+        return Installation(self._root, manifest, is_dry=is_dry)
+
+    def pieces(self) -> list[Piece]:
+        """What belongs there."""
+        return pieces_for_user(self._data) if self._for_user else pieces_for_all(self._prefix)
+
+
+def _tell(told: list[Told], *, as_json: bool) -> None:
+    for one in told:
+        if as_json:
+            output.as_json(one)
+        elif one.outcome is not Outcome.UNCHANGED:
+            click.echo(f"{printable(os.fsencode(one.path))}: {one.outcome.value}")
+
+
+def _apply(*, for_user: bool, prefix: str) -> None:
+    """Make what the files say true: the group, the directories, the units."""
+    if not for_user:
+        _run("systemd-sysusers", f"{prefix}/lib/sysusers.d/trashd.conf")
+        _run("systemd-tmpfiles", "--create", f"{prefix}/lib/tmpfiles.d/trashd.conf")
+    _run("systemctl", "daemon-reload", for_user=for_user)
+
+
+def _stop(*, for_user: bool) -> None:
+    """Raises  Busy: a mount service is active, so that what uses it would lose it"""
+    mounts = [] if for_user else [unit for unit in _shown(_MOUNTS) if unit["ActiveState"] != "inactive"]
+    if mounts:
+        names = " ".join(f"'{unit['Id']}'" for unit in mounts)
+        raise Busy(f"{len(mounts)} mounts are served", f"systemctl disable --now {names}")
+    if any(unit["LoadState"] == "loaded" for unit in _shown(_REAPER, for_user=for_user)):
+        _run("systemctl", "disable", "--now", _REAPER, for_user=for_user)
+
+
+def _units(*, for_user: bool) -> list[dict[str, str]]:
+    return [*_shown(_REAPER, for_user=for_user), *([] if for_user else _shown(_MOUNTS))]
+
+
+def _shown(unit: str, *, for_user: bool = False) -> list[dict[str, str]]:
+    try:
+        return systemd.properties(_PROPERTIES, (unit,), for_user=for_user)
+    except systemd.SystemdFailed as error:
+        raise TrashdError(f"systemctl: {error}") from error
+
+
+def _run(program: str, *words: str, for_user: bool = False) -> None:
+    try:
+        systemd.run(program, *words, for_user=for_user)
+    except systemd.SystemdFailed as error:
+        raise TrashdError(f"{program}: {error}", "the files are in place; run that by hand") from error

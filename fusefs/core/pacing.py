@@ -1,0 +1,345 @@
+"""How fast a reaper may be beside others: decided from what stalls and waits while it rests, and while it works.
+
+All who reap on a machine rest by the same clock. What stalls or reads or flushes in a rest are others; what they wait
+longer for outside the rests than in them is our doing. So nothing has to be known about the disk, and all is a share:
+of the time in which the kernel works for us, whether an unlink takes ten microseconds or ten milliseconds.
+
+    nobody there   everything, with a short rest now and then to hear whether that is still so
+    somebody       a share of the time, in sips with pauses, each begun when the device has nothing to do
+                   (reaper.pace). Less if others wait longer while we work, a little more if they don't
+
+Pure: reaper/pacer.py measures.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import exp, floor
+from statistics import geometric_mean, median
+from typing import NamedTuple
+
+from fusefs.core.budget import HOLD, Tempo
+
+TICK_S = 0.1
+"""Somebody who leads looks at least so often."""
+PERIOD_S, REST_S = 0.25, 0.025
+"""Alone on the disk: a rest in each period. A neighbour is noticed after the second, or the third."""
+LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
+"""Beside others: their pace without us is to be known too."""
+SETTLE_S = 0.004
+"""What the kernel still does for us when a rest begins is not listened to."""
+FIRST_LOOK_S = 0.05
+"""Nothing is done before somebody has listened that long."""
+
+LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.005, 0.18, 0.35
+"""Of the time, beside others: never nothing; what we begin with; and never so much that it would be felt before it
+could be measured."""
+_MOST_DEAF = 0.9
+"""Where nothing tells that nobody is there."""
+_FAR_BACK, _BACK, _FORTH = 0.5, 0.8, 1.05
+_DECIDE_S = 2.0
+_MEMORY_S = 12.0
+_HARM, _MUCH_HARM = 1.2, 1.6
+"""Others wait so many times as long while we work: too much. Below it is what chance makes of a few seconds."""
+_ENOUGH_REQUESTS, _ENOUGH_PROBES = 50, 4
+_KEPT_PROBES = 8
+
+_STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
+"""Shares of a rest in which somebody stalled: then somebody is there. Processors are shared by the scheduler already,
+so that only a crowd on them counts."""
+_REQUESTS = 2
+"""Reads and flushes of others in a rest; one alone may be the journal's own."""
+_COME, _OF_RESTS = 2, 3
+"""One rest of three may be the journal's own."""
+_GONE_RESTS = 4
+"""So many long rests, at most one of them with somebody in it: he is gone."""
+_PLANNED, _LAST_PART = 0.9, 0.01
+"""Parts of the horizon: when all is to be done, as what comes in between needs time too; and over which that is spread
+which is late already.
+"""
+
+
+class Caps(NamedTuple):
+    """What an administrator allows: never more than so many a second; all done in so long, if that can be."""
+
+    entries_per_s: int | None = None
+    bytes_per_s: int | None = None
+    horizon_s: int | None = None
+
+
+class Backlog(NamedTuple):
+    """What there is to do.
+
+    n_entries         about
+    oldest_overdue_s  how long the oldest has been due
+    hurries           space is short: others come second
+    """
+
+    n_entries: int = 0
+    oldest_overdue_s: float = 0.0
+    hurries: bool = False
+
+
+class Done(NamedTuple):
+    """What all workers did since the beginning, and how long that took them together."""
+
+    n_entries: int = 0
+    n_bytes: int = 0
+    busy_s: float = 0.0
+
+
+class Pressure(NamedTuple):
+    """How the machine is, for people: shares of the last rest in which somebody stalled (None: this kernel does not
+    tell), what a small durable write took, and an unlink of ours.
+    """
+
+    io: float | None = None
+    memory: float | None = None
+    cpu: float | None = None
+    probe_ms: float | None = None
+    unlink_us: float | None = None
+
+
+class Requests(NamedTuple):
+    """Of a device: reads and flushes, and the seconds that they took together."""
+
+    n_reads: int = 0
+    reads_s: float = 0.0
+    n_flushes: int = 0
+    flushes_s: float = 0.0
+
+    def since(self, before: Requests) -> Requests:
+        """What came after `before`."""
+        return Requests(
+            self.n_reads - before.n_reads,
+            self.reads_s - before.reads_s,
+            self.n_flushes - before.n_flushes,
+            self.flushes_s - before.flushes_s,
+        )
+
+
+class Sample(NamedTuple):
+    """What happened in a span of time that was all rest, or all work.
+
+    io, memory, cpu  shares of it in which somebody stalled; None where the kernel does not tell
+    requests         None where the volume is on no block device
+    """
+
+    is_rest: bool
+    seconds: float
+    io: float | None = None
+    memory: float | None = None
+    cpu: float | None = None
+    requests: Requests | None = None
+
+
+class Sums(NamedTuple):
+    """What others asked of the device in samples of one kind; the older the less it counts."""
+
+    n_reads: float = 0.0
+    reads_s: float = 0.0
+    n_flushes: float = 0.0
+    flushes_s: float = 0.0
+
+    def faded(self, seconds: float) -> Sums:
+        """After so long."""
+        by = exp(-seconds / _MEMORY_S)
+        return Sums(*(one * by for one in self))
+
+    def plus(self, sample: Sample) -> Sums:
+        """With one more."""
+        requests = sample.requests or Requests()
+        return Sums(
+            self.n_reads + requests.n_reads,
+            self.reads_s + requests.reads_s,
+            self.n_flushes + requests.n_flushes,
+            self.flushes_s + requests.flushes_s,
+        )
+
+
+class Company(Enum):
+    """Who else works on the disk."""
+
+    UNKNOWN = "listening who else works on the disk"
+    NONE = "alone on the disk"
+    SOME = "yielding"
+
+
+class State(NamedTuple):
+    """What is remembered from one sample to the next; only the functions of this file make one.
+
+    share        of the time, beside others; kept for the next time that somebody comes
+    heard        of the last rests: whether somebody was there
+    last         the last rest
+    resting, working  what others asked of the device in rests and outside, since somebody came
+    rest_probes, work_probes  seconds of the last small durable writes
+    undecided_s  since the share was last thought about
+    busy_s_each  seconds of the kernel's work for an entry; None before the first
+    is_deaf      neither stalls nor requests are told here
+    """
+
+    company: Company = Company.UNKNOWN
+    share: float = FIRST_SHARE
+    heard: tuple[bool, ...] = ()
+    last: Sample | None = None
+    resting: Sums = Sums()
+    working: Sums = Sums()
+    rest_probes: tuple[float, ...] = ()
+    work_probes: tuple[float, ...] = ()
+    undecided_s: float = 0.0
+    busy_s_each: float | None = None
+    is_deaf: bool = False
+
+
+def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
+    """When the rest begins and ends that is now, or comes next; seconds of CLOCK_MONOTONIC."""
+    period_s, rest_s = (PERIOD_S, REST_S) if is_alone else (LONG_PERIOD_S, LONG_REST_S)
+    begins_s = floor(now_s / period_s) * period_s
+    if now_s >= begins_s + rest_s:
+        begins_s += period_s
+    return begins_s, begins_s + rest_s
+
+
+def is_somebody(sample: Sample) -> bool:
+    """Whether a rest was somebody else's work."""
+    requests = sample.requests
+    return (
+        (sample.io or 0.0) >= _STALL_IO
+        or (sample.memory or 0.0) >= _STALL_MEMORY
+        or (sample.cpu or 0.0) >= _STALL_CPU
+        or (requests is not None and requests.n_reads + requests.n_flushes >= _REQUESTS)
+    )
+
+
+def hear(state: State, sample: Sample) -> State:
+    """The state after a sample."""
+    if sample.io is None and sample.requests is None:
+        state = state._replace(is_deaf=True, company=Company.SOME)
+    if sample.is_rest:
+        state = state._replace(heard=(*state.heard, is_somebody(sample))[-_GONE_RESTS:], last=sample)
+    match state.company:
+        case Company.UNKNOWN:
+            return _with(state, Company.SOME if state.heard[-1] else Company.NONE) if sample.is_rest else state
+        case Company.NONE:
+            return _with(state, Company.SOME) if sum(state.heard[-_OF_RESTS:]) >= _COME else state
+        case Company.SOME:
+            if not state.is_deaf and len(state.heard) == _GONE_RESTS and sum(state.heard) <= 1:
+                return _with(state, Company.NONE)
+            return _decide(_added(state, sample))
+
+
+def _with(state: State, company: Company) -> State:
+    """Somebody came, or went: what was measured before is about another situation."""
+    return _forgetful(state)._replace(company=company, heard=())
+
+
+def _forgetful(state: State) -> State:
+    return state._replace(resting=Sums(), working=Sums(), rest_probes=(), work_probes=(), undecided_s=0.0)
+
+
+def _added(state: State, sample: Sample) -> State:
+    resting, working = state.resting.faded(sample.seconds), state.working.faded(sample.seconds)
+    if sample.is_rest:
+        resting = resting.plus(sample)
+    else:
+        working = working.plus(sample)
+    return state._replace(resting=resting, working=working, undecided_s=state.undecided_s + sample.seconds)
+
+
+def harm(state: State) -> float | None:
+    """How many times as long others wait while we work; None if it can't be said.
+
+    By what the device tells of their requests; where it tells nothing, by probes. Stalls would not do: ours are
+    among them while we work.
+    """
+    resting, working = state.resting, state.working
+    ratios = []
+    if min(resting.n_reads, working.n_reads) >= _ENOUGH_REQUESTS and min(resting.reads_s, working.reads_s) > 0:
+        ratios.append(working.reads_s / working.n_reads / (resting.reads_s / resting.n_reads))
+    if min(resting.n_flushes, working.n_flushes) >= _ENOUGH_REQUESTS and min(resting.flushes_s, working.flushes_s) > 0:
+        ratios.append(working.flushes_s / working.n_flushes / (resting.flushes_s / resting.n_flushes))
+    if not ratios and min(len(state.rest_probes), len(state.work_probes)) >= _ENOUGH_PROBES:
+        ratios.append(median(state.work_probes) / median(state.rest_probes))
+    # Each is blurred by chance, the one not as the other.
+    return geometric_mean(ratios) if ratios else None
+
+
+def needs_probes(state: State) -> bool:
+    """Whether only small writes of our own can tell what others feel."""
+    few = min(state.resting.n_reads + state.resting.n_flushes, state.working.n_reads + state.working.n_flushes)
+    return state.company is Company.SOME and few < _ENOUGH_REQUESTS
+
+
+def _decide(state: State) -> State:
+    """Step back, or a little forth, now and then."""
+    found = harm(state)
+    if state.undecided_s < _DECIDE_S or found is None:
+        return state
+    if found >= _HARM:
+        # The same evidence must not count twice: what comes now is about the smaller share.
+        by = _FAR_BACK if found >= _MUCH_HARM else _BACK
+        return _forgetful(state)._replace(share=max(state.share * by, LEAST_SHARE))
+    most = MOST_SHARE if not state.is_deaf else _MOST_DEAF
+    return state._replace(share=min(state.share * _FORTH, most), undecided_s=0.0)
+
+
+def probed(state: State, seconds: float, *, in_rest: bool) -> State:
+    """The state after a small durable write."""
+    if in_rest:
+        return state._replace(rest_probes=(*state.rest_probes, seconds)[-_KEPT_PROBES:])
+    return state._replace(work_probes=(*state.work_probes, seconds)[-_KEPT_PROBES:])
+
+
+def progressed(state: State, n_entries: int, busy_s: float) -> State:
+    """The state after so many entries, which took the workers together so long."""
+    if n_entries <= 0 or busy_s <= 0:
+        return state
+    before = state.busy_s_each
+    each = busy_s / n_entries
+    return state._replace(busy_s_each=each if before is None else before + (each - before) / 4)
+
+
+def tempo(state: State, caps: Caps, backlog: Backlog) -> Tempo:
+    """How fast it may be now."""
+    entries, n_bytes = caps.entries_per_s, caps.bytes_per_s
+    if backlog.hurries:
+        return Tempo(entries, n_bytes)
+    if state.company is Company.UNKNOWN:
+        return HOLD
+    share = max(state.share, _share_needed(state, caps, backlog))
+    is_alone = state.company is Company.NONE or share >= 1.0
+    return Tempo(entries, n_bytes, is_alone=is_alone, rests=True, share=1.0 if is_alone else share)
+
+
+def _share_needed(state: State, caps: Caps, backlog: Backlog) -> float:
+    """What it takes to be done within the horizon, spread evenly over what is left of it."""
+    if caps.horizon_s is None or state.busy_s_each is None:
+        return 0.0
+    left_s = max(caps.horizon_s * _PLANNED - backlog.oldest_overdue_s, caps.horizon_s * _LAST_PART, 1.0)
+    return min(backlog.n_entries * state.busy_s_each / left_s, 1.0)
+
+
+def describe(state: State, caps: Caps, backlog: Backlog) -> str:
+    """Why it is so fast as it is, in a short sentence."""
+    if backlog.hurries:
+        return "hurrying: space is short"
+    if state.company is not Company.SOME:
+        return str(state.company.value)
+    share = max(state.share, _share_needed(state, caps, backlog))
+    if share > state.share:
+        return f"taking {share:.0%} of the time: needed for the horizon"
+    if state.is_deaf:
+        return f"no pressure is told here, going by latency: taking {share:.0%} of the time"
+    return f"yielding: {_whom(state.last)}; taking {share:.0%} of the time"
+
+
+def _whom(sample: Sample | None) -> str:
+    """What others do, as far as a rest has shown it."""
+    if sample is None:
+        return "others work on the disk"
+    shares = (("io", "the disk", _STALL_IO), ("memory", "memory", _STALL_MEMORY), ("cpu", "a processor", _STALL_CPU))
+    for kind, what, least in shares:
+        stalled: float | None = getattr(sample, kind)
+        if stalled is not None and stalled >= least:
+            return f"others wait {stalled:.0%} of the time for {what}"
+    return "others work on the disk"

@@ -1,0 +1,115 @@
+"""What others wait for: the kernel's pressure stall information, and the counters of a block device."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import NamedTuple, Self
+
+from fusefs.core.pacing import Requests
+from fusefs.linux.fd import Fd
+
+_PSI = ("io", "memory", "cpu")
+_PAGE = 4096
+# Columns of /sys/block/*/stat (Documentation/block/stat.rst).
+_N_READS, _READS_MS, _IN_FLIGHT, _N_FLUSHES, _FLUSHES_MS = 0, 3, 8, 15, 16
+
+
+class Stalls(NamedTuple):
+    """Seconds since the boot in which some task stalled for it; None where this kernel does not count."""
+
+    io_s: float | None
+    memory_s: float | None
+    cpu_s: float | None
+
+
+class Psi:
+    """/proc/pressure, as it is at the moment: each read makes the kernel add up."""
+
+    def __init__(self, directory: str = "/proc/pressure") -> None:
+        self._fds = [_open(f"{directory}/{what}") for what in _PSI]
+
+    def read(self) -> Stalls:
+        """The sums."""
+        return Stalls(*(None if fd is None else _some_s(fd) for fd in self._fds))
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for fd in self._fds:
+            if fd is not None:
+                fd.close()
+
+
+def _some_s(fd: Fd) -> float | None:
+    """The total of the first line: `some avg10=0.00 avg60=0.00 avg300=0.00 total=123` (microseconds)."""
+    try:
+        text = os.pread(fd, _PAGE, 0)
+    except OSError:
+        return None  # EOPNOTSUPP: psi=0
+    return int(text.partition(b"total=")[2].split(None, 1)[0]) / 1e6
+
+
+class Device:
+    """The counters of the whole disk that a volume is on."""
+
+    def __init__(self, fd: Fd) -> None:
+        self._fd = fd
+
+    @classmethod
+    def of(cls, volume_fd: int) -> Self | None:
+        """The device below a directory; None where there is none to be seen (network, btrfs, tmpfs)."""
+        dev = os.fstat(volume_fd).st_dev
+        own = f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}"
+        # Flushes are counted for the disk alone, and who works in another partition of it is a neighbour too.
+        is_partition = os.path.exists(f"{own}/partition")
+        fd = _open(f"{own}/../stat" if is_partition else f"{own}/stat")
+        return None if fd is None else cls(fd)
+
+    def _columns(self) -> list[bytes]:
+        try:
+            return os.pread(self._fd, _PAGE, 0).split()
+        except OSError:
+            return []  # ENODEV: unplugged
+
+    def requests(self) -> Requests | None:
+        """What it has done since it is there; None if it is gone."""
+        columns = [int(column) for column in self._columns()]
+        if len(columns) <= _IN_FLIGHT:
+            return None
+        n_flushes, flushes_ms = (columns[_N_FLUSHES], columns[_FLUSHES_MS]) if len(columns) > _FLUSHES_MS else (0, 0)
+        return Requests(columns[_N_READS], columns[_READS_MS] / 1e3, n_flushes, flushes_ms / 1e3)
+
+    def is_busy(self) -> bool:
+        """Whether it has anything to do right now."""
+        return self._columns()[_IN_FLIGHT : _IN_FLIGHT + 1] not in ([], [b"0"])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._fd.close()
+
+
+class Queue:
+    """Whether the device of a volume has anything to do; opened when that is first asked."""
+
+    def __init__(self, volume_fd: int) -> None:
+        self._volume_fd = volume_fd
+        self._is_open = False
+        self._device: Device | None = None
+
+    def is_busy(self) -> bool:
+        """Right now; False where no device is seen."""
+        if not self._is_open:
+            self._device = Device.of(self._volume_fd)
+            self._is_open = True
+        return self._device is not None and self._device.is_busy()
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._device is not None:
+            self._device.close()
+
+
+def _open(path: str) -> Fd | None:
+    with suppress(OSError):
+        return Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    return None

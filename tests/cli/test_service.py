@@ -1,0 +1,207 @@
+"""trashd service: what it puts there, what it leaves alone, and what it takes away."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.cli.installing import Outcome, decide
+from fusefs.cli.pieces import Piece, unit_word
+from tests.support.command import Done, done_well, trashd
+from tests.support.systemd import REPO
+from tests.support.users import run_as
+
+SLICE = "usr/local/lib/systemd/system/trashd.slice"
+MANIFEST = "usr/local/share/trashd/installed.json"
+_PIECES = """
+import fusefs
+from fusefs.cli.pieces import pieces_for_all
+print(*fusefs.__path__, *(piece.path for piece in pieces_for_all("/usr")))
+"""
+
+
+def install(root: Path, *words: str) -> dict[str, str]:
+    """The outcome of each file."""
+    return outcomes(trashd("service", "install", "--root", root, "--json", *words).objects())
+
+
+def uninstall(root: Path, *words: str) -> dict[str, str]:
+    return outcomes(done_well("service", "uninstall", "--root", root, "--json", *words).objects())
+
+
+def outcomes(objects: list[dict[str, str]]) -> dict[str, str]:
+    return {one["path"]: Outcome(one["outcome"]).name for one in objects}
+
+
+def files_of(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+def test_all_is_there_after_it(tmp_path: Path) -> None:
+    assert set(install(tmp_path).values()) == {"WRITTEN"}
+    assert files_of(tmp_path) == {
+        "usr/local/lib/systemd/system/trashd-reaper.service", "usr/local/lib/systemd/system/trashd-mount@.service",
+        "usr/local/lib/systemd/user/trashd-reaper.service", SLICE, "usr/local/lib/sysusers.d/trashd.conf",
+        "usr/local/lib/tmpfiles.d/trashd.conf", "usr/local/share/man/man1/trashd.1", "etc/trashd/config.toml",
+        "sbin/mount.fuse.trashd", MANIFEST,
+    }  # fmt: skip
+    assert os.access((tmp_path / "sbin/mount.fuse.trashd").readlink(), os.X_OK)
+
+
+def test_again_changes_nothing(tmp_path: Path) -> None:
+    install(tmp_path)
+    before = (tmp_path / SLICE).stat().st_ino
+    assert set(install(tmp_path).values()) == {"UNCHANGED"}
+    assert (tmp_path / SLICE).stat().st_ino == before
+
+
+def test_uninstall_leaves_nothing(tmp_path: Path) -> None:
+    install(tmp_path)
+    assert set(uninstall(tmp_path).values()) == {"REMOVED"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_uninstall_leaves_what_others_put_beside_it(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / "etc/trashd/config.d").mkdir()
+    (tmp_path / "etc/trashd/config.d/own.toml").write_text("")
+    uninstall(tmp_path)
+    assert files_of(tmp_path) == {"etc/trashd/config.d/own.toml"}
+
+
+def test_an_edited_unit_stays_and_the_new_one_is_beside_it(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / SLICE).write_text("mine")
+    done = trashd("service", "install", "--root", tmp_path)
+    assert done.code == 13
+    assert f"/{SLICE}.new" in done.err
+    assert (tmp_path / SLICE).read_text() == "mine"
+    assert (tmp_path / f"{SLICE}.new").read_bytes() == (REPO / "systemd/trashd.slice").read_bytes()
+
+
+def test_a_strangers_file_stays(tmp_path: Path) -> None:
+    (tmp_path / SLICE).parent.mkdir(parents=True)
+    (tmp_path / SLICE).write_text("theirs")
+    assert install(tmp_path)[f"/{SLICE}"] == "KEPT"
+    uninstall(tmp_path)
+    assert (tmp_path / SLICE).read_text() == "theirs"
+    assert files_of(tmp_path) == {SLICE}
+
+
+def test_uninstall_leaves_what_was_edited(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / "etc/trashd/config.toml").write_text("# mine\n")
+    assert uninstall(tmp_path)["/etc/trashd/config.toml"] == "KEPT"
+    assert files_of(tmp_path) == {"etc/trashd/config.toml"}
+
+
+def test_a_configuration_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "etc/trashd").mkdir(parents=True)
+    (tmp_path / "etc/trashd/config.toml").write_text("# mine\n")
+    assert install(tmp_path)["/etc/trashd/config.toml"] == "UNCHANGED"
+    assert files_of(tmp_path / "etc") == {"trashd/config.toml"}
+    uninstall(tmp_path)
+    assert (tmp_path / "etc/trashd/config.toml").read_text() == "# mine\n"
+
+
+def test_an_older_version_makes_way(tmp_path: Path) -> None:
+    install(tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    old = tmp_path / SLICE.replace("trashd.slice", "trashd-older.slice")
+    for path in (tmp_path / SLICE, old):
+        path.write_text("as it was")
+    digest = subprocess.run(["sha256sum", old], capture_output=True, text=True, check=True).stdout.split()[0]
+    manifest["files"] |= {f"/{path.relative_to(tmp_path)}": f"sha256 {digest}" for path in (tmp_path / SLICE, old)}
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    told = install(tmp_path)
+    assert (told[f"/{SLICE}"], told[f"/{old.relative_to(tmp_path)}"]) == ("WRITTEN", "REMOVED")
+    assert not old.exists()
+
+
+def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
+    assert set(install(tmp_path, "--dry-run").values()) == {"WRITTEN"}
+    assert list(tmp_path.iterdir()) == []
+    install(tmp_path)
+    before = files_of(tmp_path)
+    assert set(uninstall(tmp_path, "--dry-run").values()) == {"REMOVED"}
+    assert files_of(tmp_path) == before
+
+
+def test_a_package_has_its_files_below_usr(tmp_path: Path) -> None:
+    assert "/usr/lib/systemd/system/trashd-reaper.service" in install(tmp_path, "--prefix", "/usr")
+    assert set(uninstall(tmp_path, "--prefix", "/usr").values()) == {"REMOVED"}
+
+
+def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:
+    def service(*words: str) -> Done:
+        return trashd("service", *words, "--user", HOME=str(tmp_path), XDG_DATA_HOME="", XDG_RUNTIME_DIR="")
+
+    assert service("install").code == 0
+    assert files_of(tmp_path) == {
+        ".local/share/systemd/user/trashd-reaper.service", ".local/share/man/man1/trashd.1",
+        ".local/share/trashd/installed.json",
+    }  # fmt: skip
+    (told,) = service("status", "--json").objects()
+    assert {one["outcome"] for one in told["files"]} == {"unchanged"}
+    assert service("uninstall").code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.needs("root")
+def test_the_machines_services_are_roots() -> None:
+    done = run_as(12345, ["/bin/sh", "-c", f"{REPO}/.venv/bin/trashd service install"])
+    assert done.returncode == 4
+    assert b"--user" in done.stderr
+
+
+def test_a_manifest_that_nobody_understands_stops_it(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).parent.mkdir(parents=True)
+    (tmp_path / MANIFEST).write_text('{"format": 99}')
+    done = trashd("service", "install", "--root", tmp_path)
+    assert done.code == 7
+    assert files_of(tmp_path) == {MANIFEST}
+
+
+@given(st.sampled_from([None, "wanted", "ours", "theirs"]), st.sampled_from([None, "wanted", "ours"]), st.booleans())
+def test_nothing_is_overwritten_but_our_own(found: str | None, ours: str | None, is_example: bool) -> None:
+    outcome = decide(found, "wanted", ours, Piece("/path", b"", is_example=is_example))
+    assert outcome in (Outcome.WRITTEN, Outcome.UNCHANGED, Outcome.KEPT)
+    if outcome is Outcome.WRITTEN:
+        assert found is None or (found == ours and not is_example)
+    if found == "theirs":
+        assert outcome is (Outcome.UNCHANGED if is_example else Outcome.KEPT)
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("/opt/trashd/bin/trashd", "/opt/trashd/bin/trashd"),
+        ("/opt/two words/trashd", '"/opt/two words/trashd"'),
+        ("/opt/50%/$HOME", '"/opt/50%%/$$HOME"'),
+        ('/opt/"', '"/opt/\\""'),
+    ],
+)
+def test_a_path_is_one_word_of_execstart(path: str, word: str) -> None:
+    assert unit_word(path) == word
+
+
+def test_the_wheel_has_all_of_it(tmp_path: Path) -> None:
+    """Laid out as hatchling is told to, since a build would need a network."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for source, target in [(name, name) for name in wheel["packages"]] + list(wheel["force-include"].items()):
+        (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "--recursive", REPO / source, tmp_path / target], check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _PIECES],
+        cwd="/", env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    home, *paths = done.stdout.split()
+    assert home == str(tmp_path / "fusefs")
+    assert "/usr/lib/systemd/system/trashd-reaper.service" in paths

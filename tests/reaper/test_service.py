@@ -1,0 +1,165 @@
+"""The service as people run it: what is due goes, what is not stays; it comes, reloads and ends without a trace."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import Busy
+from fusefs.store.stage import Options
+from tests.support.bulk import roomy_volume
+from tests.support.command import trashd
+from tests.support.orphans import EXPIRED, ids, orphan_in, victim_in
+from tests.support.reapers import is_claimed
+from tests.support.served import SLOW, audited, begin_large, next_due_s, outwait
+from tests.support.service import configure, places, service
+from tests.support.store import assert_silent, entries, folder_of, restore
+from tests.support.tree import snapshot
+
+pytestmark = pytest.mark.needs("root")
+
+LIMIT_S = 5.0
+COPY_S = 31.0
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Where the service has its configuration and its log."""
+    with places() as path:
+        yield path
+
+
+def test_what_was_due_before_the_service_came_is_reaped(base: Path, volume: Path) -> None:
+    orphan_in(volume, options=EXPIRED)
+    with service(base, volume) as running:
+        running.until(lambda: not ids(volume))
+
+
+def test_what_comes_due_is_reaped_at_once(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        orphan_in(volume, options=EXPIRED)
+        running.until(lambda: not ids(volume))
+
+
+def test_what_is_not_due_stays(base: Path, volume: Path) -> None:
+    kept = orphan_in(volume, "kept").id
+    with service(base, volume) as running:
+        outwait(running, volume)
+        assert ids(volume) == {kept}
+
+
+def test_orphan_goes_when_its_time_comes(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        identifier = orphan_in(volume, options=Options(retention_s=1)).id
+        running.until(lambda: not ids(volume))
+    (reaped,) = [event for event in audited(base) if event["event"] == "reaped"]
+    assert reaped["id"] == identifier
+
+
+def test_what_is_moved_into_drop_is_adopted(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        victim_in(volume).rename(folder_of(volume, 0) / "drop/job")
+        running.until(lambda: ids(volume))
+        running.until(lambda: audited(base))
+    (entry,) = entries(volume)
+    (dropped,) = audited(base)
+    assert (dropped["event"], dropped["id"]) == ("dropped", entry.id)
+
+
+def test_what_is_copied_into_drop_is_left_alone_while_it_may_be_written_to(base: Path, volume: Path) -> None:
+    orphan_in(volume, "first", EXPIRED)
+    with service(base, volume) as running:
+        running.until(lambda: not ids(volume))
+        copy = shutil.copytree(victim_in(volume), folder_of(volume, 0) / "drop/job", symlinks=True)
+        outwait(running, volume)
+        running.until(lambda: 0 < next_due_s(running, volume) < COPY_S)
+        assert snapshot(copy)[1:] == snapshot(volume / "job")[1:]
+
+
+def test_restore_by_a_person_is_told(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        identifier = orphan_in(volume).id
+        running.until(lambda: audited(base))
+        restore(volume, identifier)
+        running.until(lambda: len(audited(base)) == 2)
+        running.until(lambda: running.volume(volume).next_due_ns is None)
+    assert [event["event"] for event in audited(base)] == ["swapped", "restored"]
+    assert {event["id"] for event in audited(base)} == {identifier}
+
+
+def test_audit_log_tells_who_swapped_what_and_what_became_of_it(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        identifier = orphan_in(volume, options=EXPIRED).id
+        running.until(lambda: len(audited(base)) == 2)
+    swapped, reaped = audited(base)
+    about = {"volume": str(volume), "uid": 0, "id": identifier, "origin": str(volume / "job")}
+    assert swapped.items() >= {"event": "swapped", **about}.items()
+    assert reaped.items() >= {"event": "reaped", **about, "n_entries": 5}.items()
+
+
+def test_orphan_whose_record_is_locked_is_left_alone_until_it_is_not(base: Path, volume: Path) -> None:
+    identifier = orphan_in(volume, "held", EXPIRED).id
+    record = folder_of(volume, 0) / "orphans" / identifier / "record.json"
+    with record.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        with service(base, volume) as running:
+            outwait(running, volume)
+            assert ids(volume) == {identifier}
+            fcntl.flock(file, fcntl.LOCK_UN)
+            running.until(lambda: not ids(volume))
+
+
+def test_termination_in_the_middle_leaves_nothing_to_repair(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume:
+        with service(base, volume, config=SLOW) as running:
+            identifier = begin_large(running, volume)
+            assert running.stop() < LIMIT_S
+            assert running.process.returncode == 0
+        assert_silent(volume)
+        assert is_claimed(volume, identifier)
+        with service(base, volume) as running:
+            running.until(lambda: not ids(volume))
+        assert_silent(volume)
+
+
+def test_killed_in_the_middle_its_successor_goes_on(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume:
+        with service(base, volume, config=SLOW) as running:
+            begin_large(running, volume)
+            running.kill()
+        with service(base, volume) as running:
+            running.until(lambda: not ids(volume))
+        assert_silent(volume)
+
+
+def test_another_configuration_is_in_force_after_a_reload(base: Path, volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    with service(base, volume) as running:
+        outwait(running, volume)
+        assert ids(volume) == {identifier}
+        configure(base, '[defaults]\nretention = "0s"\nminimum_age = "0s"\n')
+        running.reload()
+        running.until(lambda: not ids(volume))
+
+
+def test_wrong_configuration_is_told_and_the_old_one_stays(base: Path, volume: Path) -> None:
+    kept = orphan_in(volume).id
+    with service(base, volume, config='[defaults]\nretention = "1h"\n') as running:
+        configure(base, '[defaults]\nretention = "0s"\nminimum_age = "0s"\nretension = "0s"\n')
+        running.reload()
+        outwait(running, volume)
+        assert ids(volume) == {kept}
+        log = running.log.read_text()
+    assert "retension" in log
+    assert "the old one stays in force" in log
+
+
+def test_second_service_of_a_user_says_that_one_runs(base: Path, volume: Path) -> None:
+    with service(base, volume):
+        second = trashd("reaper", "--config", str(base), "--volume", volume, STATE_DIRECTORY=str(base))
+    assert second.code == Busy.exit_code
+    assert "Another reaper service" in second.err

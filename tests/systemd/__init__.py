@@ -1,0 +1,1 @@
+"""Tests of the units, and of what runs by them under a real systemd."""
