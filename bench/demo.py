@@ -39,6 +39,14 @@ SHAPES = (
     Shape("chain", 10_000, make_chain),
 )
 N_MOUNTED = 5_000
+GLANCE_S = 0.1
+CONFIG = """\
+audit = "{base}/audit.log"
+
+[defaults]
+retention = "0s"    # on a real machine a day, or as long as its disks allow
+minimum_age = "0s"
+"""
 
 
 class Timed(NamedTuple):
@@ -142,6 +150,42 @@ def through_the_mount(root: Path) -> None:
         show("list", "--volume", path)
 
 
+@contextlib.contextmanager
+def reaper(root: Path) -> Iterator[dict[str, str]]:
+    """The service at work on the volume, beside one that this machine may have; what leads `trashd status` to it."""
+    with tempfile.TemporaryDirectory(prefix="trashd-demo-") as base:
+        Path(base, "config.toml").write_text(CONFIG.format(base=base), encoding="utf-8")
+        places = {"RUNTIME_DIRECTORY": f"{base}/run", "STATE_DIRECTORY": f"{base}/state"}
+        command = [TRASHD, "reaper", "--config", base, "--volume", str(root)]
+        _console.print(
+            f"\n[bold]$ trashd reaper --volume {root}[/bold]  (systemd does that: systemctl start trashd-reaper)"
+        )
+        with subprocess.Popen(command, env=os.environ | places, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield places
+            finally:
+                process.terminate()
+
+
+def serve(root: Path) -> None:
+    """Let the service reap everything, and look at its status meanwhile."""
+    folder = root / ".trashd" / "u" / str(os.geteuid())
+    is_live = sys.stdout.isatty()
+    with reaper(root) as places:
+        command = [TRASHD, "status", "--watch"] if is_live else [TRASHD, "status"]
+        _console.print(f"\n[bold]$ trashd {' '.join(command[1:])}[/bold]")
+        while not (Path(places["RUNTIME_DIRECTORY"]) / "status.json").exists():
+            time.sleep(GLANCE_S)
+        time.sleep(0 if is_live else 2)  # one look has to be in the middle
+        with subprocess.Popen(command, env=os.environ | places) as shown:
+            while any(any((folder / state).iterdir()) for state in ("orphans", "reaping")):
+                time.sleep(GLANCE_S)
+            time.sleep(1.5)  # for the last figures
+            if is_live:
+                shown.send_signal(signal.SIGINT)
+        subprocess.run([TRASHD, "status"], env=os.environ | places, check=True)
+
+
 def run() -> None:
     """The whole demo."""
     with compiled(), stage() as root:
@@ -154,11 +198,11 @@ def run() -> None:
         restore_one(root, work)
         if os.geteuid() == 0:
             through_the_mount(root)
-        show("reap", "--all", "--now", "--volume", root)
+        serve(root)
         show("doctor", root)
         _console.print()
         _console.print(table(timed))
-        _console.print("the space comes back while `trashd reap` works, not before: that is the price of the speed")
+        _console.print("the space comes back while the reaper works, not before: that is the price of the speed")
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:

@@ -165,7 +165,11 @@ def decode(text: bytes) -> Clock | None:
     if not isinstance(found, dict) or found.keys() != set(Clock._fields) or not isinstance(found["boot"], str):
         return None
     raw = found["eras"]
-    if not isinstance(raw, list) or not 0 < len(raw) <= ERAS_MAX or not all(_are_times(era, len(Era._fields)) for era in raw):
+    if (
+        not isinstance(raw, list)
+        or not 0 < len(raw) <= ERAS_MAX
+        or not all(_are_times(era, len(Era._fields)) for era in raw)
+    ):
         return None
     numbers = [found["wall_ns"], found["boot_ns"], found["origin_ns"]]
     if not _are_times(numbers, 3):

@@ -11,10 +11,14 @@ _SYSTEM_STATE = b"/var/lib/trashd"
 
 
 def runtime_dir() -> bytes:
-    """The directory of this user's running service: its status, its lock; gone after a reboot.
+    """The directory of this user's running service: its status, its lock; gone after a reboot. systemd's, if that
+    gave one.
 
     A user without $XDG_RUNTIME_DIR (cron, su) has it where a login would have made it, or else below his state.
     """
+    told = _told(b"RUNTIME_DIRECTORY")
+    if told is not None:
+        return told
     if os.geteuid() == 0:
         return SYSTEM_RUNTIME
     given = os.environb.get(b"XDG_RUNTIME_DIR", b"")
@@ -29,8 +33,8 @@ def state_dir() -> bytes:
 
     Raises  FileNotFoundError for somebody without a home
     """
-    told = os.environb.get(b"STATE_DIRECTORY", b"").partition(b":")[0]  # systemd.exec(5)
-    if told.startswith(b"/"):
+    told = _told(b"STATE_DIRECTORY")
+    if told is not None:
         return told
     if os.geteuid() == 0:
         return _SYSTEM_STATE
@@ -39,6 +43,12 @@ def state_dir() -> bytes:
     if not home.startswith(b"/"):
         raise FileNotFoundError(errno.ENOENT, "no home directory, and no $XDG_STATE_HOME")
     return home + b"/trashd"
+
+
+def _told(variable: bytes) -> bytes | None:
+    """What systemd says. Source  systemd.exec(5): several are separated by colons"""
+    first = os.environb.get(variable, b"").partition(b":")[0]
+    return first if first.startswith(b"/") else None
 
 
 def make_dir(path: bytes) -> bytes:

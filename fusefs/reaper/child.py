@@ -141,8 +141,7 @@ class Child:
                 return self._look_on(folder, order)
             claimed = set(_ids(folder, State.REAPING))
             seen = [self._read(folder, name, is_claimed=name in claimed) for name in order.ids]
-            n_orphans = len(_ids(folder, State.ORPHANS)) + len(claimed)
-            return Page(order.base, [*filter(None, seen)], "", n_orphans, len(_ids(folder, State.QUARANTINE)))
+            return Page(order.base, [*filter(None, seen)], "", _count(folder), len(_ids(folder, State.QUARANTINE)))
 
     def _look_on(self, folder: UserFolder, order: Look) -> Page:
         """The next page of all containers."""
@@ -163,7 +162,9 @@ class Child:
         is_last = at >= len(names)
         self._listing = _NOTHING if is_last else self._listing._replace(at=at, last=last)
         n_quarantined = len(_ids(folder, State.QUARANTINE))
-        return Page(order.base, seen, "" if is_last else last, names.count(b"\n"), n_quarantined)
+        # In the end the count is of now: others came while we read.
+        n_orphans = _count(folder) if is_last else names.count(b"\n")
+        return Page(order.base, seen, "" if is_last else last, n_orphans, n_quarantined)
 
     def _read(self, folder: UserFolder, name: str, *, is_claimed: bool) -> Seen | None:
         """What a record says; None if it is gone meanwhile."""
@@ -321,6 +322,11 @@ def _place(names: bytes, after: str) -> int:
         else:
             high = begin
     return low
+
+
+def _count(folder: UserFolder) -> int:
+    """How many containers there are to reap, now or later."""
+    return len(_ids(folder, State.ORPHANS)) + len(_ids(folder, State.REAPING))
 
 
 def _ids(folder: UserFolder, state: State) -> list[str]:

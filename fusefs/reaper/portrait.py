@@ -74,7 +74,9 @@ def _mood(keeper: Keeper, session: Session | None) -> tuple[Phase, str]:
         return keeper.phase, keeper.why
     current = session.current()
     if not current:
-        return Phase.LOOKING, "finding out what is due"
+        now_s = boot_s()
+        is_looking = any(user.wants(now_s) for user in keeper.users.values()) or not keeper.users
+        return (Phase.LOOKING, "finding out what is due") if is_looking else (Phase.IDLE, "")
     if keeper.room.hurries:
         return Phase.HURRYING, session.pacer.why()
     return (Phase.REAPING if session.tempo.is_alone else Phase.YIELDING), session.pacer.why()
