@@ -12,6 +12,7 @@ from fusefs.core.clock import Clock, jumped
 from fusefs.core.config import Config
 from fusefs.core.events import Event, Kind
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.flood import Flood
 from fusefs.reaper.forker import Forker
 from fusefs.reaper.watcher import Watcher
 
@@ -52,6 +53,7 @@ class Context:
         self._tell = tell
         self._save = save
         self._is_told = False
+        self._flood = Flood()
 
     def clock(self) -> Clock:
         """Both clocks now: a jump of the wall clock is noticed at the next look, and not forgotten."""
@@ -80,6 +82,8 @@ class Context:
         detail: str = "",
     ) -> None:
         """Tell that something happened now."""
+        if uid is not None and not self._flood.lets_pass(uid, boot_s()):
+            return
         self._is_told = True
         at_ns = time.time_ns()
         self._tell(Event(kind, at_ns, volume, uid, identifier, origin, n_entries, n_bytes, seconds, detail))

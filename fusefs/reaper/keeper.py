@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from contextlib import suppress
 from functools import partial
@@ -62,6 +63,8 @@ class Keeper:
         self._sentries: dict[int, Sentry] = {}
         self._u_watch: int | None = None
         self._n_breaks = 0
+        self._n_blind = 0
+        self._watch_at_s = math.inf  # when to try again what could not be watched; later each time
         self._rests_until_s = 0.0
         self._polled_at_s = 0.0
         self._looked_at_s = 0.0
@@ -177,7 +180,7 @@ class Keeper:
         """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
         now_s = boot_s()
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
-        must_open = self._must_find or self._must_open or is_poll
+        must_open = self._must_find or self._must_open or is_poll or now_s >= self._watch_at_s
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
             return
         self._be(Phase.LOOKING)
@@ -253,7 +256,7 @@ class Keeper:
         self._must_find = False
         if self._u_watch is None:
             with suppress(OSError):
-                wanted = Happened.CREATE | Happened.MOVED_TO
+                wanted = Happened.CREATE | Happened.MOVED_TO | Happened.MOVED_FROM | Happened.DELETE
                 self._u_watch = self._context.watcher.add(opened.store.u_fd, wanted, self._on_users)
         uids = await in_thread(self._limiter, opened.users)
         for uid in self.users.keys() - set(uids):
@@ -272,11 +275,20 @@ class Keeper:
             if sentry is None or sentry.user is not user:
                 sentry = self._sentries[uid] = Sentry(self._context, self.path, user, self.wake)
             sentry.post(store)
+        self._n_blind = 0 if all(one.is_complete() for one in self._sentries.values()) else self._n_blind + 1
+        self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
 
     def _on_users(self, event: Event) -> None:
-        """A new user, or the end of the store."""
+        """A new user, one who has another folder now, or the end of the store."""
         if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
             self._u_watch = None
+        uid = event.name.partition(b".")[0]
+        if uid.isdigit() and int(uid) in self._sentries:
+            self._sentries.pop(int(uid)).dismiss()
+        if uid.isdigit() and int(uid) in self.users:
+            self.users[int(uid)].look_again()
+            if self.session is not None:
+                self.session.renew(int(uid))
         self._must_find = True
         if self.session is None:
             self.wake()  # a session looks around by itself
@@ -291,7 +303,7 @@ class Keeper:
             return 0.0
         now_s = boot_s()
         poll_s = self._polled_at_s + self._context.config.poll_s
-        return max(min([poll_s, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
+        return max(min([poll_s, self._watch_at_s, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
 
     def _failed(self, error: Exception) -> float:
         """What went wrong, and how long to leave it alone."""

@@ -35,6 +35,7 @@ class Sentry:
         self.user = user
         self._wake = wake
         self._watches: dict[bytes, list[int]] = {}
+        self._blind: set[bytes] = set()
 
     def post(self, store: Store) -> None:
         """Watch what is not watched yet, as far as it can be."""
@@ -43,8 +44,14 @@ class Sentry:
             try:
                 self._watch(store, self.user.parts[base])
             except OSError as error:
-                _LOG.warning("a folder of uid %d can't be watched: %s", self.user.uid, error.strerror)
+                if base not in self._blind:
+                    _LOG.warning("a folder of uid %d can't be watched: %s", self.user.uid, error.strerror)
+                self._blind.add(base)
                 self._leave(base)
+            else:
+                if base in self._blind:
+                    self._blind.discard(base)
+                    self.user.look_again()  # who knows what happened meanwhile
         for base in self._watches.keys() - self.user.parts.keys():
             self._leave(base)
 

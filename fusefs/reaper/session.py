@@ -99,6 +99,7 @@ class Session:
         self._busy: set[int] = set()
         self._counted: dict[int, Beat] = {}
         self._woken = trio.Event()
+        self._stale: set[int] = set()
         self._is_stopping = False
         self._is_probing = False
         self._by_force: set[str] = set()
@@ -114,6 +115,10 @@ class Session:
         """Come to an end soon; what is being reaped is parked."""
         self._is_stopping = True
         self.wake()
+
+    def renew(self, uid: int) -> None:
+        """A user has another folder now: his next order goes to another child."""
+        self._stale.add(uid)
 
     def current(self) -> list[User]:
         """Those of whom an orphan is being reaped, held ones too."""
@@ -237,7 +242,11 @@ class Session:
     async def _deputy(self, nursery: trio.Nursery, user: User) -> Deputy | None:
         """A child for a user; None if he has no folder any more."""
         deputy = self._deputies.get(user.uid)
+        if deputy is not None and user.uid in self._stale - self._busy:
+            self._dismiss(deputy)
+            deputy = None
         if deputy is None:
+            self._stale.discard(user.uid)
             folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
             if folder is None:
                 del self._users[user.uid]
