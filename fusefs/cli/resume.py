@@ -23,12 +23,13 @@ def command(volumes: tuple[bytes, ...]) -> int:
     from fusefs.reaper.pause import read_pauses, remove_pause
 
     runtime = runtime_dir()
+    paused = named(volumes) if volumes else list(read_pauses(runtime, 0.0))
     codes = []
-    for volume in named(volumes) if volumes else list(read_pauses(runtime, 0.0)):
+    for volume in paused:
         if remove_pause(runtime, volume):
             print(f"{told(volume)}: goes on")
         else:
             codes.append(output.failed(NotFound(f"no pause of {told(volume)}", "trashd status shows what is paused")))
-    if not volumes and not codes and not is_running(runtime):
+    if not paused and not is_running(runtime):
         codes.append(output.failed(NotRunning()))
     return output.exit_code(codes)

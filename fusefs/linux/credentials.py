@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import signal
@@ -19,14 +18,6 @@ Ask = Callable[[bytes], bytes]
 
 _NOBODY_GID = 65534
 _QUESTION, _RESULT = b"q", b"r"
-
-
-def group_name(gid: int) -> str:
-    """A group's name, or its number."""
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
 
 
 def user_name(uid: int) -> str:

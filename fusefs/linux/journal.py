@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import Mapping
 
 from fusefs.core.events import show
@@ -13,6 +14,8 @@ from fusefs.core.names import printable
 
 _SOCKET = "/run/systemd/journal/socket"
 _PATIENCE_S = 1.0
+_DISTRUST_S = 10.0
+"""A journal that took nothing for the one is not waited for again so soon: whoever logs has other work."""
 _MOST_BYTES = 16 << 10
 """Of one field: all of a message fits into a datagram (net.core.wmem_default)."""
 _LENGTH = struct.Struct("<Q")
@@ -65,13 +68,17 @@ class JournalHandler(logging.Handler):
         self._identifier = identifier
         self._address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._socket.settimeout(_PATIENCE_S)
         self._otherwise = StderrHandler(has_priorities=True)
+        self._patient_at_s = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send it."""
+        self._socket.settimeout(_PATIENCE_S if time.monotonic() >= self._patient_at_s else 0.0)
         try:
             self._socket.sendto(self._message(record), self._address)
+        except (TimeoutError, BlockingIOError):
+            self._patient_at_s = time.monotonic() + _DISTRUST_S
+            self._otherwise.emit(record)
         except OSError:
             self._otherwise.emit(record)
 

@@ -83,6 +83,18 @@ def below(path: bytes, directory: bytes) -> bytes:
     return path[len(directory) :].lstrip(b"/")
 
 
+def covering(path: bytes, mounts: Iterable[Mount]) -> int:
+    """The id of the mount that a path, absolute and without links, leads into; 0 if none does.
+
+    Of several at the deepest mount point the last one, which lies over the others.
+    """
+    found, depth = 0, -1
+    for mount in mounts:
+        if len(mount.point) >= depth and is_inside(path, mount.point):
+            found, depth = mount.mnt_id, len(mount.point)
+    return found
+
+
 def place_of(path: bytes, mount: Mount) -> Place:
     """The place of a path that lies on that mount."""
     return place_below(Place(mount.device, mount.root), below(path, mount.point))

@@ -57,6 +57,8 @@ BEAT_S = 0.1
 """Between two beats while something is done; each wakes the service."""
 _REST_S = 1.0
 _PAGE_BYTES = MESSAGE_MAX // 4
+_MOST_QUARANTINED, _LONG = 50, 1500
+"""Told at a start, for root to take over, if they fit into the message; the rest is left for an administrator."""
 _TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
 
 
@@ -140,7 +142,7 @@ class Child:
             if order.ids is None:
                 return self._look_on(folder, order)
             claimed = set(_ids(folder, State.REAPING))
-            seen = [self._read(folder, name, is_claimed=name in claimed) for name in order.ids]
+            seen = [self._read(folder, name, State.REAPING if name in claimed else State.ORPHANS) for name in order.ids]
             return Page(order.base, [*filter(None, seen)], "", _count(folder), len(_ids(folder, State.QUARANTINE)))
 
     def _look_on(self, folder: UserFolder, order: Look) -> Page:
@@ -154,22 +156,27 @@ class Child:
             end = names.index(b"\n", at)
             last = names[at:end].decode()
             at = end + 1
-            found = self._read(folder, last, is_claimed=last in self._listing.claimed)
+            state = State.REAPING if last in self._listing.claimed else State.ORPHANS
+            found = self._read(folder, last, state)
             if found is not None:
                 seen.append(found)
-                size += 200 + 2 * len(found.origin or b"")
+                size += _size(found)
             self._listen()
         is_last = at >= len(names)
         self._listing = _NOTHING if is_last else self._listing._replace(at=at, last=last)
-        n_quarantined = len(_ids(folder, State.QUARANTINE))
+        in_quarantine = _ids(folder, State.QUARANTINE)
+        told = in_quarantine[:_MOST_QUARANTINED] if order.and_quarantined else []
+        quarantined = [
+            one for name in told if (one := self._read(folder, name, State.QUARANTINE)) and _size(one) < _LONG
+        ]
         # In the end the count is of now: others came while we read.
         n_orphans = _count(folder) if is_last else names.count(b"\n")
-        return Page(order.base, seen, "" if is_last else last, n_orphans, n_quarantined)
+        return Page(order.base, seen, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
-    def _read(self, folder: UserFolder, name: str, *, is_claimed: bool) -> Seen | None:
+    def _read(self, folder: UserFolder, name: str, state: State) -> Seen | None:
         """What a record says; None if it is gone meanwhile."""
         kernel = folder.store.kernel
-        state = State.REAPING if is_claimed else State.ORPHANS
+        is_claimed = state is State.REAPING
         try:
             with (
                 folder.open(state) as state_fd,
@@ -191,7 +198,7 @@ class Child:
         origin = None
         try:
             with self._in(order.base) as folder:
-                seen = self._read(folder, container, is_claimed=False) or self._read(folder, container, is_claimed=True)
+                seen = self._read(folder, container, State.ORPHANS) or self._read(folder, container, State.REAPING)
                 origin = seen.origin if seen is not None else None
                 wishes = Wishes(pace=self, stops=self._stops, parks=self._parks, by_force=order.by_force)
                 ended = _ended(reap(folder, container, wishes, lambda record: record.retention_s == chosen.retention_s))
@@ -280,6 +287,11 @@ class Child:
             self._channel.send(encode(message))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServiceGone from error
+
+
+def _size(seen: Seen) -> int:
+    """About what it takes in a message."""
+    return 200 + len(seen.id) + 2 * len(seen.origin or b"") + 6 * len(seen.problem)
 
 
 class _Listing(NamedTuple):

@@ -68,6 +68,10 @@ class Context:
         was, self._is_told = self._is_told, False
         return was
 
+    def lets_tell(self, uid: int) -> bool:
+        """Whether one more thing that a user did is to be told; it is counted."""
+        return self._flood.lets_pass(uid, boot_s())
+
     def tell(
         self,
         kind: Kind,
@@ -81,8 +85,8 @@ class Context:
         seconds: float | None = None,
         detail: str = "",
     ) -> None:
-        """Tell that something happened now."""
-        if uid is not None and not self._flood.lets_pass(uid, boot_s()):
+        """Tell that something happened now: all that was worked for, and of what a user has for nothing so much."""
+        if uid is not None and n_entries is None and not self.lets_tell(uid):
             return
         self._is_told = True
         at_ns = time.time_ns()

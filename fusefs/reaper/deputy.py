@@ -80,16 +80,17 @@ class Deputy:
                     await self._inbox_end.send(message)
         except msgspec.MsgspecError:
             self.kill("it said what makes no sense")
-        except (ConnectionResetError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # it is gone; or we closed it (EBADF, if it had just said something)
         finally:
             self._inbox_end.close()
 
     def lead(self, tempo: Tempo) -> None:
-        """Set how fast it goes."""
+        """Set how fast it goes. While it is in one long system call it is told no more than it can hear."""
         if tempo != self._tempo:
-            self._tempo = tempo
-            self._say(SetTempo(tempo))
+            with suppress(BlockingIOError):
+                self._send(SetTempo(tempo))
+                self._tempo = tempo
 
     def park(self, *, now: bool = False) -> None:
         """Have it leave what it does where it is; its answers come soon. now: whatever that is"""
@@ -139,7 +140,15 @@ class Deputy:
 
     def _say(self, message: ToChild) -> None:
         try:
-            # It listens between two slices, so that its queue is full only if it does not live.
-            self._socket.send(encode(message))
-        except OSError:
+            self._send(message)
+        except BlockingIOError:
             self.kill("it does not listen")
+
+    def _send(self, message: ToChild) -> None:
+        """Raises  BlockingIOError if it has heard nothing for long"""
+        try:
+            self._socket.send(encode(message))
+        except BlockingIOError:
+            raise
+        except OSError:
+            self.kill("its process ended")

@@ -73,7 +73,7 @@ class _Removal:
         self._stripper = Stripper(kernel, container, strategy, groups, by_force=wishes.by_force)
         self._plan = Plan(strategy.n_workers, splits_names=strategy.splits)
         queue = Queue(container)
-        self._pace = Pace(wishes.pace, queue.is_busy)
+        self._pace = Pace(wishes.pace, queue.is_busy, strategy.afterwork)
         owned.callback(queue.close)
         self._hoisted: int | None = None
         owned.callback(self._close)

@@ -22,7 +22,7 @@ class Flood:
         if now_s >= self._since_s + _SPAN_S:
             for one, count in self._counts.items():
                 if count > _MOST:
-                    _LOG.warning("%d more events of uid %d were not told", count - _MOST, one)
+                    _LOG.warning("%d more events and faults of uid %d were not told", count - _MOST, one)
             self._since_s, self._counts = now_s, {}
         self._counts[uid] = self._counts.get(uid, 0) + 1
         return self._counts[uid] <= _MOST

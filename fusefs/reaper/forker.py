@@ -6,9 +6,12 @@ die with it. What it is told by the service it believes; what a user wrote it ne
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
+import sys
+import traceback
 from contextlib import ExitStack
 from typing import NamedTuple, NoReturn, Self
 
@@ -21,7 +24,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.priority import be_idle
 from fusefs.reaper.child import Child
-from fusefs.reaper.messages import Spawn
+from fusefs.reaper.messages import Forked, Spawn
 from fusefs.store.layout import Store, UserFolder, Volume
 
 _PACKET_MAX = 1 << 16
@@ -70,7 +73,7 @@ class Forker:
         """A child that acts for the owner of a folder.
 
         person  as whom; the service's own user for a folder of his
-        Raises  ForkerLost
+        Raises  ForkerLost; OSError if there is none: no memory, too many processes, killed at once
         Checkpoint  yes
         """
         store = folder.store
@@ -91,19 +94,30 @@ class Forker:
             fds.append(store.mounted)
         with theirs, ExitStack() as owned:
             owned.enter_context(ours)
-            async with self._in_turn:
-                try:
-                    await trio.lowlevel.wait_writable(self._ours)
-                    socket.send_fds(self._ours, [msgspec.json.encode(spawn)], fds)
-                    await trio.lowlevel.wait_readable(self._ours)
-                    packet, received, _flags, _address = socket.recv_fds(self._ours, _PACKET_MAX, _MAX_FDS)
-                except (BrokenPipeError, ConnectionResetError) as error:
-                    raise ForkerLost from error
-            if not packet:
-                raise ForkerLost
+            born, pidfd = await self._ask(spawn, fds)
             owned.pop_all()
         ours.setblocking(False)
-        return Born(int(packet), Fd(received[0]), ours)
+        return Born(born.pid, pidfd, ours)
+
+    async def _ask(self, spawn: Spawn, fds: list[int]) -> tuple[Forked, Fd]:
+        """Send one request and hear its answer."""
+        async with self._in_turn:
+            try:
+                await trio.lowlevel.wait_writable(self._ours)
+                socket.send_fds(self._ours, [msgspec.json.encode(spawn)], fds)
+                with trio.CancelScope(shield=True):  # or the next one would be told of this child
+                    await trio.lowlevel.wait_readable(self._ours)
+                packet, received, _flags, _address = socket.recv_fds(self._ours, _PACKET_MAX, _MAX_FDS)
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise ForkerLost from error
+        if not packet:
+            raise ForkerLost
+        forked = msgspec.json.decode(packet, type=Forked)
+        if forked.errno:
+            raise OSError(forked.errno, os.strerror(forked.errno))
+        if not received:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel had no place for it; the child ends
+        return forked, Fd(received[0])
 
 
 def _run(parent: int, channel: socket.socket) -> NoReturn:
@@ -126,15 +140,20 @@ def _run(parent: int, channel: socket.socket) -> NoReturn:
 def _fork(channel: socket.socket, spawn: Spawn, fds: list[int]) -> None:
     """Fork one child and tell the service of it."""
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        channel.close()
-        _live(parent, spawn, fds)
-    pidfd = os.pidfd_open(pid)
-    for fd in fds:
-        os.close(fd)
-    socket.send_fds(channel, [b"%d" % pid], [pidfd])
-    os.close(pidfd)
+    with ExitStack() as owned:
+        for fd in fds:
+            owned.callback(os.close, fd)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                channel.close()
+                _live(parent, spawn, fds)
+            pidfd = owned.enter_context(Fd(os.pidfd_open(pid)))
+        except OSError as error:
+            # No memory, too many processes; or its user was quick to kill it.
+            socket.send_fds(channel, [msgspec.json.encode(Forked(errno=error.errno or errno.EAGAIN))], [])
+        else:
+            socket.send_fds(channel, [msgspec.json.encode(Forked(pid))], [pidfd])
 
 
 def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
@@ -154,4 +173,7 @@ def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
                 Child(channel, UserFolder(store, spawn.uid, Name(spawn.folder), folder_fd)).serve()
         code = 0
     finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()  # a fault of ours: into the service's log
+            sys.stderr.flush()
         os._exit(code)

@@ -6,15 +6,18 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
+
+import trio
 
 from fusefs.core.events import Kind
 from fusefs.core.names import ContainerId, printable
-from fusefs.core.policy import Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
+from fusefs.core.policy import Authority, Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
 from fusefs.core.record import Method
 from fusefs.linux.credentials import user_name
 from fusefs.linux.mountinfo import is_inside
-from fusefs.reaper.context import Context, boot_s
+from fusefs.reaper.context import Context, boot_s, in_thread
 from fusefs.reaper.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
 from fusefs.reaper.room import Room
 from fusefs.reaper.tally import Tally
@@ -97,11 +100,12 @@ class Intake:
                     self._fault(user, "something in his folder was kept as it is", problem)
             case Page():
                 part = user.parts[answer.base]
-                is_fresh = isinstance(order, Look) and order.ids is not None
                 part.n_orphans, part.n_quarantined = answer.n_orphans, answer.n_quarantined
                 for seen in answer.seen:
-                    self._note(user, part, seen, is_fresh=is_fresh)
-                if not is_fresh:
+                    self._note(user, part, seen)
+                for seen in answer.quarantined:
+                    self._hand_over(user, part, seen.id, seen.origin)  # the last service was killed before it could
+                if not (isinstance(order, Look) and order.ids is not None):
                     part.looked(answer.last, now_s, self._context.clock().wall_ns)
             case Ended():
                 self._ended(user, _part_of(user, order), answer, now_s)
@@ -112,7 +116,7 @@ class Intake:
             case Done():
                 pass
 
-    def _note(self, user: User, part: Part, seen: Seen, *, is_fresh: bool) -> None:
+    def _note(self, user: User, part: Part, seen: Seen) -> None:
         """A container: when it is due."""
         if seen.problem:
             self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
@@ -127,12 +131,15 @@ class Intake:
             part.upcoming.remove(seen.id)
         else:
             part.upcoming.add(Chosen(seen.id, seen.retention_s), max(boot_s() + wait_s, user.not_before_s(seen.id)))
-        if self._has_quota() and seen.id not in part.known:
-            part.known[seen.id] = known
-            part.to_measure.append(seen.id)
-        is_new = is_fresh or seen.created_ns > part.told_until_ns
+        if self._has_quota():
+            before = part.known.get(seen.id)
+            part.known[seen.id] = known if before is None else known._replace(size=before.size)
+            if before is None:
+                part.to_measure.append(seen.id)
+        has_come = user.has_come(seen.id)
+        is_new = has_come or seen.created_ns > part.told_until_ns
         if is_new and not seen.is_claimed and seen.method is not None and user.is_untold(seen.id):
-            is_older = seen.created_ns < self._context.started_ns and not is_fresh
+            is_older = seen.created_ns < self._context.started_ns and not has_come
             kind = Kind.FOUND if is_older else _KINDS[seen.method]
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
 
@@ -145,7 +152,7 @@ class Intake:
             part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
             self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
         elif ended.lost == Lost.CHANGED.value:
-            part.fresh.add(ended.id)  # its owner keeps it for longer, or for ever: look again
+            part.look_at(ended.id)  # its owner keeps it for longer, or for ever: look again
         elif ended.lost == Lost.GONE.value and user.n_tries(ended.id) >= _MOST_TRIES:
             user.forget(ended.id)
         elif ended.lost:
@@ -183,24 +190,34 @@ class Intake:
             self._n_io_errors += 1
         if self._n_io_errors >= _MOST_IO_ERRORS:
             self.trouble = f"{self._n_io_errors} orphans in a row could not be read or written: {why}"
-        rules = self._policy.rules_for(ended.origin)
-        if user.uid and rules.gives_root(user.uid, user_name(user.uid)):
-            self.for_root.append(ForRoot(user.uid, part.base, ContainerId(ended.id), rules.clears_flags))
+        self._hand_over(user, part, ended.id, ended.origin)
 
     def _has_quota(self) -> bool:
         return self._policy.quota != Quota()
 
-    def enforce_quota(self, space: Space, users: Iterable[User]) -> None:
-        """Let the oldest go before their time where the trash is larger than it may be."""
+    def _hand_over(self, user: User, part: Part, identifier: str, origin: bytes | None) -> None:
+        """Have root take over what is in quarantine, where an administrator said so."""
+        rules = self._policy.rules_for(origin)
+        # Who he is, is asked last: far away, on some machines.
+        if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
+            self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
+
+    async def enforce_quota(self, space: Space, users: Iterable[User], limiter: trio.CapacityLimiter) -> None:
+        """Let the oldest go before their time where the trash is larger than it may be. Checkpoint
+
+        limiter  of the threads of this volume: to sort a hundred thousand would hold up all others
+        """
         if not self._has_quota():
             return
-        parts = [part for user in users for part in user.parts.values()]
-        now_s, clock = boot_s(), self._context.clock()
-        trash = [known for part in parts for known in part.known.values()]
-        going = set(beyond_quota(trash, self._policy, clock, space.total_bytes))
-        for part in parts:
+        parts = [(user, part) for user in users for part in user.parts.values()]
+        clock = self._context.clock()
+        trash = [known for _user, part in parts for known in part.known.values()]
+        going = set(await in_thread(limiter, partial(beyond_quota, trash, self._policy, clock, space.total_bytes)))
+        now_s = boot_s()
+        for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():
-                part.upcoming.add(Chosen(identifier, part.known[identifier].retention_s), now_s)
+                at_s = max(now_s, user.not_before_s(identifier))
+                part.upcoming.add(Chosen(identifier, part.known[identifier].retention_s), at_s)
 
     def failed(self, user: User, number: int, what: str, detail: str) -> None:
         """Something of a user's went wrong."""
@@ -216,6 +233,8 @@ class Intake:
 
     def _fault(self, user: User, what: str, detail: str = "") -> None:
         """Note what went wrong. Everybody may read the status: names are in the log alone."""
+        if not self._context.lets_tell(user.uid):
+            return
         _LOG.warning("%s: uid %d: %s%s", printable(self._volume), user.uid, what, f": {detail}" if detail else "")
         self._tally.fault(self._context.clock().wall_ns, f"uid {user.uid}: {what}")
 

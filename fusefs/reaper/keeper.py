@@ -34,6 +34,8 @@ _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
 """Orphans of a volume whose time is known, some megabytes; of one user at least so many."""
 _FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
 _ELSEWHERE_S = 60.0
+_GONE_FOR_GOOD = 3
+"""Looks in vain, at least ten minutes apart, after which a volume that nobody named is forgotten."""
 _NEVER_S = 10 * 365 * 86_400.0
 _WINDOW_S = 1800.0
 """The clocks may change: a window is looked at again at least that often."""
@@ -44,8 +46,11 @@ _ROOM_S = 60.0
 class Keeper:
     """One volume, by the path of the directory that holds its store."""
 
-    def __init__(self, context: Context, path: bytes) -> None:
+    def __init__(self, context: Context, path: bytes, *, stays: bool) -> None:
+        """stays: it is waited for where it is not mounted."""
         self.path = path
+        self._stays = stays
+        self._n_gone = 0
         self.tally = Tally()
         self.room = Room()
         self.users: dict[int, User] = {}
@@ -61,6 +66,7 @@ class Keeper:
         self._must_find = True
         self._must_open = False
         self._sentries: dict[int, Sentry] = {}
+        self._folders: dict[int, int] = {}
         self._u_watch: int | None = None
         self._n_breaks = 0
         self._n_blind = 0
@@ -106,8 +112,11 @@ class Keeper:
     # The life
 
     async def run(self) -> None:
-        """Serve the volume until cancelled. Raises  ForkerLost. Checkpoint"""
-        while True:
+        """Serve the volume until cancelled, or until it is gone for good. Raises  ForkerLost. Checkpoint
+
+        One that the configuration names is waited for; others are found again when they are mounted.
+        """
+        while self._stays or self._n_gone < _GONE_FOR_GOOD:
             policy = self._policy()
             wait_s = await self._watch_room(policy)
             held_s = self._held_back_s(policy)
@@ -129,11 +138,14 @@ class Keeper:
     async def _watch_room(self, policy: VolumePolicy) -> float:
         """Look at the free space where nothing is open; until when that need not be done again."""
         parts = [part for user in self.users.values() for part in user.parts.values()]
-        is_empty = bool(self.volume_id) and not any(part.n_orphans or part.fresh for part in parts)
+        # Outside its window nobody has looked yet what there is.
+        is_unknown = not self.volume_id and policy.windows
+        is_empty = not is_unknown and not any(part.n_orphans or part.fresh for part in parts)
         if is_empty or (policy.blocks is None and policy.inodes is None):
             return _NEVER_S
         now_s = boot_s()
         if now_s >= self._looked_at_s + _ROOM_S:
+            self._looked_at_s = now_s  # also if it fails: not at once again
             with suppress(OSError):
                 self._look_at_space(await in_thread(self._limiter, partial(space_at, self.path)))
         return self._looked_at_s + _ROOM_S - now_s
@@ -233,6 +245,7 @@ class Keeper:
         """See to it that this is the volume that we know, and whom it has."""
         store = opened.store
         self._must_open = False
+        self._n_gone = 0
         if store.volume.id != self.volume_id:
             if self.volume_id:
                 _LOG.warning("%s is another volume now: all of it is looked at anew", printable(self.path))
@@ -242,8 +255,9 @@ class Keeper:
         if is_poll:
             self._polled_at_s = boot_s()
             for uid, user in self.users.items():
+                sentry = self._sentries.get(uid)
                 # Other hosts' doings come by no inotify, nor what is in a folder that could not be watched.
-                if not store.kernel.is_local(store.fd) or not self._sentries[uid].is_complete():
+                if not store.kernel.is_local(store.fd) or sentry is None or not sentry.is_complete():
                     user.look_again()
         self._must_find |= is_poll
         await self._find_users(opened)
@@ -258,12 +272,19 @@ class Keeper:
             with suppress(OSError):
                 wanted = Happened.CREATE | Happened.MOVED_TO | Happened.MOVED_FROM | Happened.DELETE
                 self._u_watch = self._context.watcher.add(opened.store.u_fd, wanted, self._on_users)
-        uids = await in_thread(self._limiter, opened.users)
-        for uid in self.users.keys() - set(uids):
+        try:
+            found = await in_thread(self._limiter, opened.users)
+        except BaseException:
+            self._must_find = True  # the session ended meanwhile: the next one finds them
+            raise
+        for uid in self.users.keys() - found.keys():
             self._drop(uid)
-        for uid in uids:
+        for uid, ino in found.items():
             if uid not in self.users:
                 self.users[uid] = User(uid, self.path, self._most_remembered, self._context.since_ns)
+            elif self._folders.get(uid, ino) != ino:
+                self._renew(uid)
+        self._folders = found
         self._post_sentries(opened.store)
 
     def _post_sentries(self, store: Store) -> None:
@@ -278,17 +299,18 @@ class Keeper:
         self._n_blind = 0 if all(one.is_complete() for one in self._sentries.values()) else self._n_blind + 1
         self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
 
+    def _renew(self, uid: int) -> None:
+        """A user has another folder than before: all that is known of the old one is void."""
+        self.users[uid].look_again()
+        if uid in self._sentries:
+            self._sentries.pop(uid).dismiss()
+        if self.session is not None:
+            self.session.renew(uid)
+
     def _on_users(self, event: Event) -> None:
-        """A new user, one who has another folder now, or the end of the store."""
+        """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
         if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
             self._u_watch = None
-        uid = event.name.partition(b".")[0]
-        if uid.isdigit() and int(uid) in self._sentries:
-            self._sentries.pop(int(uid)).dismiss()
-        if uid.isdigit() and int(uid) in self.users:
-            self.users[int(uid)].look_again()
-            if self.session is not None:
-                self.session.renew(int(uid))
         self._must_find = True
         if self.session is None:
             self.wake()  # a session looks around by itself
@@ -315,6 +337,7 @@ class Keeper:
             return _ELSEWHERE_S
         if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
             self._forget()
+            self._n_gone += 1
             self._be(Phase.GONE, why)
             return float(self._context.config.poll_s)
         return self.broke(why)

@@ -27,11 +27,13 @@ class Look(msgspec.Struct, tag=True):
     base   of the store to look in, as Tended names it
     after  the last id of the page before; empty for the first
     ids    look at these alone
+    and_quarantined  with the first page, some that are in quarantine too
     """
 
     base: bytes
     after: str = ""
     ids: list[str] | None = None
+    and_quarantined: bool = False
 
 
 class Reap(msgspec.Struct, tag=True):
@@ -108,6 +110,7 @@ class Page(msgspec.Struct, tag=True):
     last           the last id that was looked at, to go on after; empty if there are no more
     n_orphans      all that there are now, in orphans/ and reaping/
     n_quarantined  in quarantine/
+    quarantined    some of these, if that was asked for
     """
 
     base: bytes
@@ -115,6 +118,7 @@ class Page(msgspec.Struct, tag=True):
     last: str
     n_orphans: Count
     n_quarantined: Count
+    quarantined: list[Seen] = []
 
 
 class Ended(msgspec.Struct, tag=True):
@@ -193,6 +197,13 @@ class Spawn(msgspec.Struct):
     exchange: bool
     filesystem: int
     owner: int
+
+
+class Forked(msgspec.Struct):
+    """The forker's answer, with the child's pidfd; or why there is no child."""
+
+    pid: int = 0
+    errno: int = 0
 
 
 def encode(message: ToChild | FromChild) -> bytes:

@@ -14,7 +14,7 @@ GLANCE_S = 0.2
 """How long a change of mind may go unseen."""
 _NAP_S = 0.002
 """Shorter than that nobody has to be listened to while we wait."""
-_GAP_S, _MOST_GAP_S = 0.0002, 0.002
+_GAP_S = 0.0002
 """Between two looks whether the device has a gap for us."""
 _PATIENCE_S = 0.1
 """On a device that never has one we take our sip all the same: it must not starve."""
@@ -56,13 +56,17 @@ FULL_SPEED = Constant(AT_ONCE)
 class Pace:
     """A tempo as budgets for slices."""
 
-    def __init__(self, leads: Leads, is_busy: Callable[[], bool] = lambda: False) -> None:
-        """is_busy: whether the device has anything to do right now; asked beside others alone."""
+    def __init__(self, leads: Leads, is_busy: Callable[[], bool] = lambda: False, afterwork: float = 0.0) -> None:
+        """Be asked.
+
+        is_busy    whether the device has anything to do right now; asked beside others alone
+        afterwork  see Strategy
+        """
         self._leads = leads
         self._tempo = AT_ONCE
         self._entries: Allowance | None = None
         self._bytes: Allowance | None = None
-        self._sips = _Sips(is_busy)
+        self._sips = _Sips(is_busy, afterwork)
         self._rest_ends_s = 0.0
         self.was_always_limited = True
         self.follow()
@@ -81,9 +85,11 @@ class Pace:
     def budget(self) -> Budget | None:
         """What a slice may do now; None if it has to wait."""
         tempo = self.follow()
+        if tempo.holds() or (not tempo.is_alone and not self._sips.may_begin()):
+            return None
         now = time.monotonic()
         seconds = self._seconds(tempo, now)
-        if tempo.holds() or seconds <= 0.0 or (not tempo.is_alone and not self._sips.may_begin(now)):
+        if seconds <= 0.0:
             return None
         n_entries = None if self._entries is None else self._entries.take(now)
         n_bytes = None if self._bytes is None else self._bytes.take(now)
@@ -137,39 +143,44 @@ class Pace:
 class _Sips:
     """Small slices beside others: a share of the time, each begun in a gap of the device."""
 
-    def __init__(self, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, is_busy: Callable[[], bool], afterwork: float) -> None:
         self._is_busy = is_busy
+        self._afterwork = afterwork
         self._due_s = 0.0
         self._asked_s: float | None = None
-        self._look_s = 0.0
-        self._gap_s = _GAP_S
         self.n_entries = 1
 
-    def may_begin(self, now_s: float) -> bool:
-        """Whether a slice may begin."""
-        if now_s < max(self._due_s, self._look_s):
+    def may_begin(self) -> bool:
+        """Whether a slice may begin. A gap is waited for here: the long way through the engine would be felt by others.
+
+        False is for a moment only: there may be other things to do.
+        """
+        now_s = time.monotonic()
+        if now_s < self._due_s:
             return False
         if self._asked_s is None:
             self._asked_s = now_s
-        if now_s - self._asked_s < _PATIENCE_S and self._is_busy():
-            self._look_s = now_s + self._gap_s
-            self._gap_s = min(2 * self._gap_s, _MOST_GAP_S)
-            return False
+        nap_ends_s = now_s + _NAP_S
+        while now_s - self._asked_s < _PATIENCE_S and self._is_busy():
+            if now_s >= nap_ends_s:
+                return False
+            time.sleep(_GAP_S)
+            now_s = time.monotonic()
         return True
 
     def done(self, outcome: Outcome, share: float, now_s: float) -> None:
         """A slice was done, and we have that share of the time."""
-        period_s = outcome.busy_s / share
+        period_s = outcome.busy_s * (1.0 + self._afterwork) / share
         # What was not taken when it was due is made up for by shorter pauses, not by none.
         self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
-        self._asked_s, self._look_s, self._gap_s = None, 0.0, _GAP_S
+        self._asked_s = None
         if outcome.removed:
-            fits = SIP_S * outcome.removed / outcome.busy_s
+            fits = SIP_S * outcome.removed / max(outcome.busy_s, 1e-6)
             self.n_entries = max(1, min(round((3 * self.n_entries + fits) / 4), 2 * self.n_entries))
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until one may begin, as far as is known."""
-        return max(self._due_s, self._look_s) - now_s
+        return self._due_s - now_s
 
 
 def _changed(allowance: Allowance | None, per_s: int | None, now_s: float, slice_s: float) -> Allowance | None:

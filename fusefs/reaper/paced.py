@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 
 from fusefs.core.budget import Tempo
 from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.linux.priority import be_idle
 from fusefs.reaper.pace import Constant, Leads
 from fusefs.reaper.pacer import Pacer
 from fusefs.store.layout import UserFolder
@@ -26,6 +27,7 @@ def led(folder: UserFolder, most: Tempo, tell: Callable[[str], None] | None) -> 
     if tell is None:
         yield Constant(most)
         return
+    be_idle()
     with closing(Pacer(folder.store.kernel, folder.fd, Caps(most.entries_per_s, most.bytes_per_s))) as pacer:
         yield Paced(pacer, tell)
 

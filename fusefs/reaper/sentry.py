@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from fusefs.core.events import Kind
@@ -17,7 +16,7 @@ from fusefs.linux.inotify import Event, Happened
 from fusefs.linux.mountinfo import below
 from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.user import Part, User
-from fusefs.store.layout import DROP, USERS, Store
+from fusefs.store.layout import DROP, USERS, Store, find_folder
 
 _LOG = logging.getLogger(__name__)
 _COPY_S = 30.0
@@ -86,14 +85,10 @@ class Sentry:
         with kernel.open_beneath(store.base_fd, join(*filter(None, (below(base, store.base_path), STORE))), _DIR) as fd:
             users = kernel.open_dir(fd, USERS)
         with users:
-            plain = b"%d" % self.user.uid
-            for name in (plain, *(name for name in kernel.list(users) if name.startswith(plain + b"."))):
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    found = kernel.open_beneath(users, name, _DIR)
-                    if kernel.fstat(found).st_uid == self.user.uid:
-                        return found
-                    found.close()
-        raise FileNotFoundError(errno.ENOENT, "he has no folder there")
+            found = find_folder(kernel, users, self.user.uid)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "he has no folder there")
+        return found[1]
 
     def _add(
         self, store: Store, folder: Fd, name: Name, wanted: Happened, part: Part, notice: Callable[[Part, Event], None]
@@ -116,8 +111,10 @@ class Sentry:
         identifier = _id(event)
         if identifier is None:
             return
+        if event.happened & Happened.MOVED_TO:
+            self.user.came(identifier)
         if event.happened & (Happened.MOVED_TO | Happened.ATTRIB):
-            part.fresh.add(identifier)  # new, or somebody gave it another term (`trashd keep`)
+            part.look_at(identifier)  # new, or somebody gave it another term (`trashd keep`)
         else:
             part.fresh.discard(identifier)
             part.upcoming.remove(identifier)
@@ -133,7 +130,7 @@ class Sentry:
         if identifier is None or self.user.is_ours(identifier):
             return
         if event.happened & Happened.MOVED_TO:
-            part.fresh.add(identifier)  # somebody left it to us (`trashd swap --wait`), or reaps it himself
+            part.look_at(identifier)  # somebody left it to us (`trashd swap --wait`), or reaps it himself
             return
         self.user.forget(identifier)
         detail = "not by this service"

@@ -20,12 +20,13 @@ from fusefs.core.names import printable
 from fusefs.core.record import quote
 from fusefs.core.status import Status
 from fusefs.linux import servicelock
+from fusefs.linux.clockwatch import ClockWatch
 from fusefs.linux.configfiles import Loaded
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id
 from fusefs.linux.inotify import Happened
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.mountinfo import covering, read_mounts
 from fusefs.linux.mountwatch import MountWatch
 from fusefs.linux.notify import Notifier
 from fusefs.linux.places import make_dir, runtime_dir, state_dir
@@ -123,11 +124,12 @@ class _Service:
         self._finder = Finder(kernel)
         self.outlets = Outlets(loaded.config)
         self._started_ns = time.time_ns()
+        self._version = version("trashd")  # of the code that runs: the package may be another one tomorrow
         self._changed = trio.Event()
         self._nudged = trio.Event()
         self._reloads = trio.Lock()
         self._told = ""
-        self._mount_ids: frozenset[int] = frozenset()
+        self._mounts: dict[bytes, int] = {}  # what each volume's path leads to, by the mount's id
 
     def changed(self) -> None:
         """The status is not what it was."""
@@ -138,13 +140,14 @@ class _Service:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._obey, context, nursery)
             nursery.start_soon(self._watcher.run)
+            nursery.start_soon(_watch_clock, context)
             self.outlets.run(context.config, nursery)
             self._watch_pauses()
             await self._find(context, nursery)
             nursery.start_soon(self._watch_mounts, context, nursery, mounts)
             nursery.start_soon(self._obey_nudges, context, nursery)
             nursery.start_soon(self._tell_status, context)
-            context.tell(Kind.STARTED, detail=f"trashd {version('trashd')}, {_volumes(len(self._keepers))}")
+            context.tell(Kind.STARTED, detail=f"trashd {self._version}, {_volumes(len(self._keepers))}")
             self._write_status()
             self._notifier.ready(self._summary())
             nursery.start_soon(self._stay_alive)
@@ -189,16 +192,21 @@ class _Service:
     async def _find(self, context: Context, nursery: trio.Nursery) -> None:
         """Begin to keep the volumes that are not kept yet. A mount point that does not answer is passed over."""
         mounts = await trio.to_thread.run_sync(read_mounts)
-        self._mount_ids = frozenset(mount.mnt_id for mount in mounts)
-        configured = [volume.path for volume in context.config.volumes if volume.is_served]
-        for path in await self._finder.find(self._wanted.volumes or (*configured, *mount_points(mounts))):
-            self._keep(context, nursery, path)
-        for path in self._wanted.volumes or configured:
-            self._keep(context, nursery, path)
+        named = self._wanted.volumes or tuple(volume.path for volume in context.config.volumes if volume.is_served)
+        paths = named if self._wanted.volumes else (*named, *mount_points(mounts))
+        for path in await self._finder.find(paths, mounts):
+            self._keep(context, nursery, path, stays=path in named)
+        for path in named:
+            self._keep(context, nursery, path, stays=True)
+        for path, keeper in self._keepers.items():
+            mount = covering(path, mounts)
+            if self._mounts.get(path, mount) != mount:
+                keeper.look_again()
+            self._mounts[path] = mount
 
-    def _keep(self, context: Context, nursery: trio.Nursery, path: bytes) -> None:
+    def _keep(self, context: Context, nursery: trio.Nursery, path: bytes, *, stays: bool) -> None:
         if path not in self._keepers:
-            keeper = self._keepers[path] = Keeper(context, path)
+            keeper = self._keepers[path] = Keeper(context, path, stays=stays)
             keeper.set_pause(self._pause_of(path, read_pauses(self._runtime, time.time())))
             nursery.start_soon(self._run, keeper, nursery)
 
@@ -207,6 +215,9 @@ class _Service:
         while True:
             try:
                 await keeper.run()
+                del self._keepers[keeper.path]
+                self._mounts.pop(keeper.path, None)
+                return
             except ForkerLost as error:
                 self.failed = error
                 nursery.cancel_scope.cancel()
@@ -214,6 +225,7 @@ class _Service:
             except Exception:
                 _LOG.exception("%s: a fault in trashd itself", printable(keeper.path))
                 keeper.broke("a fault in trashd itself: see the log")
+                await trio.sleep(_FIND_S)  # should it be one that comes at once again
 
     async def _watch_mounts(self, context: Context, nursery: trio.Nursery, mounts: MountWatch) -> None:
         """Look for volumes when something is mounted, and at the known ones when something is unmounted."""
@@ -221,12 +233,7 @@ class _Service:
             with trio.move_on_after(context.config.poll_s):
                 await trio.lowlevel.wait_readable(mounts)
                 mounts.seen()
-            now = frozenset(mount.mnt_id for mount in await trio.to_thread.run_sync(read_mounts))
-            is_new = now != self._mount_ids
             await self._find(context, nursery)  # a store may have been made, too
-            if is_new:
-                for keeper in self._keepers.values():
-                    keeper.look_again()
             await trio.sleep(_FIND_S)
 
     async def _obey_nudges(self, context: Context, nursery: trio.Nursery) -> None:
@@ -271,7 +278,7 @@ class _Service:
 
     def _write_status(self) -> None:
         status = Status(
-            version=version("trashd"),
+            version=self._version,
             pid=os.getpid(),
             boot_id=boot_id(),
             started_ns=self._started_ns,
@@ -301,6 +308,15 @@ class _Service:
         while watchdog_s is not None:
             self._notifier.alive()
             await trio.sleep(watchdog_s / 2)
+
+
+async def _watch_clock(context: Context) -> None:
+    """Look at the clocks when the wall clock is set: what is made before a look may be of either time. Checkpoint"""
+    with ClockWatch() as watch:
+        while True:
+            context.clock()
+            await trio.lowlevel.wait_readable(watch)
+            watch.seen()
 
 
 def _volumes(n: int) -> str:

@@ -24,7 +24,7 @@ from fusefs.reaper.deputy import Deputy, DeputyLost
 from fusefs.reaper.for_root import take_over
 from fusefs.reaper.forker import ForkerLost
 from fusefs.reaper.intake import Intake
-from fusefs.reaper.messages import Beat, Order, Reap
+from fusefs.reaper.messages import Beat, Measure, Order, Reap
 from fusefs.reaper.pacer import Pacer
 from fusefs.reaper.room import Room
 from fusefs.reaper.tally import Tally
@@ -140,6 +140,7 @@ class Session:
             except ForkerLost as error:
                 lost = error
             finally:
+                self._is_stopping = True
                 with trio.move_on_after(_PARKING_S, shield=True):
                     await self._park()
                 for deputy in list(self._deputies.values()):
@@ -247,22 +248,35 @@ class Session:
             deputy = None
         if deputy is None:
             self._stale.discard(user.uid)
-            folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
-            if folder is None:
-                del self._users[user.uid]
+            try:
+                deputy = await self._appoint(user)
+            except (TrashdError, OSError) as error:
+                self._intake.failed(user, error.errno or errno.EIO, "nobody can be found to work for him", str(error))
+            if deputy is None:
                 return None
-            with folder:
-                who = await in_thread(self._limiter, partial(person, user.uid))
-                deputy = Deputy(user.uid, await self._context.forker.fork(folder, who))
             self._deputies[user.uid] = deputy
-            nursery.start_soon(deputy.listen)
+            nursery.start_soon(_listen, deputy)
         return deputy
 
+    async def _appoint(self, user: User) -> Deputy | None:
+        """A new child for a user; None, and he is forgotten, if he has no folder any more."""
+        folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
+        if folder is None:
+            if self._users.get(user.uid) is user:  # nobody saw it while we looked
+                del self._users[user.uid]
+            return None
+        with folder:
+            who = await in_thread(self._limiter, partial(person, user.uid))
+            return Deputy(user.uid, await self._context.forker.fork(folder, who))
+
     def _dismiss(self, deputy: Deputy) -> None:
+        """Let go of a child, once: of one that was let go of while it worked its order is told too."""
+        if self._deputies.get(deputy.uid) is not deputy:
+            return
         self._count()
         self._counted.pop(deputy.uid, None)
+        del self._deputies[deputy.uid]
         deputy.close()
-        self._deputies.pop(deputy.uid, None)
 
     async def _park(self) -> None:
         for uid in self._busy:
@@ -278,11 +292,14 @@ class Session:
             if isinstance(order, Reap):
                 user.ordered(order.ids())
                 user.begins(order.chosen[0].id)
-            async with aclosing(deputy.answers(order)) as answers:
-                async for answer in answers:
-                    self._intake.take(user, order, answer)
-            if isinstance(order, Reap) and self._room.hurries:
-                self._tells.space(await in_thread(self._limiter, self._opened.space))
+            # What was done is told, even if the service ends: then the session parks its deputies and dismisses them.
+            with trio.CancelScope(shield=True):
+                async with aclosing(deputy.answers(order)) as answers:
+                    async for answer in answers:
+                        self._intake.take(user, order, answer)
+            all_measured = isinstance(order, Measure) and not user.parts[order.base].to_measure
+            if all_measured or (isinstance(order, Reap) and self._room.hurries):
+                await self._look_at_space()
             user.succeeded(boot_s())
         except DeputyLost as lost:
             self._dismiss(deputy)
@@ -342,12 +359,21 @@ class Session:
         """Look at what no child tells: free space, new users."""
         while True:
             try:
-                space = await in_thread(self._limiter, self._opened.space)
+                await self._look_at_space()
                 await self._tells.around()
             except OSError as error:
                 self._intake.volume_failed(error.errno or errno.EIO, "looking around")
-            else:
-                self._tells.space(space)
-                self._intake.enforce_quota(space, self._users.values())
             self.wake()
             await trio.sleep(_AROUND_S)
+
+    async def _look_at_space(self) -> None:
+        """See what is free, and whether something has to go before its time."""
+        space = await in_thread(self._limiter, self._opened.space)
+        self._tells.space(space)
+        await self._intake.enforce_quota(space, self._users.values(), self._limiter)
+
+
+async def _listen(deputy: Deputy) -> None:
+    """Take in what a child says until its deputy is dismissed, whatever is cancelled meanwhile. Checkpoint"""
+    with trio.CancelScope(shield=True):
+        await deputy.listen()

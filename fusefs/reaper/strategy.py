@@ -40,6 +40,8 @@ class Strategy(NamedTuple):
     tells_types  listings tell types; where not, what unlink calls a directory is one
     group_shift  two workers in one allocation group stand in each other's way; how many low bits of an inode's
                  number are its place in its group
+    afterwork    what the kernel does when unlink has returned already, as a part of what it did before: xfs takes
+                 inodes out of its trees in the background, which others feel as much (measured)
     """
 
     n_workers: int
@@ -50,6 +52,7 @@ class Strategy(NamedTuple):
     splits: bool
     tells_types: bool
     group_shift: int | None
+    afterwork: float
 
 
 def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strategy:
@@ -77,4 +80,5 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
         splits=by_inode or magic in _NETWORK,
         tells_types=tells_types,
         group_shift=group_shift(kernel, container) if magic == XFS_MAGIC and most > 1 else None,
+        afterwork=1.0 if magic == XFS_MAGIC else 0.0,
     )

@@ -61,6 +61,15 @@ class Part:
         self.n_orphans = 0
         self.n_quarantined = 0
         self._after: str | None = ""
+        self._is_new = True
+
+    def look_at(self, identifier: str) -> None:
+        """Look at one that is new or has changed; at all of it where they are too many to remember."""
+        if len(self.fresh) < _MOST_REMEMBERED:
+            self.fresh.add(identifier)
+        else:
+            self.fresh.clear()
+            self.look_again()
 
     def look_again(self) -> None:
         """Look at all of it from the beginning: what is known may not be true any more."""
@@ -90,9 +99,10 @@ class Part:
             self.look_again()
         n_due = self.upcoming.n_due(now_s)
         if self._after is not None and n_due < _ENOUGH_DUE:
+            is_first, self._is_new = self._is_new, False
             if not self._after:
                 self.upcoming.clear()
-            return Look(self.base, after=self._after)
+            return Look(self.base, after=self._after, and_quarantined=is_first)
         if n_due:
             chosen = self.upcoming.take(now_s, BATCH)
             self.pending = {one.id: one for one in chosen}
@@ -136,6 +146,7 @@ class User:
         self.had_s = 0.0
         self.n_removed = 0
         self._ours: dict[str, None] = {}
+        self._came: dict[str, None] = {}
         self._told: dict[str, None] = {}
         self._told_until_ns = told_until_ns
         self._most = most
@@ -225,6 +236,15 @@ class User:
         """We did not reap it to its end: the next one to do so may be somebody else."""
         self._ours.pop(identifier, None)
 
+    def came(self, identifier: str) -> None:
+        """It came into orphans/ while we watched."""
+        self._came[identifier] = None
+        _bound(self._came)
+
+    def has_come(self, identifier: str) -> bool:
+        """Whether it came while we watched, lately."""
+        return identifier in self._came
+
     def is_untold(self, identifier: str) -> bool:
         """Whether nobody has been told of an orphan; from now on somebody has."""
         if identifier in self._told:
@@ -291,6 +311,7 @@ class User:
 
     def forget(self, identifier: str) -> None:
         """It is gone."""
+        self._came.pop(identifier, None)
         self._n_parked.pop(identifier, None)
         self._sofar.pop(identifier, None)
         self._n_tries.pop(identifier, None)

@@ -9,9 +9,12 @@ from typing import NamedTuple, Self
 
 from fusefs.core.errors import Busy, NoStore, TrashdError
 from fusefs.core.names import Name, printable
+from fusefs.core.status import Phase
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.places import SYSTEM_RUNTIME
+from fusefs.reaper.status import read_status
 from fusefs.store.discover import folders
 from fusefs.store.layout import Store, UserFolder, open_store, open_user
 from fusefs.store.mounted import mount_of, open_shown, refuse_mounted
@@ -65,13 +68,16 @@ class Opened(NamedTuple):
         """Let go of it, so that it can be unmounted."""
         self.owned.close()
 
-    def users(self) -> list[int]:
-        """Those who have a folder there, as far as they are ours to serve."""
-        found = set()
+    def users(self) -> dict[int, int]:
+        """Those who have a folder there, as far as they are ours to serve, and the inode number of it."""
+        found: dict[int, int] = {}
         for folder in folders(self.store):
             with folder:
-                found.add(folder.uid)
-        return sorted(found)
+                uid, plain = folder.uid, b"%d" % folder.uid
+                # Anybody makes names in u/; his is the one that `open_user` finds.
+                if folder.name == plain or (folder.name.startswith(plain + b".") and uid not in found):
+                    found[uid] = self.store.kernel.fstat(folder.fd).st_ino
+        return found
 
     def folder(self, uid: int) -> UserFolder | None:
         """A user's folder; None if it is gone."""
@@ -103,6 +109,7 @@ def open_volume(kernel: Kernel, path: bytes) -> Opened:
             raise NoStore(path)
         owned.enter_context(store)
         refuse_mounted(kernel, store.fd)
+        _leave_to_root(store)
         hold = owned.enter_context(_open_hold(kernel, store))
         lock_fd = _lock(kernel, hold, path)
         if lock_fd is not None:
@@ -117,6 +124,18 @@ def _let_sleep(path: bytes, mounts: list[Mount]) -> None:
     top = next((mount for mount in reversed(mounts) if mount.point == path), None)
     if top is not None and top.fstype == b"autofs":
         raise NoStore(path, "its automount rests; name the directory behind it in the configuration")
+
+
+def _leave_to_root(store: Store) -> None:
+    """A user's own service leaves alone what root's serves: two would tell everything twice. Raises  Elsewhere"""
+    if os.geteuid() == 0:
+        return
+    seen = None
+    with suppress(TrashdError, OSError):  # of another version: then claims keep the two apart
+        seen = read_status(SYSTEM_RUNTIME)
+    served = seen.status.volumes if seen is not None and seen.is_running else ()
+    if any(one.id == store.volume.id and one.phase not in (Phase.ELSEWHERE, Phase.GONE) for one in served):
+        raise Elsewhere(store.base_path)
 
 
 def _open_hold(kernel: Kernel, store: Store) -> Fd:
@@ -142,10 +161,9 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
     return fd
 
 
-def find_store(kernel: Kernel, path: bytes) -> tuple[int, int] | None:
+def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:
     """What tells the store in a directory from others (its device and inode now); None if there is none for us."""
     try:
-        mounts = read_mounts()
         _let_sleep(path, mounts)
         shown = open_shown(kernel, path, mounts)
         store = open_store(kernel, shown.fd, path, shown.mounted)

@@ -15,7 +15,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
 from fusefs.store.container import Held, create_record, dissolve, make_directory, move, new_id
 from fusefs.store.layout import DROP, TREE, UserFolder
-from fusefs.store.stage import discard_unmade, identify_at, lend, loan, take_back
+from fusefs.store.stage import ATTEMPTS, discard_unmade, identify_at, lend, loan, take_back
 
 
 class Problem(NamedTuple):
@@ -42,13 +42,11 @@ def take_in(
     Raises  OSError; the thing is where it was then
     """
     kernel = folder.store.kernel
-    container = new_id(kernel, name if origin is None else os.path.basename(origin))
     with ExitStack() as owned:
         fd = owned.enter_context(kernel.open_beneath(dir_fd, name))
-        container_fd = owned.enter_context(make_directory(folder, container))
         lent = loan(kernel.fstat(fd)) if lent is None else lent
         record = Record(
-            id=container,
+            id=new_id(kernel, name if origin is None else os.path.basename(origin)),
             volume=folder.store.volume.id,
             method=Method.DROPPED if origin is None else Method.REMOVED,
             origin=origin,
@@ -62,15 +60,10 @@ def take_in(
             note=note,
             lent_mode=lent,
         )
-        try:
-            owned.enter_context(create_record(kernel, container_fd, record))
-        except BaseException:
-            discard_unmade(folder, container)
-            raise
-        held = Held(folder, container, State.STAGE, container_fd, record, owned)
+        held = owned.enter_context(_make_container(folder, record))
         try:
             lend(kernel, fd, lent)
-            kernel.rename(dir_fd, name, container_fd, TREE)
+            kernel.rename(dir_fd, name, held.fd, TREE)
         except (OSError, TrashdError):
             take_back(kernel, fd, lent)
             dissolve(held)
@@ -80,7 +73,24 @@ def take_in(
             # Else btrfs may write the move that follows, not this rename; what was dropped is just dropped again.
             kernel.fsync(dir_fd)
         move(held, State.ORPHANS)
-    return container
+    return held.id
+
+
+def _make_container(folder: UserFolder, record: Record) -> Held:
+    """A container in stage/ with that record. Recovery may sweep it away before it has one: then once more."""
+    kernel = folder.store.kernel
+    for attempt in range(ATTEMPTS):
+        with ExitStack() as owned:
+            try:
+                fd = owned.enter_context(make_directory(folder, record.id))
+                owned.enter_context(create_record(kernel, fd, record))
+            except BaseException as error:
+                discard_unmade(folder, record.id)
+                if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
+                    continue
+                raise
+            return Held(folder, record.id, State.STAGE, fd, record, owned.pop_all())
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Problem]]:

@@ -210,12 +210,18 @@ def open_user(store: Store, uid: int) -> UserFolder | None:
 
     The first of `u/<uid>`, `u/<uid>.<random>` that is a directory owned by the user, on this mount, no link.
     """
-    for name in _candidates(store, _plain(uid)):
-        folder = _open_folder(store, name)
-        if folder is not None:
-            if folder.uid == uid:
-                return folder
-            folder.fd.close()
+    found = find_folder(store.kernel, store.u_fd, uid)
+    return None if found is None else _folder(store, *found)
+
+
+def find_folder(kernel: Kernel, u_fd: int, uid: int) -> tuple[Name, Fd] | None:
+    """The name and an fd (O_PATH) of a user's folder below the `u/` of any store, trusted or not, if he has one."""
+    for name in _candidates(kernel, u_fd, _plain(uid)):
+        fd = _open_directory(kernel, u_fd, name)
+        if fd is not None:
+            if kernel.fstat(fd).st_uid == uid:
+                return name, fd
+            fd.close()
     return None
 
 
@@ -255,20 +261,31 @@ def _plain(uid: int) -> Name:
     return Name(str(uid).encode())
 
 
-def _candidates(store: Store, plain: Name) -> Iterator[Name]:
+def _candidates(kernel: Kernel, u_fd: int, plain: Name) -> Iterator[Name]:
+    """The names that a folder may have. The whole of `u/` is read only if the plain one is not it."""
     yield plain
-    yield from (Name(name) for name in store.kernel.list(store.u_fd) if name.startswith(plain + b"."))
+    yield from (Name(name) for name in kernel.list(u_fd) if name.startswith(plain + b"."))
 
 
 def _open_folder(store: Store, name: Name) -> UserFolder | None:
-    """A folder below `u/` as its owner's, with mode 0700 (which its owner restores); None if it is no directory."""
-    kernel = store.kernel
+    """A folder below `u/`; None if it is no directory."""
+    fd = _open_directory(store.kernel, store.u_fd, name)
+    return None if fd is None else _folder(store, name, fd)
+
+
+def _open_directory(kernel: Kernel, u_fd: int, name: Name) -> Fd | None:
+    """What has a name below `u/`; None if it is no directory, a link, or something is mounted over it."""
     try:
-        fd = kernel.open_beneath(store.u_fd, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        return kernel.open_beneath(u_fd, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
             return None
         raise
+
+
+def _folder(store: Store, name: Name, fd: Fd) -> UserFolder:
+    """A folder as its owner's, with mode 0700 (which its owner restores)."""
+    kernel = store.kernel
     with ExitStack() as owned:
         owned.enter_context(fd)
         st = kernel.fstat(fd)

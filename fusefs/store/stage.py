@@ -22,7 +22,7 @@ from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, take_reserve
 
-_ATTEMPTS = 8
+ATTEMPTS = 8
 _LOAN = 0o700
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME)
 
@@ -79,7 +79,7 @@ def _stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method
 
 def _stage_new(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
     kernel = folder.store.kernel
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         container = new_id(kernel, victim.name)
         with ExitStack() as owned:
             try:
@@ -92,7 +92,7 @@ def _stage_new(folder: UserFolder, victim: Victim, relative: RelPath, method: Me
             except BaseException as error:
                 discard_unmade(folder, container)
                 # Recovery may sweep away a container that has no record yet: its maker starts again.
-                if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS - 1:
+                if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue
                 raise
             return Staged(Held(folder, container, State.STAGE, fd, record, owned.pop_all()), fresh)

@@ -56,7 +56,9 @@ def test_nonsense_is_2_and_deletes_nothing(volume: Path, option: str, value: str
     assert (tree_of(volume, identifier) / "file").exists()
 
 
-@pytest.mark.parametrize("words", [("--threads", "1"), ("--threads", "3"), ("--max-rate", "1000/s"), ("--count",)])
+@pytest.mark.parametrize(
+    "words", [("--threads", "1"), ("--threads", "3"), ("--max-rate", "1000/s"), ("--count",), ("--paced",)]
+)
 def test_whatever_the_way_all_is_removed(volume: Path, words: tuple[str, ...]) -> None:
     identifier = make_orphan(volume)
     done = done_well("reap", "--now", "--volume", volume, *words, identifier)

@@ -28,6 +28,7 @@ class Shape(Enum):
     SWAPPED = "fresh at the name, the tree in the store"
     REMOVED = "nothing at the name, the tree in the store"
     GAP = "the same, until recovery"
+    TAKEN = "fresh at the name, the tree and its record in an orphan of root's"
     AWAY = "fresh at the name, the tree elsewhere"
     WRITTEN = "something written into fresh, the tree in the store"
     RESCUED = "the tree at its name, what was written in the store"
@@ -52,6 +53,7 @@ _LOOKS = {
     Shape.SWAPPED: Look("fresh", _ABSENT, (("tree",),)),
     Shape.REMOVED: Look(_ABSENT, _ABSENT, (("tree",),)),
     Shape.GAP: Look(_ABSENT, _ABSENT, (("tree",),)),
+    Shape.TAKEN: Look("fresh", _ABSENT, (("taken",),)),
     Shape.AWAY: Look("fresh", "tree", ((),)),
     Shape.WRITTEN: Look("late", _ABSENT, (("tree",),)),
     Shape.RESCUED: Look("tree", _ABSENT, (("late",),)),
@@ -93,7 +95,7 @@ def _read(path: Path) -> tuple[int | None, str]:
     rounds = set()
     for name in names:
         file = path / name / "p" if name == "part" else path / name
-        text = file.read_text() if file.exists() else ""
+        text = file.read_text() if file.is_file() else ""
         number = text.partition(" ")[0]
         if number.isdigit():
             rounds.add(int(number))
@@ -124,6 +126,7 @@ def check_state(root: Path, marks: Sequence[str]) -> str | None:
             or _check_shapes(root, {k: one - {Shape.GAP} for k, one in allowed.items()}, "after recovery")
             or _check_modes(root)
             or _check_list(root)
+            or _check_pins(root, marks)
             or _check_reserves(root)
             or _finish_reaps(root)
         )
@@ -174,7 +177,7 @@ def _check_shapes(root: Path, allowed: dict[int, set[Shape]], when: str) -> str 
 
 def _stored(root: Path) -> Iterator[tuple[int, str]]:
     """Round and kind of all that any store holds."""
-    for pattern in (".trashd*/u/*/*/*/*", ".trashd*/u/*/drop/*"):
+    for pattern in (".trashd*/u/*/*/*/*", ".trashd*/u/*/*/*/tree/tree", ".trashd*/u/*/drop/*"):
         for base in (root, root / "lower"):
             for path in base.glob(pattern):
                 is_inside = path.parent.parent.name == "drop" or path.name not in ("tree", "fresh", f"v{path.name[1:]}")
@@ -185,13 +188,15 @@ def _stored(root: Path) -> Iterator[tuple[int, str]]:
 
 def _read_in(path: Path) -> tuple[int | None, str]:
     k, kind = _read(path)
+    if path.parent.name == "tree":
+        return k, "taken" if kind == "tree" and path.with_name("record.json").exists() else kind
     return k, "reaping" if path.parent.parent.name == "reaping" else kind
 
 
 def _check_modes(root: Path) -> str | None:
     """A loan has ended on both sides by the time recovery has."""
     paths = [*root.glob("v*"), *root.glob("lower/v*"), *root.glob(f"{_ORPHANS}/tree")]
-    paths = [path for path in paths if path.is_dir()]
+    paths = [path for path in paths if path.is_dir() and not (path / "record.json").exists()]
     wrong = [str(path.relative_to(root)) for path in paths if path.stat().st_mode & 0o7777 != MODE]
     return f"not its mode: {wrong}" if wrong else None
 
@@ -201,6 +206,16 @@ def _check_list(root: Path) -> str | None:
     listed = {os.fsdecode(entry.path) for entry in entries(root) if not entry.problem}
     there = {str(path) for path in (*root.glob(_ORPHANS), *root.glob(f"lower/{_ORPHANS}"))}
     return None if there <= listed else f"not listed: {there - listed}"
+
+
+def _check_pins(root: Path, marks: Sequence[str]) -> str | None:
+    """What was pinned stays pinned."""
+    pinned = {int(mark.split()[1]) for mark in marks if mark.startswith("pinned ")}
+    for entry in entries(root):
+        k, _kind = _read(Path(os.fsdecode(entry.path), "tree"))
+        if k in pinned and entry.expires_ns is not None:
+            return f"round {k} is not pinned any more"
+    return None
 
 
 def _check_reserves(root: Path) -> str | None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from fusefs.linux.kernel import Gate, Kernel
+from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, text_of
 from tests.support.logdisk import LoggedVolume
-from tests.support.store import init, reap_now, recover_all, remove, restore, swap
+from tests.support.store import init, recover_all, remove, restore, swap
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume
 
@@ -130,22 +129,6 @@ class Cut:
         if options.durable:
             self.stands(k, Shape.SWAPPED)
         return done.id
-
-
-class _Stopped(BaseException):
-    """The end of a reaper in the middle of its work."""
-
-
-def _stop_at(n: int, call: str) -> Gate:
-    left = n
-
-    def gate(name: str) -> None:
-        nonlocal left
-        left -= name == call
-        if left < 0:
-            raise _Stopped
-
-    return gate
 
 
 # ---- the rounds: each verb in its variants
@@ -280,25 +263,6 @@ def _restore_inside(cut: Cut, k: int, inside: bytes, shape: Shape) -> None:
     cut.stands(k, shape)
 
 
-def reap_round(cut: Cut, k: int) -> None:
-    cut.begin(k)
-    identifier = cut.swapped(k)
-    cut.may(k, Shape.REAPED)
-    assert reap_now(cut.base, identifier, cut.kernel).report.n_failed == 0
-
-
-def restore_half_reaped_round(cut: Cut, k: int) -> None:
-    cut.begin(k)
-    identifier = cut.swapped(k)
-    cut.may(k, Shape.REAPED)
-    with suppress(_Stopped):
-        reap_now(cut.base, identifier, Kernel(_stop_at(2, "unlink")))  # the first one asks what the tree is
-    cut.stands(k, Shape.HALF, sync=True)
-    cut.may(k, Shape.HALF_HOME)
-    assert restore(cut.base, identifier, cut.kernel).partial
-    cut.stands(k, Shape.HALF_HOME)
-
-
 def reserve_round(cut: Cut, k: int) -> None:
     """A swap on a full volume, which makes no directory of its own; then the reserve is stocked again."""
     cut.begin(k)
@@ -354,7 +318,7 @@ class Scenario(NamedTuple):
     repeats: bool = True
 
 
-SCENARIOS = {
+VERBS = {
     "swap": Scenario(swap_round),
     "swap --no-fsync": Scenario(swap_no_fsync_round),
     "swap in a lower store": Scenario(lower_store_round, boundary=True),
@@ -374,8 +338,6 @@ SCENARIOS = {
     "restore over written": Scenario(restore_over_written_round),
     "restore inside": Scenario(restore_inside_round),
     "restore of a file inside": Scenario(restore_file_inside_round),
-    "restore of half": Scenario(restore_half_reaped_round, n_rounds=1),
-    "reap": Scenario(reap_round),
     "init": Scenario(init_round, n_rounds=1, has_store=False, repeats=False),
 }
 

@@ -12,7 +12,8 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from tests.crash.powerfail_law import check_state
-from tests.crash.powerfail_work import SCENARIOS, Cut, Scenario
+from tests.crash.powerfail_reaper import SCENARIOS
+from tests.crash.powerfail_work import Cut, Scenario
 from tests.support.logdisk import logged_volume
 from tests.support.replay import Result, check_states
 

@@ -32,10 +32,17 @@ class World:
         self.wall_ns += ns
         self.look()
 
+    def pass_unseen(self, ns: int) -> None:
+        self.true_ns += ns
+        self.wall_ns += ns
+
     def set_clock(self, by_ns: int) -> None:
         self.look()
-        self.wall_ns = max(0, self.wall_ns + by_ns)
+        self.set_unseen(by_ns)
         self.look()
+
+    def set_unseen(self, by_ns: int) -> None:
+        self.wall_ns = max(0, self.wall_ns + by_ns)
 
     def look(self) -> None:
         self.clock = jumped(self.clock, self.wall_ns, self.boot_ns())
@@ -52,12 +59,16 @@ class Made(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What happens: so much time goes by, the clock is set by so much; a new orphan; a restart."""
+    """What happens: so much time goes by, the clock is set by so much; a new orphan; a restart.
+
+    is_watched  the service looks before and after the clock is set, not only in the end
+    """
 
     passes_ns: int
     set_by_ns: int
     makes: bool
     restarts: bool
+    is_watched: bool = True
 
 
 steps = st.lists(
@@ -65,6 +76,7 @@ steps = st.lists(
         Step,
         st.integers(0, 3 * DAY),
         st.one_of(st.just(0), st.integers(-100 * DAY, 100 * DAY)),
+        st.booleans(),
         st.booleans(),
         st.booleans(),
     ),
@@ -76,11 +88,15 @@ def play(world: World, happening: list[Step]) -> list[Made]:
     """Let it happen; the orphans that were made, an older one first."""
     made = [Made(NOW - DAY, NOW - DAY)]
     for step in happening:
-        world.pass_by(step.passes_ns)
+        (world.pass_by if step.is_watched else world.pass_unseen)(step.passes_ns)
         if abs(step.set_by_ns) >= STEP_NS:
-            world.set_clock(step.set_by_ns)
+            if step.makes:
+                made.append(Made(world.true_ns, world.wall_ns))
+            (world.set_clock if step.is_watched else world.set_unseen)(step.set_by_ns)
         if step.makes:
             made.append(Made(world.true_ns, world.wall_ns))
+        if not step.is_watched:
+            world.look()
         if step.restarts:
             world.restart()
     return made
@@ -135,6 +151,28 @@ def test_what_was_made_while_the_clock_was_ahead_has_its_true_age_after_it_was_s
     world.set_clock(-10 * DAY)
     world.pass_by(DAY)
     assert age_ns(world.clock, told_ns, see(world.clock, told_ns)) == 2 * DAY
+
+
+@pytest.mark.parametrize("by_ns", [30 * DAY, -30 * DAY])
+def test_what_was_made_before_anybody_noticed_that_the_clock_was_set_has_its_age(by_ns: int) -> None:
+    """An idle service looks at the clocks when something comes: after what came was made."""
+    world = World()
+    world.pass_by(DAY)
+    world.pass_unseen(DAY)
+    before_ns = world.wall_ns
+    world.pass_unseen(S)
+    world.set_unseen(by_ns)
+    after_ns = world.wall_ns
+    world.pass_unseen(S)
+    world.look()
+    ages = [age_ns(world.clock, told_ns, see(world.clock, told_ns)) for told_ns in (before_ns, after_ns)]
+    assert ages == [2 * S, S]
+
+
+def test_what_was_made_since_a_boot_with_a_clock_that_lost_its_time_is_no_older_than_the_boot() -> None:
+    saved = started(NOW, 100 * DAY, "first boot")
+    clock = started(5 * S, 5 * S, "second boot", saved)
+    assert age_ns(clock, 2 * S, see(clock, 2 * S)) == 3 * S
 
 
 def test_one_from_the_future_is_as_old_as_it_is_known() -> None:
@@ -226,8 +264,8 @@ def test_saved_clock_reads_back(happening: list[Step]) -> None:
         b"", b"null", b"[]", b"{}", b'{"wall_ns": 1}', b"\xff", b"[" * 100_000, b"9" * 5000,
         encode(Clock(1, 1, 1, ())),
         encode(Clock(1, 1, 1 << 63, (Era(0, 0),))),
-        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[0, 0]", b"[0, true]"),
-        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[[0, 0]]", b"7"),
+        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[0, 0, 0]", b"[0, true, 0]"),
+        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[[0, 0, 0]]", b"7"),
         encode(Clock(1, 1, 1, (Era(0, 0),) * (ERAS_MAX + 1))),
     ],
 )  # fmt: skip

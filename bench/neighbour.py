@@ -1,0 +1,254 @@
+"""Who works on the same disk while a tree is deleted: what he feels of it, and how fast it goes.
+
+    python -m bench.neighbour --filesystem ext4                   five rounds of all modes; a quarter of an hour
+    python -m bench.neighbour --filesystem xfs --mode paced --rounds 2
+    python -m bench.neighbour --filesystem ext4 --reaction        how soon the reaper steps back, and comes again
+    python -m bench.neighbour --filesystem ext4 --plot docs/neighbour.svg
+    python -m bench.neighbour --table                             the tables of docs/performance.md
+
+One process appends 4 KiB and fsyncs, another reads random 4 KiB past the caches, both with pauses of 2 ms, on a
+loop-mounted volume (bench/neighbours.py). In each turn they have it to themselves first, then the tree of 300,000
+files is deleted beside them, on a copy of the same image; modes take turns, the order rotates. A ratio is that of
+percentiles within a turn, beside to alone, so that the disk's own moods fall out; medians over the rounds. The rate is
+that of the inodes that went while they were there.
+
+Each run appends a line to bench/results/neighbour.jsonl. As root only.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from bench.images import Fresh, equal_volumes
+from bench.neighbour_table import tables
+from bench.neighbours import KINDS, Latency, Neighbours, fill, neighbours
+from bench.reap import VICTIM, set_caches
+from bench.support import TRASHD, compiled, keep, make_tree, only_orphan, running, time_command, wait
+
+RESULTS = Path(__file__).with_name("results") / "neighbour.jsonl"
+FILESYSTEMS = ("ext4", "xfs")
+N_FILES, N_ROUNDS = 300_000, 5
+SIZE_MB = 3072
+ALONE_S, BESIDE_S = 4.0, 6.0
+_WARM_S = 0.5
+"""Of each neighbour's first calls nothing is kept, nor of a deleter's."""
+_GLANCE_S = 0.05
+PERCENTILES = (50, 95, 99)
+
+Deleter = Callable[[Path], AbstractContextManager[int]]
+"""Starts what deletes the victim of a volume; its pid. It ends with the `with`."""
+
+
+@contextlib.contextmanager
+def _command(*words: str | Path) -> Iterator[int]:
+    """A command whose forked workers are gone at the end too, or the volume would still be busy."""
+    with open(os.devnull, "wb") as null, running(words, stderr=null.fileno()) as pid:
+        yield pid
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(pid, 0)
+            time.sleep(_GLANCE_S)
+
+
+def _reap(root: Path, *options: str) -> AbstractContextManager[int]:
+    time_command([TRASHD, "swap", root / VICTIM])
+    return _command(TRASHD, "reap", "--now", "--volume", root, only_orphan(root), *options)
+
+
+MODES = MappingProxyType[str, Deleter](
+    {
+        "rm": lambda root: _command("rm", "-rf", root / VICTIM),
+        "rm idle": lambda root: _command("ionice", "-c3", "nice", "-n19", "rm", "-rf", root / VICTIM),
+        "paced": lambda root: _reap(root, "--paced"),
+        "full": _reap,
+    }
+)
+"""Another one is added by a line here: the service, as soon as it is there."""
+
+
+def n_inodes(root: Path) -> int:
+    """In use on a volume."""
+    stat = os.statvfs(root)
+    return stat.f_files - stat.f_ffree
+
+
+@contextlib.contextmanager
+def filled(filesystem: str, n_files: int) -> Iterator[Fresh]:
+    """What mounts a volume with a victim, a store, and what the neighbours work on."""
+
+    def make(root: Path) -> None:
+        time_command([TRASHD, "init", root])
+        make_tree(root / VICTIM, n_files)
+        fill(root)
+
+    with equal_volumes(filesystem, SIZE_MB, n_files + n_files // 10 + 60_000, make) as fresh:
+        yield fresh
+
+
+def take_turn(mode: str, fresh: Fresh, scratch: Path) -> dict[str, Any]:
+    """One turn of one mode: percentiles of both neighbours alone and beside it, and its rate."""
+    with fresh() as root:
+        set_caches(root, cold=False)
+        with neighbours(root, scratch) as both:
+            time.sleep(_WARM_S)
+            alone = time.monotonic(), time.monotonic() + ALONE_S
+            time.sleep(ALONE_S)
+            with MODES[mode](root) as pid:
+                time.sleep(_WARM_S)
+                began, before = time.monotonic(), n_inodes(root)
+                while wait(pid, _GLANCE_S) is None and time.monotonic() < began + BESIDE_S:
+                    pass
+                beside = began, time.monotonic()
+                n_gone = before - n_inodes(root)
+            both.stop()
+    ratios = {kind: _percentiles(both, kind, alone, beside) for kind in KINDS}
+    return {"rate": round(n_gone / (beside[1] - beside[0])), **ratios}
+
+
+def _percentiles(both: Neighbours, kind: str, alone: tuple[float, float], beside: tuple[float, float]) -> Any:
+    """Microseconds at each percentile, alone and beside."""
+    return {
+        name: [round(percentile(within(both.latencies[kind], span), part) * 1e6) for part in PERCENTILES]
+        for name, span in (("alone", alone), ("beside", beside))
+    }
+
+
+def within(latencies: Sequence[Latency], span: tuple[float, float]) -> list[float]:
+    """Seconds of the calls that began in a span of time."""
+    return [one.seconds for one in latencies if span[0] <= one.at_s < span[1]]
+
+
+def percentile(values: Sequence[float], part: int) -> float:
+    """The value that so many percent of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) * part // 100, len(ordered) - 1)]
+
+
+def quiet_s(options: Sequence[str], fresh: Fresh) -> float:
+    """Seconds of a reap with nobody there."""
+    with fresh() as root:
+        time_command([TRASHD, "swap", root / VICTIM])
+        set_caches(root, cold=False)
+        return time_command([TRASHD, "reap", "--now", "--volume", root, only_orphan(root), *options])
+
+
+def tell(text: str) -> None:
+    """Say to whoever waits how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def compete(modes: Sequence[str], fresh: Fresh, n_rounds: int, pause: Callable[[], None]) -> dict[str, Any]:
+    """All turns of all modes, and what a reap takes with nobody there.
+
+    pause  called between two turns
+    """
+    turns: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
+    alone: dict[str, list[float]] = {"paced": [], "full": []}
+    with tempfile.TemporaryDirectory(prefix="trashd-bench-", dir="/dev/shm") as scratch:
+        for number in range(n_rounds):
+            begin = number % len(modes)
+            for mode in (*modes[begin:], *modes[:begin]):
+                turn = take_turn(mode, fresh, Path(scratch))
+                turns[mode].append(turn)
+                tell(f"round {number + 1} of {n_rounds}: {mode}: {told(turn)}")
+                pause()
+            for name, options in (("paced", ["--paced"]), ("full", [])):
+                alone[name].append(quiet_s(options, fresh))
+            tell(f"nobody there: paced {alone['paced'][-1]:.2f} s, full {alone['full'][-1]:.2f} s")
+            pause()
+    return {"modes": {mode: summary(turns[mode]) for mode in modes}, "nobody_there_s": alone}
+
+
+def told(turn: dict[str, Any]) -> str:
+    """A turn in a line."""
+    parts = [
+        f"{kind} " + " ".join(f"p{p} x{b / a:.2f}" for p, a, b in zip(PERCENTILES, *turn[kind].values(), strict=True))
+        for kind in KINDS
+    ]
+    return f"{turn['rate']:,}/s; " + "; ".join(parts)
+
+
+def summary(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds, and all turns."""
+    medians: dict[str, Any] = {"rate": statistics.median(turn["rate"] for turn in turns)}
+    for kind in KINDS:
+        for name in ("alone", "beside"):
+            columns = zip(*(turn[kind][name] for turn in turns), strict=True)
+            medians[f"{kind} {name} us"] = [round(statistics.median(column)) for column in columns]
+        ratios = [[b / a for a, b in zip(turn[kind]["alone"], turn[kind]["beside"], strict=True)] for turn in turns]
+        medians[f"{kind} ratio"] = [round(statistics.median(column), 2) for column in zip(*ratios, strict=True)]
+    return {**medians, "turns": list(turns)}
+
+
+def measure(asked: argparse.Namespace, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """The row of one run."""
+    modes = asked.mode or list(MODES)
+    load_before = round(os.getloadavg()[0], 2)
+    if asked.reaction:
+        from bench.neighbour_plot import watch_reaction
+
+        found: dict[str, Any] = {"reaction": watch_reaction(asked.filesystem, asked.rounds)}
+    else:
+        with filled(asked.filesystem, asked.files) as fresh:
+            found = compete(modes, fresh, asked.rounds, pause)
+    options = {"files": asked.files, "n_rounds": asked.rounds, "modes": asked.mode, "seconds": [ALONE_S, BESIDE_S]}
+    row = {"filesystem": asked.filesystem, "n_files": asked.files, "percentiles": PERCENTILES}
+    return {**row, "options": options, **found, "load_before": load_before}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--filesystem", choices=FILESYSTEMS)
+    parser.add_argument("--files", type=int, default=N_FILES)
+    parser.add_argument("--rounds", type=int, default=N_ROUNDS)
+    parser.add_argument("--mode", action="append", choices=list(MODES), help="only this one (may be repeated)")
+    parser.add_argument("--reaction", action="store_true", help="how soon it steps back and comes again, instead")
+    parser.add_argument("--plot", type=Path, metavar="SVG", help="draw what happens over time, instead")
+    parser.add_argument("--table", action="store_true", help="measure nothing; print what the newest results say")
+    asked = parser.parse_args(arguments)
+    if not asked.table:
+        if not asked.filesystem:
+            parser.error("--filesystem, or --table")
+        if os.geteuid():
+            parser.error("only root may mount")
+    return asked
+
+
+def main() -> None:
+    """Measure, append the result, print it; SIGTERM ends it as cleanly as Ctrl-C."""
+    asked = parse()
+    if asked.table:
+        print(tables(RESULTS))
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with compiled():
+            if asked.plot:
+                from bench.neighbour_plot import plot
+
+                asked.plot.write_text(plot(asked.filesystem), encoding="utf-8")
+            else:
+                keep(RESULTS, measure(asked))
+    except KeyboardInterrupt:
+        tell("interrupted: everything was unmounted and deleted")
+        sys.exit(130)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"not measured: {error}")
+    if not asked.plot:
+        print(tables(RESULTS))
+
+
+if __name__ == "__main__":
+    main()

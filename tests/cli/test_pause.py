@@ -1,0 +1,70 @@
+"""trashd pause and resume: what they say, with and without a reaper that hears it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import done_well, trashd
+from tests.support.service import places, service
+
+pytestmark = pytest.mark.needs("root")
+
+
+@pytest.fixture(autouse=True)
+def base() -> Iterator[Path]:
+    """Nobody else's places."""
+    with places() as path:
+        yield path
+
+
+def test_pause_says_what_and_for_how_long(volume: Path) -> None:
+    done = done_well("pause", "--for", "2h", volume)
+    assert done.out == f"{volume}: paused by root for 2h\n"
+    assert done_well("pause").out == "all volumes: paused by root until it is resumed\n"
+
+
+def test_without_a_reaper_it_says_that_the_next_one_will_be_paused(volume: Path) -> None:
+    assert "no reaper runs now" in done_well("pause", volume).err
+
+
+def test_with_a_reaper_there_is_nothing_to_warn_of(base: Path, volume: Path) -> None:
+    with service(base, volume):
+        assert done_well("pause", volume).err == ""
+
+
+def test_resume_ends_what_is_named(volume: Path) -> None:
+    done_well("pause", volume)
+    done_well("pause")
+    assert done_well("resume", volume).out == f"{volume}: goes on\n"
+    assert trashd("resume", volume).code == 5
+
+
+def test_resume_without_a_name_ends_all(volume: Path) -> None:
+    done_well("pause", volume)
+    done_well("pause")
+    assert set(done_well("resume").out.splitlines()) == {f"{volume}: goes on", "all volumes: goes on"}
+
+
+def test_resume_of_what_is_not_paused_is_said(volume: Path) -> None:
+    done = trashd("resume", volume)
+    assert done.code == 5
+    assert f"no pause of {volume}" in done.err
+
+
+def test_resume_with_nothing_paused_says_whether_a_reaper_runs(base: Path, volume: Path) -> None:
+    assert trashd("resume").code == 5
+    with service(base, volume):
+        assert done_well("resume").out == ""
+
+
+def test_name_of_a_volume_may_be_any_way_to_it(volume: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(volume)
+    assert done_well("pause", tmp_path / "link").out.startswith(f"{volume}: ")
+    assert done_well("resume", f"{volume}/.").out == f"{volume}: goes on\n"
+
+
+def test_time_that_is_none_is_refused(volume: Path) -> None:
+    assert trashd("pause", "--for", "soon", volume).code == 2

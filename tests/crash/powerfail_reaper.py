@@ -1,0 +1,98 @@
+"""The reaper's work whose power is cut, the service's own operations among it; and all scenarios."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+
+from fusefs.core.names import ContainerId
+from fusefs.core.pacing import Caps
+from fusefs.linux.kernel import Gate, Kernel
+from fusefs.reaper.for_root import take_over
+from fusefs.reaper.intake import ForRoot
+from fusefs.reaper.pacer import Pacer
+from fusefs.reaper.volume import open_volume
+from fusefs.store.find import find_container
+from fusefs.store.keep import For, keep_by_id
+from tests.crash.powerfail_law import Shape
+from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario
+from tests.support.store import raw, reap_now, restore, swap
+
+
+class _Stopped(BaseException):
+    """The end of a reaper in the middle of its work."""
+
+
+def _stop_at(n: int, call: str) -> Gate:
+    left = n
+
+    def gate(name: str) -> None:
+        nonlocal left
+        left -= name == call
+        if left < 0:
+            raise _Stopped
+
+    return gate
+
+
+def reap_round(cut: Cut, k: int) -> None:
+    cut.begin(k)
+    identifier = cut.swapped(k)
+    cut.may(k, Shape.REAPED)
+    assert reap_now(cut.base, identifier, cut.kernel).report.n_failed == 0
+
+
+def service_reap_round(cut: Cut, k: int) -> None:
+    """A reap as the service does it: behind its lock, beside its probe, in two parts."""
+    cut.begin(k)
+    identifier = cut.swapped(k)
+    cut.may(k, Shape.REAPED)
+    with open_volume(cut.kernel, raw(cut.base)) as volume:
+        with suppress(_Stopped):
+            reap_now(cut.base, identifier, Kernel(_stop_at(2, "unlink")))
+        with closing(Pacer(cut.kernel, volume.hold, Caps())) as pacer:
+            pacer.probe()
+        assert reap_now(cut.base, identifier, cut.kernel).report.n_failed == 0
+
+
+def keep_round(cut: Cut, k: int) -> None:
+    cut.begin(k)
+    identifier = cut.swapped(k)
+    entry = find_container(cut.kernel, [raw(cut.base)], identifier)
+    keep_by_id(cut.kernel, [raw(cut.base)], entry, For(None))
+    cut.volume.mark(f"pinned {k}")
+
+
+def take_over_round(cut: Cut, k: int) -> None:
+    """What a user could not delete becomes root's orphan."""
+    cut.begin(k)
+    cut.may(k, Shape.SWAPPED)
+    identifier = cut.as_its_user(lambda: str(swap(cut.name(k), cut.kernel).id))
+    folder = cut.base / ".trashd/u" / str(cut.uid)
+    (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)
+    cut.stands(k, Shape.SWAPPED, sync=True)
+    cut.may(k, Shape.TAKEN)
+    with open_volume(cut.kernel, raw(cut.base)) as volume:
+        assert take_over(volume, ForRoot(cut.uid, raw(cut.base), ContainerId(identifier), by_force=False))
+    cut.stands(k, Shape.TAKEN)
+
+
+def restore_half_reaped_round(cut: Cut, k: int) -> None:
+    cut.begin(k)
+    identifier = cut.swapped(k)
+    cut.may(k, Shape.REAPED)
+    with suppress(_Stopped):
+        reap_now(cut.base, identifier, Kernel(_stop_at(2, "unlink")))  # the first one asks what the tree is
+    cut.stands(k, Shape.HALF, sync=True)
+    cut.may(k, Shape.HALF_HOME)
+    assert restore(cut.base, identifier, cut.kernel).partial
+    cut.stands(k, Shape.HALF_HOME)
+
+
+SCENARIOS = {
+    **VERBS,
+    "restore of half": Scenario(restore_half_reaped_round, n_rounds=1),
+    "reap": Scenario(reap_round),
+    "reap by the service": Scenario(service_reap_round),
+    "keep": Scenario(keep_round),
+    "take over": Scenario(take_over_round, n_rounds=1, uid=USER),
+}

@@ -1,0 +1,14 @@
+"""A watch on the wall clock costs nothing while nobody sets it, which is not for tests: it is the whole machine's."""
+
+from __future__ import annotations
+
+import select
+
+from fusefs.linux.clockwatch import ClockWatch
+
+
+def test_it_says_nothing_while_nobody_sets_the_clock() -> None:
+    with ClockWatch() as watch:
+        assert select.select([watch], [], [], 0)[0] == []
+        watch.seen()
+        assert select.select([watch], [], [], 0)[0] == []

@@ -1,0 +1,156 @@
+"""What the engine asks before each slice: shares of time, sips, gaps of the device, and rests that all keep."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.budget import AT_ONCE, HOLD, SIP_S, SLICE_S, Budget, Tempo
+from fusefs.core.pacing import rest_at
+from fusefs.core.slices import Outcome, Work
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.engine import Wishes, remove_contents
+from fusefs.reaper.pace import Constant, Pace
+
+YIELDING = Tempo(is_alone=False, share=0.1)
+_LIMIT_S = 5.0
+
+
+class Waiter:
+    """Leads at one tempo, and knows how long the work took, and where slices ended."""
+
+    def __init__(self, tempo: Tempo) -> None:
+        self.now = tempo
+        self.busy_s = 0.0
+        self.n_entries = 0
+        self.in_rests = 0
+
+    def tempo(self) -> Tempo:
+        return self.now
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        assert n_bytes >= 0
+        self.n_entries += n_entries
+        self.busy_s += busy_s
+        # A slice that ends a little within a rest has only not seen the clock yet.
+        begins_s, _ = rest_at(time.monotonic(), is_alone=self.now.is_alone)
+        self.in_rests += time.monotonic() - begins_s > 0.01
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def outcome(n_removed: int, busy_s: float) -> Outcome:
+    return Outcome(n_removed, 0, (), 0, Work(), busy_s=busy_s)
+
+
+def next_budget(pace: Pace) -> Budget:
+    """The next one that there is."""
+    until_s = time.monotonic() + _LIMIT_S
+    while time.monotonic() < until_s:
+        budget = pace.budget()
+        if budget is not None:
+            return budget
+        pace.sleep()
+    raise TimeoutError
+
+
+def removed(tmp_path: Path, leads: Waiter, n_files: int) -> float:
+    """Seconds that a tree took."""
+    tree = tmp_path / "container" / "tree"
+    tree.mkdir(parents=True)
+    for i in range(n_files):
+        (tree / f"{i}").touch()
+    began = time.monotonic()
+    with Kernel().open_path(bytes(tree.parent)) as container:
+        assert remove_contents(Kernel(), container, Wishes(pace=leads)).n_failed == 0
+    return time.monotonic() - began
+
+
+def test_alone_a_slice_has_no_limit_but_time() -> None:
+    assert Pace(Constant(AT_ONCE)).budget() == Budget(SLICE_S, None, None)
+
+
+def test_beside_others_a_slice_is_a_sip() -> None:
+    pace = Pace(Constant(YIELDING))
+    for _ in range(20):
+        budget = next_budget(pace)
+        assert budget.seconds <= SIP_S
+        n_entries = budget.n_entries or 0
+        pace.done(budget, outcome(n_entries, n_entries * 1e-5))
+    assert n_entries == pytest.approx(SIP_S / 1e-5, abs=2)
+
+
+def test_a_slow_entry_is_a_sip_of_its_own() -> None:
+    pace = Pace(Constant(YIELDING))
+    for _ in range(3):
+        budget = next_budget(pace)
+        assert budget.n_entries == 1
+        pace.done(budget, outcome(1, 0.01))
+
+
+def test_after_a_sip_there_is_a_pause() -> None:
+    pace = Pace(Constant(YIELDING))
+    pace.done(next_budget(pace), outcome(1, 0.05))
+    began = time.monotonic()
+    next_budget(pace)
+    assert time.monotonic() - began >= 0.05
+
+
+def test_a_sip_waits_for_a_gap_of_the_device() -> None:
+    looks = [True] * 5 + [False]
+    next_budget(Pace(Constant(YIELDING), lambda: looks.pop(0)))
+    assert not looks
+
+
+def test_a_device_without_gaps_starves_nobody() -> None:
+    pace = Pace(Constant(YIELDING), lambda: True)
+    assert next_budget(pace).n_entries == 1
+
+
+def test_alone_nobody_looks_at_the_device() -> None:
+    def never() -> bool:
+        raise AssertionError
+
+    assert Pace(Constant(AT_ONCE), never).budget() is not None
+
+
+def test_who_holds_gets_at_most_one_entry() -> None:
+    pace = Pace(Constant(HOLD))
+    n_entries = 0
+    for _ in range(10):
+        budget = pace.budget()
+        if budget is not None:
+            n_entries += budget.n_entries or 0
+            pace.done(budget, outcome(budget.n_entries or 0, 1e-5))
+    assert n_entries <= 1
+
+
+def test_caps_are_kept_beside_others_too(tmp_path: Path) -> None:
+    leads = Waiter(Tempo(entries_per_s=500, is_alone=False, share=0.5))
+    assert removed(tmp_path, leads, 200) >= 0.3
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4])
+def test_the_work_is_no_more_than_its_share_of_the_time(tmp_path: Path, share: float) -> None:
+    leads = Waiter(Tempo(is_alone=False, share=share))
+    seconds = removed(tmp_path, leads, 2000)
+    assert leads.n_entries == 2001
+    assert leads.busy_s <= 1.5 * share * seconds
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_in_the_common_rests_nothing_begins(tmp_path: Path, is_alone: bool) -> None:
+    leads = Waiter(Tempo(is_alone=is_alone, rests=True, share=1.0))
+    removed(tmp_path, leads, 3000)
+    assert leads.in_rests <= 1
+
+
+def test_a_slice_ends_where_a_rest_begins() -> None:
+    pace = Pace(Constant(Tempo(rests=True)))
+    for _ in range(20):
+        budget = next_budget(pace)
+        began = time.monotonic()
+        begins_s, ends_s = rest_at(began, is_alone=True)
+        assert began + budget.seconds <= begins_s + 0.01 or began >= ends_s
+        pace.done(budget, outcome(1, 0.001))

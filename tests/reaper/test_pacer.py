@@ -1,0 +1,182 @@
+"""The pacer on a real block device, whose neighbour is the test; the time between the looks is the test's too."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.budget import Tempo
+from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.pressure import Psi
+from fusefs.reaper.pacer import Pacer
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+NO_CAPS = Caps()
+
+pytestmark = pytest.mark.needs("root")
+
+
+class Clock:
+    """Stands still until somebody moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Scene:
+    """A pacer at work: `run` lets time go by, from one look to the next."""
+
+    def __init__(self, root: Path, fd: Fd, psi: Psi, caps: Caps) -> None:
+        self.root = root
+        self.clock = Clock()
+        self.pacer = Pacer(Kernel(), fd, caps, self.clock, psi)
+        self.tempo = Tempo()
+
+    def run(self, seconds: float, neighbour: Callable[[], None] = lambda: None) -> Iterator[float]:
+        """What time it is, after each look."""
+        until_s = self.clock.now_s + seconds
+        while self.clock.now_s < until_s:
+            self.clock.now_s += max(self.pacer.next_tick_s(), 0.001)
+            neighbour()
+            self.tempo = self.pacer.tick(Done(), Backlog())
+            yield self.clock.now_s
+
+    def until(self, is_alone: bool, neighbour: Callable[[], None] = lambda: None) -> float:
+        """Seconds until it is at full speed, or no longer; ten at most."""
+        began_s = self.clock.now_s
+        return next((at_s for at_s in self.run(10.0, neighbour) if self.tempo.is_alone == is_alone), 1e9) - began_s
+
+    def fsyncs(self) -> None:
+        """What a neighbour does."""
+        fd = os.open(self.root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for _ in range(3):
+            os.write(fd, bytes(4096))
+            os.fsync(fd)
+        os.close(fd)
+
+
+@contextmanager
+def on_a_disk(nowhere: Path, caps: Caps = NO_CAPS) -> Iterator[Scene]:
+    """A pacer that goes by the device alone: others work on this machine while tests run."""
+    with loop_volume("ext4") as root:
+        os.sync()
+        with Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
+            scene = Scene(root, fd, Psi(str(nowhere)), caps)
+            yield scene
+            scene.pacer.close()
+
+
+def test_with_nobody_there_it_is_soon_at_full_speed(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        assert scene.until(is_alone=True) <= 0.5
+        assert all(scene.tempo.is_alone for _ in scene.run(5.0))
+        assert scene.pacer.why() == "alone on the disk"
+
+
+def test_it_steps_back_within_a_second_and_comes_again_within_five(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        scene.until(is_alone=True)
+        assert scene.until(is_alone=False, neighbour=scene.fsyncs) <= 1.0
+        assert scene.pacer.is_yielding()
+        assert scene.pacer.why().startswith("yielding: ")
+        assert not any(scene.tempo.is_alone for _ in scene.run(5.0, scene.fsyncs))
+        assert scene.until(is_alone=True) <= 5.0
+        assert not scene.pacer.is_yielding()
+
+
+def test_somebody_who_is_there_already_never_meets_it_at_full_speed(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        assert not any(scene.tempo.is_alone for _ in scene.run(5.0, scene.fsyncs))
+
+
+def test_its_own_probes_are_nobody(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        scene.until(is_alone=True)
+        for _ in scene.run(5.0):
+            scene.pacer.probe()
+            assert scene.tempo.is_alone
+
+
+def test_a_probe_tells_how_long_it_took_and_leaves_nothing(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        before = os.listdir(scene.root)
+        scene.pacer.probe()
+        assert scene.pacer.pressure().probe_ms is not None
+        assert os.listdir(scene.root) == before
+
+
+def test_a_probe_is_wanted_now_and_then(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        scene.until(is_alone=True)
+        scene.pacer.probe()
+        assert any(scene.pacer.wants_probe() for _ in scene.run(15.0))
+
+
+def test_a_probe_is_not_wanted_again_at_once(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        scene.until(is_alone=True)
+        scene.pacer.probe()
+        assert not any(scene.pacer.wants_probe() for _ in scene.run(5.0))
+
+
+def test_a_look_that_comes_too_late_is_no_rest(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        scene.until(is_alone=True)
+        for _ in range(100):
+            scene.clock.now_s += 0.26  # never where a rest ends: what is seen may be our own work
+            scene.fsyncs()
+            assert scene.pacer.tick(Done(), Backlog()).is_alone
+
+
+def test_who_hurries_does_not_listen_and_yields_to_nobody(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        tempo = scene.pacer.tick(Done(), Backlog(hurries=True))
+        assert (tempo.is_alone, tempo.rests) == (True, False)
+        assert scene.pacer.why().startswith("hurrying")
+
+
+def test_caps_are_kept(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path, Caps(entries_per_s=70, bytes_per_s=7000)) as scene:
+        scene.until(is_alone=True)
+        assert (scene.tempo.entries_per_s, scene.tempo.bytes_per_s) == (70, 7000)
+
+
+def test_it_tells_what_an_unlink_takes(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        scene.pacer.tick(Done(1000, 0, 0.02), Backlog())
+        assert scene.pacer.pressure().unlink_us == pytest.approx(20.0)
+
+
+def test_where_nothing_is_told_it_goes_by_latency(tmp_path: Path) -> None:
+    with tmpfs_volume() as root, Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
+        scene = Scene(root, fd, Psi(str(tmp_path)), Caps())
+        for _ in scene.run(3.0):
+            pass
+        assert not scene.tempo.is_alone
+        assert "by latency" in scene.pacer.why()
+        assert scene.pacer.wants_probe() or any(scene.pacer.wants_probe() for _ in scene.run(2.0))
+        scene.pacer.close()
+
+
+def test_the_pressure_of_this_machine_is_shares_of_time() -> None:
+    with tmpfs_volume() as root, Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
+        scene = Scene(root, fd, Psi(), Caps())
+        for _ in scene.run(2.0):
+            pass
+        felt = scene.pacer.pressure()
+        assert all(share is None or 0.0 <= share <= 1.0 for share in felt[:3])
+        scene.pacer.close()
+
+
+def test_closed_it_holds_nothing(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with on_a_disk(tmp_path) as scene:
+        scene.until(is_alone=True)
+    assert os.listdir("/proc/self/fd") == before

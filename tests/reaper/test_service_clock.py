@@ -1,0 +1,117 @@
+"""The wall clock was set, weeks ahead or back, while a service watched: nothing goes early, and nothing stays for ever.
+
+A test can't set the machine's clock. It tells the service what its predecessor remembers of another one instead, and
+dates records as they would have been.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.clock import Clock, Era, decode, encode
+from fusefs.core.status import Phase
+from fusefs.linux.host import boot_id
+from fusefs.store.stage import Options
+from tests.support.orphans import EXPIRED, orphan_in
+from tests.support.reapers import state_of
+from tests.support.service import places, service
+from tests.support.store import forge, place, tmpfs_store
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
+
+NS = 1_000_000_000
+DAY_S = 86_400
+JUMP_S = 30 * DAY_S
+WATCHED_S = 100
+"""So long ago the wall clock was what it had always been."""
+WEEK = Options(retention_s=7 * DAY_S)
+QUICK = "[defaults]\npaced = false\n"
+
+
+def remember(base: Path, ahead_s: int) -> None:
+    """What a service leaves that saw the wall clock run undisturbed, before it was set ahead by so much (or back)."""
+    wall_ns, boot_ns = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    seen_wall_ns, seen_boot_ns = wall_ns - (ahead_s + WATCHED_S) * NS, boot_ns - WATCHED_S * NS
+    clock = Clock(seen_wall_ns, seen_boot_ns, seen_wall_ns - seen_boot_ns, (Era(0, 0),), boot_id())
+    (base / "clock.json").write_bytes(encode(clock))
+
+
+def dated(volume: Path, name: str, age_s: int, ahead_s: int = 0) -> str:
+    """The id of an orphan with a week's retention, so old in truth, made before the wall clock was set ahead."""
+    identifier = orphan_in(volume, name, WEEK).id
+    created_ns = time.time_ns() - (age_s + ahead_s) * NS
+    forge(place(volume, identifier) / "record.json", created_ns=created_ns)
+    return identifier
+
+
+def is_gone(volume: Path, identifier: str) -> bool:
+    return state_of(volume, identifier) is None
+
+
+@pytest.mark.parametrize("ahead_s", [JUMP_S, -JUMP_S, 0])
+def test_ages_are_told_by_the_time_that_passed_and_not_by_the_clock(ahead_s: int) -> None:
+    with tmpfs_store() as volume, places() as base:
+        old = dated(volume, "old", 8 * DAY_S, ahead_s)
+        young = [dated(volume, f"young{n}", age_s, ahead_s) for n, age_s in enumerate((WATCHED_S + 60, 6 * DAY_S))]
+        new = orphan_in(volume, "new", WEEK).id
+        asked = orphan_in(volume, "asked", EXPIRED).id
+        remember(base, ahead_s)
+        with service(base, volume, config=QUICK) as running:
+            running.until(lambda: is_gone(volume, old) and is_gone(volume, asked))
+            status = running.until_phase(volume, Phase.IDLE)
+            assert status.n_orphans == len([*young, new])
+            assert not any(is_gone(volume, one) for one in [*young, new])
+
+
+def test_without_a_memory_the_clock_is_believed() -> None:
+    """What the tests above would see if the service did not care."""
+    with tmpfs_store() as volume, places() as base:
+        young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
+        with service(base, volume, config=QUICK) as running:
+            running.until(lambda: is_gone(volume, young))
+
+
+def test_an_orphan_from_the_future_gets_old_too() -> None:
+    with tmpfs_store() as volume, places() as base:
+        identifier = orphan_in(volume, "job", Options(retention_s=1)).id
+        forge(place(volume, identifier) / "record.json", created_ns=time.time_ns() + JUMP_S * NS)
+        with service(base, volume, config=QUICK) as running:
+            running.until(lambda: is_gone(volume, identifier))
+
+
+def test_a_killed_service_leaves_what_it_knew_of_the_clock() -> None:
+    """The one after it would else take the new time for the true one, and reap weeks early."""
+    with tmpfs_store() as volume, places() as base:
+        young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
+        remember(base, JUMP_S)
+        with service(base, volume, config=QUICK) as running:
+            running.until_phase(volume, Phase.IDLE)
+            running.kill()
+        left = decode((base / "clock.json").read_bytes())
+        assert left is not None
+        assert [round(era.ahead_ns / NS / DAY_S) for era in left.eras] == [0, JUMP_S // DAY_S]
+        with service(base, volume, config=QUICK) as running:
+            running.until_phase(volume, Phase.IDLE)
+        assert not is_gone(volume, young)
+
+
+def test_a_first_service_that_is_killed_leaves_its_clock() -> None:
+    with tmpfs_store() as volume, places() as base:
+        with service(base, volume, config=QUICK) as running:
+            running.kill()
+        left = decode((base / "clock.json").read_bytes())
+        assert left is not None
+        assert abs(left.ahead_ns()) < NS
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[" * 5000, b"\0" * 100, json.dumps({"wall_ns": "soon"}).encode()])
+def test_a_memory_that_is_not_understood_is_none(text: bytes) -> None:
+    with tmpfs_store() as volume, places() as base:
+        (base / "clock.json").write_bytes(text)
+        identifier = orphan_in(volume, "job", EXPIRED).id
+        with service(base, volume, config=QUICK) as running:
+            running.until(lambda: is_gone(volume, identifier))

@@ -1,0 +1,302 @@
+"""A volume fails, fills or hangs below the service: it rests and says why, others go on, and SIGTERM ends it all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.status import Phase
+from fusefs.linux.places import SYSTEM_RUNTIME
+from fusefs.store.stage import Options
+from tests.support.brokenfs import broken_volume
+from tests.support.bulk import fill
+from tests.support.orphans import EXPIRED, orphan_in
+from tests.support.reapers import state_of
+from tests.support.service import Service, places, service
+from tests.support.store import assert_silent, init, own, place, recover_all, swap, tmpfs_store
+from tests.support.volumes import full, loop_volume, mount_of, tmpfs_volume
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(90)]
+
+QUICK = "[defaults]\npaced = false\n"
+SLOWLY = QUICK + 'max_rate = "300/s"\n'
+_EXT4_IOC_SHUTDOWN = 0x8004587D
+_WITHOUT_LOG = struct.pack("=I", 2)
+END_S = 1.5
+"""SIGTERM ends the service within a second; the rest is this machine's."""
+
+
+def is_gone(volume: Path, identifier: str) -> bool:
+    """Whether a container is in no state any more; asks only names, of root's own folder."""
+    return not any((volume / ".trashd/u/0").glob(f"*/{identifier}"))
+
+
+def is_in(volume: Path, identifier: str, state: str) -> bool:
+    """Whether it is in that state."""
+    return (volume / ".trashd/u/0" / state / identifier).exists()
+
+
+def assert_served(running: Service, volume: Path, name: str) -> None:
+    """What is thrown away there goes within a few seconds."""
+    identifier = orphan_in(volume, name, EXPIRED).id
+    running.until(lambda: is_gone(volume, identifier), 5)
+
+
+def succeeds(*command: str | Path) -> bool:
+    """Whether a command does what it is for: a volume may be busy for a moment."""
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def events(base: Path) -> list[str]:
+    """What the audit log tells of, in order."""
+    return [json.loads(line)["event"] for line in (base / "audit").read_text().splitlines()]
+
+
+@contextmanager
+def sound() -> Iterator[tuple[Path, Path]]:
+    """A volume that nothing is wrong with, and the service's directory."""
+    with tmpfs_store() as volume, places() as base:
+        yield volume, base
+
+
+# Errors
+
+
+@pytest.mark.needs("fuse")
+def test_errors_in_many_orphans_give_the_volume_a_rest_and_the_reason_is_told() -> None:
+    with sound() as (well, base), broken_volume() as broken:
+        init(broken.path)
+        ids = [orphan_in(broken.path, f"job{n}", EXPIRED, {"unlink-a": "1"}).id for n in range(4)]
+        with service(base, broken.path, well, config=QUICK) as running:
+            status = running.until_phase(broken.path, Phase.BROKEN)
+            assert "Input/output error" in status.why
+            assert "tried again" in status.why
+            assert status.faults
+            assert_served(running, well, "a")
+            assert running.volume(broken.path).phase is Phase.BROKEN
+            left = [one for one in ids if not is_in(broken.path, one, "quarantine")]
+            running.reload()
+            running.until(lambda: all(is_in(broken.path, one, "quarantine") for one in left))
+            running.until(lambda: "mended" in events(base))
+            assert_served(running, broken.path, "healthy")
+            assert running.stop() < END_S
+        assert events(base).index("broken") < events(base).index("mended")
+        assert_silent(broken.path)
+
+
+@pytest.mark.needs("loop")
+def test_filesystem_that_shuts_down_in_the_middle_of_a_reap_is_left_alone() -> None:
+    with sound() as (well, base), loop_volume("ext4", 64) as sick:
+        init(sick)
+        large = swap(fill(sick / "large", 3000), options=EXPIRED).id
+        with service(base, sick, well, config=SLOWLY) as running:
+            running.until(lambda: is_in(sick, large, "reaping"))
+            root = os.open(sick, os.O_RDONLY)
+            fcntl.ioctl(root, _EXT4_IOC_SHUTDOWN, _WITHOUT_LOG)
+            os.close(root)
+            assert "Input/output error" in running.until_phase(sick, Phase.BROKEN).why
+            assert_served(running, well, "a")
+            assert running.stop() < END_S
+
+
+@pytest.mark.needs("loop")
+def test_filesystem_that_becomes_read_only_in_the_middle_of_a_reap_is_left_alone() -> None:
+    with sound() as (well, base), loop_volume("ext4", 64, mount_options=["errors=remount-ro"]) as sick:
+        init(sick)
+        large = swap(fill(sick / "large", 3000), options=EXPIRED).id
+        entry = mount_of(sick)
+        assert entry is not None
+        with service(base, sick, well, config=SLOWLY) as running:
+            running.until(lambda: is_in(sick, large, "reaping"))
+            Path("/sys/fs/ext4", Path(os.fsdecode(entry.source)).name, "trigger_fs_error").write_text("test")
+            assert "Read-only file system" in running.until_phase(sick, Phase.BROKEN).why
+            assert_served(running, well, "a")
+            assert running.stop() < END_S
+
+
+@pytest.mark.needs("loop")
+def test_volume_that_is_read_only_for_a_while_is_served_afterwards() -> None:
+    with sound() as (well, base), loop_volume("ext4", 64) as sick:
+        init(sick)
+        identifier = orphan_in(sick, "job", Options(retention_s=6)).id
+        with service(base, sick, well, config=QUICK) as running:
+            running.until_phase(sick, Phase.IDLE)
+            running.until(lambda: succeeds("mount", "-o", "remount,ro", sick))
+            assert "Read-only file system" in running.until_phase(sick, Phase.BROKEN).why
+            assert_served(running, well, "a")
+            assert succeeds("mount", "-o", "remount,rw", sick)
+            running.reload()
+            running.until(lambda: is_gone(sick, identifier))
+        assert_silent(sick)
+
+
+# No space
+
+
+@contextmanager
+def served_small(filesystem: str) -> Iterator[tuple[Path, Path]]:
+    """A small volume with a store, and root's drop folder in it."""
+    few = [["-N", "3000"]] if filesystem == "ext4" else []
+    tmpfs = tmpfs_volume("16m", ["nr_inodes=3000"])
+    with tmpfs if filesystem == "tmpfs" else loop_volume(filesystem, 64, *few) as volume:
+        init(volume)
+        with own(volume) as folder:
+            drop = Path(os.fsdecode(folder.path())) / "drop"
+        yield volume, drop
+        assert recover_all(volume) == []  # fills the reserve up again
+        assert_silent(volume)
+
+
+SMALL = [
+    "tmpfs",
+    pytest.param("ext4", marks=pytest.mark.needs("loop")),
+    pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
+]
+
+
+@pytest.mark.parametrize("filesystem", SMALL)
+def test_full_volume_is_reaped(filesystem: str) -> None:
+    with served_small(filesystem) as (volume, _drop), places() as base:
+        early = orphan_in(volume, "early", EXPIRED).id
+        late = fill(volume / "late", 10)
+        with full(volume), service(base, volume, config=QUICK) as running:
+            running.until(lambda: is_gone(volume, early))
+            thrown = swap(late, options=EXPIRED).id
+            running.until(lambda: is_gone(volume, thrown))
+            assert running.volume(volume).phase is not Phase.BROKEN
+
+
+@pytest.mark.needs("loop")
+def test_what_could_not_be_taken_in_for_want_of_space_is_taken_in_later() -> None:
+    with served_small("ext4") as (volume, drop), places() as base:
+        dropped = [fill(volume / f"dropped{n}", 10) for n in range(3)]
+        with service(base, volume, config=QUICK) as running:
+            with full(volume):
+                for one in dropped:
+                    one.rename(drop / one.name)
+                running.until(lambda: running.volume(volume).faults)
+                assert any(drop.iterdir())
+            running.until(lambda: not any(drop.iterdir()))
+
+
+def test_service_goes_on_where_nothing_of_its_own_can_be_written() -> None:
+    with tmpfs_store() as volume, places() as base, tmpfs_volume("1m") as state:
+        runtime = Path(os.fsdecode(SYSTEM_RUNTIME))
+        config = f'audit = "{state}/audit"\n{QUICK}'
+        with _service_with(base, volume, config, state) as running:
+            running.until_phase(volume, Phase.IDLE)
+            for directory in (state, runtime):
+                _fill_up(directory)
+            for n in range(30):
+                orphan_in(volume, f"job{n}", EXPIRED)
+            running.until(lambda: not any((volume / ".trashd/u/0/orphans").iterdir()))
+            running.until(lambda: not any((volume / ".trashd/u/0/reaping").iterdir()))
+            for directory in (state, runtime):
+                (directory / "filling").unlink()
+            assert_served(running, volume, "after")
+            running.until(lambda: running.volume(volume).n_reaped > 30)
+            assert running.stop() < END_S
+            assert running.process.returncode == 0
+        assert "it lacks" in running.log.read_text()
+
+
+def test_service_starts_where_it_can_remember_nothing() -> None:
+    with tmpfs_store() as volume, places() as base, tmpfs_volume(options=["ro"]) as state:
+        config = f'audit = "{state}/log/audit"\n{QUICK}'
+        with _service_with(base, volume, config, state / "missing") as running:
+            assert_served(running, volume, "a")
+            assert running.stop() < END_S
+            assert running.process.returncode == 0
+
+
+@contextmanager
+def _service_with(base: Path, volume: Path, config: str, state: Path) -> Iterator[Service]:
+    """The service with its state and audit log elsewhere."""
+    (base / "config.d").mkdir()
+    (base / "config.d/test.toml").write_text(config)
+    with service(base, volume, environment={"STATE_DIRECTORY": str(state)}) as running:
+        yield running
+
+
+def _fill_up(directory: Path) -> None:
+    """Take all the space of its filesystem."""
+    with (directory / "filling").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return
+
+
+# A volume that hangs
+
+
+@contextmanager
+def hanging(pid: int) -> Iterator[None]:
+    """A FUSE daemon that answers nothing for the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def daemon_of(mount_point: Path) -> int:
+    """The daemon of `broken_volume`."""
+    wanted = os.fsencode(mount_point)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = path.read_bytes().split(b"\0")
+        if wanted in words and b"tests.support.brokenfs" in words:
+            return int(path.parent.name)
+    raise LookupError(mount_point)
+
+
+@pytest.mark.needs("fuse")
+def test_volume_that_hangs_in_the_middle_of_a_reap_holds_nothing_else_up() -> None:
+    with sound() as (well, base), broken_volume() as hung:
+        init(hung.path)
+        large = swap(fill(hung.path / "large", 2000), options=EXPIRED).id
+        with service(base, hung.path, well, config=SLOWLY) as running:
+            running.until(lambda: is_in(hung.backing, large, "reaping"))
+            with hanging(daemon_of(hung.path)):
+                assert_served(running, well, "a")
+                assert_served(running, well, "b")
+                assert running.stop() < END_S
+        with service(base, hung.path, config=QUICK) as running:
+            running.until(lambda: is_gone(hung.backing, large))
+        assert_silent(hung.path)
+
+
+@pytest.mark.needs("fuse")
+def test_service_that_looks_for_volumes_ends_at_once_though_one_hangs() -> None:
+    with sound() as (well, base), broken_volume() as hung:
+        init(hung.path)
+        with service(base, hung.path, well, config=QUICK) as running:
+            running.until_phase(hung.path, Phase.IDLE)
+            with hanging(daemon_of(hung.path)):
+                running.process.send_signal(signal.SIGHUP)
+                running.until(lambda: "RELOADING=1" in running.said())
+                assert_served(running, well, "a")
+                assert running.stop() < END_S
+
+
+def test_store_of_a_volume_that_is_gone_is_no_trouble() -> None:
+    with sound() as (well, base), tmpfs_volume() as leaves:
+        init(leaves)
+        kept = orphan_in(leaves, "job").id
+        with service(base, leaves, well, config=QUICK) as running:
+            running.until_phase(leaves, Phase.IDLE)
+            assert state_of(leaves, kept) is not None
+            assert place(leaves, kept).exists()
+            running.until(lambda: succeeds("umount", leaves))  # an idle service keeps no volume busy
+            running.until_phase(leaves, Phase.GONE)
+            assert_served(running, well, "a")

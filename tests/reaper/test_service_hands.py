@@ -1,0 +1,361 @@
+"""What Mallory does while the service works: stops it, kills it, mounts, renames, makes noise. Alice is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.status import Phase
+from fusefs.store.stage import Options
+from tests.support.bulk import fill
+from tests.support.canary import unmount_below
+from tests.support.orphans import EXPIRED
+from tests.support.reapers import beside
+from tests.support.service import Service
+from tests.support.shared import ALICE, MALLORY, QUICK, Shared, shared_volume
+from tests.support.silent import silent_fuse
+from tests.support.store import assert_silent, recover_all, swap
+from tests.support.tree import Dir, make_tree
+from tests.support.users import as_user, become
+from tests.support.volumes import bind_mount, tmpfs_over
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
+
+SLOWLY = '[defaults]\npaced = false\nmax_rate = "300/s"\n'
+_BREATH_S = 0.001
+CPU_MOST = 0.5
+"""Of one core: what the service may use while somebody makes noise."""
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    """Alice's and Mallory's volume; in the end root's canary is what it was."""
+    with shared_volume() as one:
+        yield one
+
+
+def throw_large(shared: Shared, uid: int, n_files: int = 3000) -> str:
+    """An orphan that takes a while."""
+
+    def act() -> str:
+        return str(swap(fill(shared.home(uid) / "large", n_files), options=EXPIRED).id)
+
+    return as_user(uid, act)
+
+
+def child_of(running: Service, uid: int) -> int | None:
+    """The child that acts for a user, if there is one now."""
+    for pid in running.children():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if os.stat(f"/proc/{pid}").st_uid == uid or _uid(pid) == uid:
+                return pid
+    return None
+
+
+def _uid(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("Uid:\t")[2].split()[0])
+
+
+def signal_as(uid: int, pid: int, number: int) -> None:
+    """Send a signal with that user's rights."""
+
+    def act() -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    as_user(uid, act)
+
+
+def n_lost(shared: Shared) -> int:
+    """How many children the service lost so far."""
+    lines = (shared.base / "audit").read_text().splitlines()
+    return sum(json.loads(line)["event"] == "child-lost" for line in lines)
+
+
+# Her own child
+
+
+def test_a_stopped_child_holds_nobody_up_and_is_replaced(shared: Shared) -> None:
+    large = throw_large(shared, MALLORY)
+    with shared.served(SLOWLY) as running:
+        running.until(lambda: shared.is_in(large, "reaping"))
+        stopped = child_of(running, MALLORY)
+        assert stopped is not None
+        signal_as(MALLORY, stopped, signal.SIGSTOP)
+        alices = shared.throw(ALICE)
+        running.until(lambda: shared.is_gone(alices), 3)
+        running.until(lambda: child_of(running, MALLORY) not in (None, stopped), 10)
+        assert n_lost(shared) == 1
+        (shared.base / "config.toml").write_text(f'audit = "{shared.base}/audit"\n{QUICK}')
+        running.reload()
+        running.until(lambda: shared.is_gone(large))
+
+
+def test_what_a_stopped_child_was_told_is_told_to_the_next(shared: Shared) -> None:
+    first = shared.throw(MALLORY, "first")
+    with shared.served() as running:
+        running.until(lambda: shared.is_gone(first))
+        idle = child_of(running, MALLORY)
+        assert idle is not None
+        signal_as(MALLORY, idle, signal.SIGSTOP)
+        second = shared.throw(MALLORY, "second")
+        as_user(MALLORY, lambda: fill(shared.home(MALLORY) / "d", 1).rename(shared.folder(MALLORY) / "drop/d"))
+        running.until(lambda: shared.is_gone(second), 12)
+        running.until(lambda: not any((shared.folder(MALLORY) / "drop").iterdir()), 12)
+
+
+def test_a_child_killed_again_and_again_is_replaced_ever_more_seldom(shared: Shared) -> None:
+    large = throw_large(shared, MALLORY)
+    with shared.served(SLOWLY) as running:
+        alices: list[str] = []
+        ends_at = time.monotonic() + 4
+
+        def kill() -> bool:
+            pid = child_of(running, MALLORY)
+            if pid is not None:
+                signal_as(MALLORY, pid, signal.SIGKILL)
+                alices.append(shared.throw(ALICE, f"job{len(alices)}"))
+            return time.monotonic() > ends_at
+
+        running.until(kill)
+        running.until(lambda: all(map(shared.is_gone, alices)), 5)
+        assert len(alices) >= 2
+        assert n_lost(shared) <= 4
+        assert not shared.is_gone(large)
+
+
+def test_her_child_is_not_hers_to_trace_or_to_limit(shared: Shared) -> None:
+    large = throw_large(shared, MALLORY)
+    with shared.served(SLOWLY) as running:
+        running.until(lambda: shared.is_in(large, "reaping"))
+        child = child_of(running, MALLORY)
+        assert child is not None
+        for act in (
+            lambda: resource.prlimit(child, resource.RLIMIT_NOFILE, (3, 3)),
+            lambda: resource.prlimit(child, resource.RLIMIT_CPU, (1, 1)),
+            lambda: os.open(f"/proc/{child}/mem", os.O_RDONLY),
+            lambda: os.listdir(f"/proc/{child}/fd"),
+            lambda: Path(f"/proc/{child}/environ").read_bytes(),
+        ):
+            with pytest.raises(PermissionError):
+                as_user(MALLORY, act)
+
+
+def test_a_folder_made_anew_is_watched_as_the_old_one_was(shared: Shared) -> None:
+    with shared.served() as running:
+        running.until_phase(shared.volume, Phase.IDLE)
+        as_user(MALLORY, lambda: shared.folder(MALLORY).rename(shared.folder(MALLORY).with_name("old")))
+        thrown = shared.throw(MALLORY)
+        running.until(lambda: shared.is_gone(thrown), 10)
+        running.until_phase(shared.volume, Phase.IDLE)
+        later = shared.throw(MALLORY, "later")
+        running.until(lambda: shared.is_gone(later), 10)
+
+
+# Mounts, which root makes for her: the service sees none that she makes in a namespace of her own
+
+
+def _tmpfs_over_folder(shared: Shared) -> Path:
+    return shared.folder(MALLORY)
+
+
+def _tmpfs_over_orphans(shared: Shared) -> Path:
+    return shared.folder(MALLORY) / "orphans"
+
+
+def _tmpfs_over_reaping(shared: Shared) -> Path:
+    return shared.folder(MALLORY) / "reaping"
+
+
+def _over_all_users(shared: Shared) -> Path:
+    return shared.volume / ".trashd/u"
+
+
+@pytest.mark.parametrize("where", [_tmpfs_over_folder, _tmpfs_over_orphans, _tmpfs_over_reaping])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_mount_over_her_folder_is_nobody_elses_trouble(
+    shared: Shared, where: Callable[[Shared], Path], is_early: bool
+) -> None:
+    mallorys = shared.throw(MALLORY)
+    with ExitStack() as mounted:
+        if is_early:
+            mounted.enter_context(bind_mount(shared.volume / "canary", where(shared)))
+        with shared.served() as running:
+            if not is_early:
+                running.until(lambda: shared.is_gone(mallorys))
+                mounted.enter_context(bind_mount(shared.volume / "canary", where(shared)))
+            alices = shared.throw(ALICE)
+            running.until(lambda: shared.is_gone(alices))
+            shared.assert_untouched()
+            mounted.close()
+            running.reload()
+            running.until(lambda: shared.is_gone(mallorys))
+    assert recover_all(shared.volume) == []
+    assert_silent(shared.volume)
+
+
+SILENT = ["", "orphans", "reaping", "restoring", "drop", "pointers", "reserve", "stage", "quarantine"]
+
+
+@pytest.mark.needs("fuse")
+@pytest.mark.parametrize("is_early", [True, False])
+def test_mounts_that_never_answer_hold_nobody_up(shared: Shared, is_early: bool) -> None:
+    """One user for each part of a folder, and one for each part of an orphan; only their own requests hang."""
+    with ExitStack() as mounted:
+        places = []
+        for uid, part in enumerate([*SILENT, "ID", "ID/tree", "ID/tree/sub"], 13_000):
+            make_tree(shared.home(uid), Dir(owner=(uid, uid)))
+            identifier = shared.throw(uid, options=EXPIRED if is_early else Options(retention_s=2))
+            places.append((uid, shared.folder(uid) / part.replace("ID", f"orphans/{identifier}")))
+        if not is_early:
+            running = mounted.enter_context(shared.served())
+        for uid, place in places:
+            mounted.enter_context(silent_fuse(place, uid))
+        if is_early:
+            running = mounted.enter_context(shared.served())
+        for name in ("a", "b"):
+            alices = shared.throw(ALICE, name)
+            running.until(partial(shared.is_gone, alices), 8)
+
+
+def test_a_mount_over_all_folders_ends_with_the_mount(shared: Shared) -> None:
+    with shared.served() as running:
+        running.until_phase(shared.volume, Phase.IDLE)
+        with tmpfs_over(_over_all_users(shared)):
+            running.reload()
+            running.until_phase(shared.volume, Phase.GONE, Phase.BROKEN)
+        running.reload()
+        alices = shared.throw(ALICE)
+        running.until(lambda: shared.is_gone(alices))
+
+
+def test_a_mount_inside_her_orphan_keeps_what_is_mounted(shared: Shared) -> None:
+    kept = shared.throw(MALLORY, options=Options(retention_s=2))
+    inside = shared.folder(MALLORY) / "orphans" / kept / "tree/sub"
+    with ExitStack() as mounted:
+        mounted.enter_context(bind_mount(shared.volume / "canary", inside))
+        with shared.served() as running:
+            running.until(lambda: shared.is_in(kept, "quarantine"))
+            alices = shared.throw(ALICE)
+            running.until(lambda: shared.is_gone(alices))
+        shared.assert_untouched()
+        unmount_below(shared.folder(MALLORY))
+
+
+# Noise
+
+
+@pytest.fixture
+def busy(shared: Shared) -> Callable[[Callable[[int], None]], None]:
+    """Runs an act of Mallory's again and again beside the service: Alice is served, and the service has rests."""
+
+    def measure(act: Callable[[int], None]) -> None:
+        def by_mallory(n: int) -> None:
+            if n == 0:
+                become(MALLORY)
+            act(n)
+            select.select([], [], [], _BREATH_S)  # whoever computes all the time leaves nothing to idle priorities
+
+        with shared.served() as running, beside(by_mallory) as n_done:
+            large = throw_large(shared, ALICE, 20_000)
+            began, used_s, n_before = time.monotonic(), cpu_s(running.process.pid), n_done()
+            running.until(lambda: time.monotonic() > began + 2)
+            share = (cpu_s(running.process.pid) - used_s) / (time.monotonic() - began)
+            assert n_done() > n_before
+            running.until(lambda: shared.is_gone(large), 20)
+            alices = shared.throw(ALICE)
+            running.until(lambda: shared.is_gone(alices), 5)
+        print(f"{share:.0%} of a core")
+        assert share < CPU_MOST
+
+    return measure
+
+
+def cpu_s(pid: int) -> float:
+    """The processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+Busy = Callable[[Callable[[int], None]], None]
+
+
+def test_files_made_and_removed_in_a_drop_folder_all_day(shared: Shared, busy: Busy) -> None:
+    drop = shared.folder(MALLORY) / "drop"
+
+    def act(n: int) -> None:
+        (drop / f"f{n}").touch()
+        (drop / f"f{n}").unlink(missing_ok=True)
+
+    busy(act)
+
+
+def test_things_moved_in_and_out_of_a_drop_folder_all_day(shared: Shared, busy: Busy) -> None:
+    drop, home = shared.folder(MALLORY) / "drop", shared.home(MALLORY)
+
+    def act(n: int) -> None:
+        (home / f"f{n}").touch()
+        (home / f"f{n}").rename(drop / f"f{n}")
+        with suppress(FileNotFoundError):
+            (drop / f"f{n}").rename(home / "back")
+
+    busy(act)
+
+
+def test_names_made_and_removed_beside_the_users_folders_all_day(shared: Shared, busy: Busy) -> None:
+    users = shared.volume / ".trashd/u"
+
+    def act(n: int) -> None:
+        (users / f"x{n}").mkdir()
+        (users / f"x{n}").rmdir()
+
+    busy(act)
+
+
+def test_containers_renamed_between_states_all_day(shared: Shared, busy: Busy) -> None:
+    folder = shared.folder(MALLORY)
+    ids = [shared.throw(MALLORY, f"job{n}", Options(None)) for n in range(5)]
+    states = ("orphans", "reaping", "quarantine", "stage", "restoring", "orphans", "drop")
+
+    def act(n: int) -> None:
+        identifier = ids[n % len(ids)]
+        for state in states:
+            with suppress(OSError):
+                (folder / state / identifier).rename(folder / states[(n + 1) % len(states)] / identifier)
+
+    busy(act)
+
+
+def test_orphans_that_vanish_while_they_are_reaped_are_nobody_elses_trouble(shared: Shared) -> None:
+    home, reaping = shared.home(MALLORY), shared.folder(MALLORY) / "reaping"
+    large = throw_large(shared, MALLORY)
+    with shared.served(SLOWLY) as running:
+        running.until(lambda: shared.is_in(large, "reaping"))
+        as_user(MALLORY, lambda: (reaping / large).rename(home / "mine"))
+        thrown = [shared.throw(uid) for uid in (ALICE, MALLORY)]
+        running.until(lambda: all(map(shared.is_gone, thrown)), 10)
+
+
+def test_events_that_were_lost_are_made_up_for_by_a_look(shared: Shared) -> None:
+    n_queued = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    with shared.served() as running:
+        running.until_phase(shared.volume, Phase.IDLE)
+        running.process.send_signal(signal.SIGSTOP)
+        drop = shared.folder(MALLORY) / "drop"
+        for n in range(n_queued // 2 + 10):
+            (drop / f"f{n % 2}").touch()
+            (drop / f"f{n % 2}").rename(drop / f"g{n % 2}")
+        alices = shared.throw(ALICE)
+        running.process.send_signal(signal.SIGCONT)
+        running.until(lambda: shared.is_gone(alices))

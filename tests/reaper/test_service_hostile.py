@@ -1,0 +1,367 @@
+"""What Mallory writes and plants: the service and her own child make nothing of it that she could not, nobody waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.status import Phase
+from fusefs.store.stage import Options
+from tests.support.command import trashd
+from tests.support.orphans import EXPIRED
+from tests.support.service import service
+from tests.support.shared import ALICE, MALLORY, QUICK, Shared, shared_volume
+from tests.support.store import assert_silent, forge, place, swap
+from tests.support.tree import Dir, File, Spec, deep_chain, make_tree, weird_names
+from tests.support.users import as_user
+from tests.support.volumes import bind_mount
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
+
+KEPT = Options(retention_s=None)
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    """Alice's and Mallory's volume; in the end root's canary is what it was."""
+    with shared_volume() as one:
+        yield one
+
+
+# Forged records
+
+
+def _fifo(record: Path, _shared: Shared) -> None:
+    os.mkfifo(record, 0o600)
+
+
+def _device(record: Path, _shared: Shared) -> None:
+    os.mknod(record, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero: whoever reads it never ends
+
+
+def _socket(record: Path, _shared: Shared) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(record.parent, os.O_PATH)
+        listener.bind(f"/proc/self/fd/{here}/{record.name}")
+        os.close(here)
+
+
+def _link(record: Path, shared: Shared) -> None:
+    record.symlink_to(shared.volume / "canary/secret")
+
+
+def _hard_link(record: Path, shared: Shared) -> None:
+    record.hardlink_to(shared.volume / "canary/secret")
+
+
+def _second_name(record: Path, _shared: Shared) -> None:
+    (record.parent / "saved").rename(record)
+    (record.parent / "other").hardlink_to(record)
+
+
+def _gigabyte(record: Path, _shared: Shared) -> None:
+    (record.parent / "saved").rename(record)
+    os.truncate(record, 1 << 30)
+
+
+def _directory(record: Path, _shared: Shared) -> None:
+    record.mkdir()
+
+
+def _nothing(_record: Path, _shared: Shared) -> None:
+    pass
+
+
+def _text(text: bytes, record: Path, _shared: Shared) -> None:
+    record.write_bytes(text)
+
+
+def _fields(fields: dict[str, object], record: Path, _shared: Shared) -> None:
+    (record.parent / "saved").rename(record)
+    forge(record, **fields)
+
+
+BAD_TIMES: dict[str, list[object]] = {
+    "retention_s": [-1, 1 << 63, 1 << 80, 1e400, "0", []],
+    "created_ns": [-1, 1 << 80, None],
+}
+NO_RECORDS: list[Callable[[Path, Shared], None]] = [
+    _fifo,
+    _device,
+    _socket,
+    _link,
+    _hard_link,
+    _second_name,
+    _gigabyte,
+    _directory,
+    _nothing,
+    *(partial(_text, text) for text in (b"", b"[]", b"[" * 60_000, b"\xff", b"{" + b" " * 65_600 + b"}")),
+    *(partial(_fields, {"origin": origin}) for origin in ("../canary/job", "/etc", "a/../../etc", "%2e%2e/x")),
+    *(partial(_fields, {"id": text}) for text in ("20200101T000000.000Z-other-00000000", "\x1b[2J", "../../canary")),
+    partial(_fields, {"volume": "0" * 32}),
+    *(partial(_fields, {key: time}) for key, times in BAD_TIMES.items() for time in times),
+    partial(_fields, {"format": 2}),
+    partial(_fields, {"note": "\n" * 65_000}),
+]
+
+
+def plant(shared: Shared, identifier: str, forgery: Callable[[Path, Shared], None]) -> None:
+    """Put something else where a record was."""
+    record = place(shared.volume, identifier) / "record.json"
+    record.rename(record.parent / "saved")
+    forgery(record, shared)
+    for path in record.parent.iterdir():
+        if not path.is_symlink() and forgery is not _hard_link:
+            os.chown(path, MALLORY, MALLORY)
+
+
+def test_forged_records_are_kept_and_hold_nobody_up(shared: Shared) -> None:
+    forged = [shared.throw(MALLORY, f"job{n}") for n in range(len(NO_RECORDS))]
+    for identifier, forgery in zip(forged, NO_RECORDS, strict=True):
+        plant(shared, identifier, forgery)
+    honest = [shared.throw(uid, "honest") for uid in (MALLORY, ALICE)]
+    with shared.served() as running:
+        running.until(lambda: all(map(shared.is_gone, honest)))
+        status = running.until_phase(shared.volume, Phase.IDLE)
+        assert status.n_orphans == len(forged)
+        later = shared.throw(ALICE, "later")
+        running.until(lambda: shared.is_gone(later))
+    for identifier in forged:
+        tree = shared.folder(MALLORY) / "orphans" / identifier / "tree"
+        assert (tree / "a").read_text() == "1", identifier
+
+
+def test_records_forged_while_the_service_watches_are_kept(shared: Shared) -> None:
+    forged = [shared.throw(MALLORY, f"job{n}", KEPT) for n in range(len(NO_RECORDS))]
+    with shared.served() as running:
+        running.until_phase(shared.volume, Phase.IDLE)
+        aside = shared.home(MALLORY)
+        for identifier, forgery in zip(forged, NO_RECORDS, strict=True):
+            plant(shared, identifier, forgery)
+            container = place_in_orphans(shared, identifier)
+            container.rename(aside / identifier)
+            (aside / identifier).rename(container)
+        later = [shared.throw(uid, "later") for uid in (MALLORY, ALICE)]
+        running.until(lambda: all(map(shared.is_gone, later)))
+    for identifier in forged:
+        assert (place_in_orphans(shared, identifier) / "tree/a").read_text() == "1"
+
+
+def place_in_orphans(shared: Shared, identifier: str) -> Path:
+    """Mallory's container."""
+    return shared.folder(MALLORY) / "orphans" / identifier
+
+
+FOR_EVER: list[dict[str, object]] = [
+    {"retention_s": (1 << 63) - 1},
+    {"retention_s": (1 << 63) - 1, "created_ns": (1 << 63) - 1},
+    {"retention_s": 100 * 365 * 86_400, "created_ns": 0},
+]
+
+
+def test_a_record_may_promise_any_time_that_can_be_written(shared: Shared) -> None:
+    kept = [shared.throw(MALLORY, f"job{n}") for n in range(len(FOR_EVER))]
+    for identifier, fields in zip(kept, FOR_EVER, strict=True):
+        forge(place(shared.volume, identifier) / "record.json", **fields)
+    from_the_future, alices = shared.throw(MALLORY), shared.throw(ALICE)
+    forge(place(shared.volume, from_the_future) / "record.json", retention_s=1, created_ns=(1 << 63) - 1)
+    with shared.served() as running:
+        running.until(lambda: shared.is_gone(alices))
+        running.until(lambda: shared.is_gone(from_the_future))  # its age counts from the first sight
+        assert all(shared.is_in(identifier, "orphans") for identifier in kept)
+    assert_silent(shared.volume)
+
+
+def test_a_record_that_tells_another_uid_gives_nobody_more_rights(shared: Shared) -> None:
+    identifier = shared.throw(MALLORY)
+    container = place(shared.volume, identifier)
+    forge(container / "record.json", uid=0, owner=0)
+    make_tree(container / "tree/roots", Dir({"precious": File(b"root's")}, mode=0o755))
+    with shared.served() as running:
+        running.until(lambda: shared.is_in(identifier, "quarantine"))
+    left = shared.folder(MALLORY) / "quarantine" / identifier / "tree/roots/precious"
+    assert left.read_bytes() == b"root's"
+
+
+POINTERS = [
+    *(b"/etc", b"..", b"../..", b"home-12001", b".trashd/u/12001", b"canary", b"canary/job", b"a\0b"),
+    *(b"\x1b[2J", b"x" * 70_000, b"lower", b"lower/../lower"),
+]
+
+
+def test_forged_pointers_lead_to_nothing_of_others(shared: Shared) -> None:
+    """A store of hers at the place that a pointer tells is no store that root's service trusts for Alice."""
+    kept, thrown = shared.throw(ALICE, "kept", KEPT), shared.throw(MALLORY)
+    pointers = shared.folder(MALLORY) / "pointers"
+    for n, text in enumerate(POINTERS):
+        (pointers / f"{n:032x}").write_bytes(text)
+        os.chown(pointers / f"{n:032x}", MALLORY, MALLORY)
+    (pointers / "link").symlink_to("/etc/passwd")
+    os.mkfifo(pointers / "fifo")
+    (shared.volume / "lower").symlink_to("home-12001")
+    with shared.served() as running:
+        running.until(lambda: shared.is_gone(thrown))
+        later = shared.throw(MALLORY, "later")
+        running.until(lambda: shared.is_gone(later))
+    assert (place(shared.volume, kept) / "tree/a").read_text() == "1"
+
+
+# Planted folders
+
+
+def _planted_folder(path: Path) -> None:
+    make_tree(path, {"orphans": {"20200101T000000.000Z-x-00000000": {}}, "drop": {}})
+
+
+def _planted_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def _planted_link(path: Path) -> None:
+    path.symlink_to(path.parents[2] / "canary")
+
+
+PLANTED: list[Callable[[Path], object]] = [
+    _planted_folder,
+    _planted_file,
+    _planted_link,
+    partial(os.mkfifo, mode=0o666),
+]
+
+
+def test_planted_folders_keep_the_service_from_nobody(shared: Shared) -> None:
+    victims = range(13_000, 13_000 + len(PLANTED))
+    for uid, plant_it in zip(victims, PLANTED, strict=True):
+        as_user(MALLORY, partial(plant_it, shared.folder(uid)))
+        make_tree(shared.home(uid), Dir(owner=(uid, uid)))
+    early = [shared.throw(uid) for uid in victims]
+    with shared.served() as running:
+        running.until(lambda: all(map(shared.is_gone, early)))
+        running.until_phase(shared.volume, Phase.IDLE)
+        late = [shared.throw(uid) for uid in victims]
+        running.until(lambda: all(map(shared.is_gone, late)), 10)
+
+
+def test_hundreds_of_planted_folders_hold_nobody_up(shared: Shared) -> None:
+    def plant_many() -> None:
+        users = shared.volume / ".trashd/u"
+        for uid in range(300):
+            make_tree(users / f"{MALLORY}.{uid:012x}", {"orphans": {}, "drop": {"x": {}}})
+            (users / f"{20_000 + uid}").mkdir()
+            (users / f"{30_000 + uid}").symlink_to("../../canary")
+            (users / f"-{uid}\x1b\n").write_text("")
+
+    as_user(MALLORY, plant_many)
+    with shared.served() as running:
+        thrown = [shared.throw(uid) for uid in (ALICE, MALLORY)]
+        running.until(lambda: all(map(shared.is_gone, thrown)))
+        assert running.volume(shared.volume).n_users == 3  # root, Alice, Mallory
+
+
+# Her own folder, ruined
+
+
+def _close(path: Path) -> None:
+    path.chmod(0)
+
+
+def _replace_by_link(path: Path) -> None:
+    path.rename(path.with_name(f"was-{path.name}"))
+    path.symlink_to("/etc")
+
+
+def _replace_by_file(path: Path) -> None:
+    path.rename(path.with_name(f"was-{path.name}"))
+    path.write_text("")
+
+
+PARTS = ["orphans", "reaping", "drop", "stage", "quarantine", "restoring", "reserve", "pointers"]
+
+
+@pytest.mark.parametrize("ruin", [_close, _replace_by_link, _replace_by_file])
+def test_a_ruined_folder_is_nobody_elses_trouble(shared: Shared, ruin: Callable[[Path], None]) -> None:
+    """One user for each part of a folder."""
+    parts = [*PARTS, ""] if ruin is _close else PARTS
+    for uid, part in enumerate(parts, 13_000):
+        make_tree(shared.home(uid), Dir(owner=(uid, uid)))
+        shared.throw(uid)
+        as_user(uid, partial(ruin, shared.folder(uid) / part))
+    with shared.served() as running:
+        for name in ("early", "late"):
+            alices = shared.throw(ALICE, name)
+            running.until(partial(shared.is_gone, alices))
+        assert running.volume(shared.volume).phase is not Phase.BROKEN
+
+
+def test_a_folder_ruined_and_mended_is_served_again(shared: Shared) -> None:
+    mallorys = shared.throw(MALLORY, options=KEPT)
+    orphans = shared.folder(MALLORY) / "orphans"
+    with shared.served() as running:
+        running.until_phase(shared.volume, Phase.IDLE)
+        as_user(MALLORY, lambda: _replace_by_link(orphans))
+        alices = shared.throw(ALICE)
+        running.until(lambda: shared.is_gone(alices))
+        orphans.unlink()
+        orphans.with_name("was-orphans").rename(orphans)
+        forge(orphans / mallorys / "record.json", retention_s=0)
+        running.reload()
+        running.until(lambda: shared.is_gone(mallorys))
+
+
+# Trees and names
+
+
+def test_a_tree_a_hundred_thousand_deep_is_reaped_and_holds_nobody_up(shared: Shared) -> None:
+    def act() -> str:
+        return str(swap(deep_chain(shared.home(MALLORY) / "deep", 100_000), options=EXPIRED).id)
+
+    deep = as_user(MALLORY, act)
+    with shared.served() as running:
+        alices = shared.throw(ALICE)
+        running.until(lambda: shared.is_gone(alices), 10)
+        running.until(lambda: shared.is_gone(deep))
+
+
+HOSTILE = [name.decode("utf-8", "surrogateescape") for name in weird_names() if b"/" not in name]
+
+
+def test_no_name_of_anybodys_reaches_a_terminal_or_breaks_a_line(shared: Shared) -> None:
+    volume = shared.volume.parent / "vol\x1b[31m\nume\u202e"
+    volume.mkdir()
+    textfile = shared.base / "trashd.prom"
+    stays: Spec = {name: File(b"", owner=(0, 0)) for name in HOSTILE}
+    with bind_mount(shared.volume, volume):
+        ids = [shared.throw(MALLORY, name, Options(0, note="\x1b]0;x\x07\n" * 20)) for name in HOSTILE]
+        stuck = shared.throw(MALLORY, "stuck\x1b[2J\n", spec={"closed\x1b[2J\nx": {}})
+        make_tree(place(shared.volume, stuck) / "tree/roots\x1b[2J\n\u202e", Dir(stays))
+        for name in HOSTILE:
+            path = make_tree(shared.folder(MALLORY) / "drop" / name, Dir({"a": "1"}, owner=(MALLORY, MALLORY)))
+            assert path.exists()
+        config = f'{QUICK}[metrics]\ntextfile = "{textfile}"\n'
+        with service(shared.base, volume, config=config) as running:
+            running.until(lambda: all(map(shared.is_gone, ids)) and shared.is_in(stuck, "quarantine"))
+            running.until(lambda: not any((shared.folder(MALLORY) / "drop").iterdir()))
+            running.until_phase(volume, Phase.IDLE)
+            told = [trashd("status", *words) for words in ((), ("--json",))]
+            metrics = textfile.read_bytes()
+            running.stop()
+        log, audit = running.log.read_bytes(), (shared.base / "audit").read_bytes()
+        assert [one.code for one in told] == [0, 0]
+        texts = [log, audit, metrics, *(one.out.encode() for one in told)]
+    for text in texts:
+        assert text
+        assert not set(text) & (set(range(32)) - {10}), text
+        assert "\u202e".encode() not in text
+    assert all(line[:1] == b"<" and line[2:3] == b">" for line in log.splitlines()), log
+    events = [json.loads(line) for line in audit.splitlines()]
+    assert sum(one["event"] == "dropped" for one in events) == len(HOSTILE)
+    assert {one["origin"] for one in events if one["event"] == "reaped"} == {
+        os.path.join(volume, shared.home(MALLORY).name, name) for name in HOSTILE
+    }

@@ -1,0 +1,212 @@
+"""What an administrator wants, obeyed by the running service: space, quotas, windows, what is kept, pauses."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.status import Phase
+from fusefs.store.stage import Options
+from tests.support.bulk import fill, roomy_volume
+from tests.support.command import done_well
+from tests.support.orphans import EXPIRED, ids, orphan_in
+from tests.support.served import SLOW, aged, audited, begin_large, outwait
+from tests.support.service import configure, places, service
+from tests.support.store import assert_silent, swap
+from tests.support.volumes import unmount
+
+pytestmark = pytest.mark.needs("root")
+
+HOUR_S = 3600
+AT_ANY_AGE = 'minimum_age = "0s"\n'
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Where the service has its configuration and its log."""
+    with places() as path:
+        yield path
+
+
+def window_in(hours: int) -> str:
+    """A window of an hour that begins so many hours from now."""
+    begins = (time.localtime().tm_hour + hours) % 24
+    return f'windows = ["{begins:02d}:00-{(begins + 1) % 24:02d}:00"]\n'
+
+
+def test_low_space_takes_the_oldest_before_its_time_until_there_is_enough(base: Path, volume: Path) -> None:
+    oldest = aged(volume, "oldest", 3 * HOUR_S, 10)
+    older = aged(volume, "older", 2 * HOUR_S, 10)
+    young = aged(volume, "young", 1 * HOUR_S, 10)
+    low = 'free_space = { low = "55%", high = "60%" }\n'  # of 64 MiB: 34 are free
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: oldest not in ids(volume))
+        outwait(running, volume)
+        assert ids(volume) == {older, young}
+    assert "low space" in running.log.read_text()
+
+
+def test_low_on_inodes_takes_the_oldest_before_its_time(base: Path, volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    low = 'free_inodes = { low = "99%", high = "99.9%" }\n'
+    fill(volume / "many", os.statvfs(volume).f_files // 50)
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: identifier not in ids(volume))
+
+
+def test_low_space_spares_what_is_too_young(base: Path, volume: Path) -> None:
+    old = aged(volume, "old", 2 * HOUR_S, 10)
+    young = aged(volume, "young", 0, 10)
+    low = 'minimum_age = "1h"\nfree_space = { low = "99%", high = "100%" }\n'
+    with service(base, volume, config="[defaults]\n" + low) as running:
+        running.until(lambda: old not in ids(volume))
+        outwait(running, volume)
+        assert ids(volume) == {young}
+
+
+def test_quota_by_bytes_takes_the_oldest_until_the_rest_is_within_it(base: Path, volume: Path) -> None:
+    oldest = aged(volume, "oldest", 3 * HOUR_S, 10)
+    older = aged(volume, "older", 2 * HOUR_S, 10)
+    young = aged(volume, "young", 1 * HOUR_S, 10)
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "25M" }\n') as running:
+        running.until(lambda: oldest not in ids(volume))
+        outwait(running, volume)
+        assert ids(volume) == {older, young}
+
+
+def test_quota_by_inodes_takes_the_oldest(base: Path, volume: Path) -> None:
+    fill(volume / "many", 100)
+    many = swap(volume / "many").id
+    few = orphan_in(volume, "few").id
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + "quota = { inodes = 50 }\n") as running:
+        running.until(lambda: many not in ids(volume))
+        outwait(running, volume)
+        assert ids(volume) == {few}
+
+
+def test_quota_holds_for_what_comes_later_too(base: Path, volume: Path) -> None:
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "15M" }\n') as running:
+        first = aged(volume, "first", HOUR_S, 10)
+        outwait(running, volume)
+        assert ids(volume) == {first}
+        second = aged(volume, "second", 0, 10)
+        running.until(lambda: ids(volume) == {second})
+
+
+def test_what_came_from_a_kept_place_stays(base: Path, volume: Path) -> None:
+    kept = orphan_in(volume, "precious", EXPIRED).id
+    with service(base, volume, config=f'[defaults]\nkeep = ["{volume}/prec*"]\n') as running:
+        outwait(running, volume)
+        assert ids(volume) == {kept}
+
+
+def test_what_a_person_keeps_stays(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        identifier = orphan_in(volume, "kept", Options(retention_s=1)).id
+        running.until(lambda: audited(base))  # it knows when that is due
+        done_well("keep", "--volume", volume, identifier)
+        due = orphan_in(volume, "due", Options(retention_s=1)).id
+        running.until(lambda: due not in ids(volume))
+        assert ids(volume) == {identifier}
+
+
+def test_rules_of_a_path_hold_for_what_came_from_there(base: Path, volume: Path) -> None:
+    (volume / "ci").mkdir()
+    ci, other = aged(volume, "ci/job", HOUR_S), aged(volume, "job", HOUR_S)
+    rules = f'[[volume]]\npath = "{volume}"\n[[volume.rules]]\npath = "{volume}/ci"\nretention = "30m"\n'
+    with service(base, volume, config=rules) as running:
+        running.until(lambda: ci not in ids(volume))
+        outwait(running, volume)
+        assert ids(volume) == {other}
+
+
+def test_outside_its_window_it_waits(base: Path, volume: Path) -> None:
+    identifier = orphan_in(volume, options=EXPIRED).id
+    with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
+        assert running.until_phase(volume, Phase.WINDOW).why.startswith("it may work")
+        assert ids(volume) == {identifier}
+
+
+def test_in_its_window_it_works(base: Path, volume: Path) -> None:
+    orphan_in(volume, options=EXPIRED)
+    now = time.localtime().tm_hour
+    window = f'windows = ["{now:02d}:00-{(now + 2) % 24:02d}:00"]\n'
+    with service(base, volume, config="[defaults]\n" + window) as running:
+        running.until(lambda: not ids(volume))
+
+
+def test_window_that_opens_by_a_reload_lets_it_work(base: Path, volume: Path) -> None:
+    orphan_in(volume, options=EXPIRED)
+    with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
+        running.until_phase(volume, Phase.WINDOW)
+        configure(base, "")
+        running.reload()
+        running.until(lambda: not ids(volume))
+
+
+def test_volume_that_runs_full_does_not_wait_for_its_window(base: Path, volume: Path) -> None:
+    identifier = aged(volume, "large", HOUR_S, 10)
+    with service(base, volume) as running:
+        outwait(running, volume)  # it knows that there is something to give up
+        low = 'free_space = { low = "99%", high = "100%" }\n'
+        configure(base, "[defaults]\n" + AT_ANY_AGE + low + window_in(3))
+        running.reload()
+        running.until(lambda: identifier not in ids(volume))
+
+
+def test_volume_that_is_full_at_the_start_does_not_wait_for_its_window_either(base: Path, volume: Path) -> None:
+    aged(volume, "large", HOUR_S, 10)
+    low = 'free_space = { low = "99%", high = "100%" }\n'
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low + window_in(3)) as running:
+        running.until(lambda: not ids(volume))
+
+
+def test_paused_volume_is_let_go_of_and_goes_on_when_resumed(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        done_well("pause", volume)
+        running.until_phase(volume, Phase.PAUSED)
+        identifier = orphan_in(volume, options=EXPIRED).id
+        assert "paused by" in running.volume(volume).why
+        assert ids(volume) == {identifier}
+        done_well("resume", volume)
+        running.until(lambda: not ids(volume))
+
+
+def test_pause_of_all_is_one_of_each(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        done_well("pause")
+        running.until_phase(volume, Phase.PAUSED)
+        done_well("resume")
+        outwait(running, volume)
+
+
+def test_pause_ends_by_itself(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        done_well("pause", "--for", "1s", volume)
+        running.until(lambda: "paused" in running.log.read_text())
+        orphan_in(volume, options=EXPIRED)
+        running.until(lambda: not ids(volume))
+        log = running.log.read_text()
+        assert -1 < log.index("paused") < log.index("resumed") < log.index("reaped")
+
+
+def test_pause_is_in_force_for_the_next_service_too(base: Path, volume: Path) -> None:
+    orphan_in(volume, options=EXPIRED)
+    done_well("pause")
+    with service(base, volume) as running:
+        running.until_phase(volume, Phase.PAUSED)
+        done_well("resume")
+        running.until(lambda: not ids(volume))
+
+
+def test_paused_in_the_middle_it_can_be_unmounted(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
+        begin_large(running, volume)
+        done_well("pause", volume)
+        running.until_phase(volume, Phase.PAUSED)
+        assert_silent(volume)
+        assert not unmount(volume), "it was busy"

@@ -1,0 +1,168 @@
+"""What the running service tells of itself, and what it costs a machine where there is nothing to do, or very much."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.status import Phase
+from fusefs.store.stage import Options
+from tests.support.bulk import roomy_volume
+from tests.support.command import done_well
+from tests.support.orphans import EXPIRED, orphan_in
+from tests.support.served import SLOW, audited, begin_large, outwait, queue_up
+from tests.support.service import Service, places, service
+from tests.support.store import init
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+MIB = 1024
+HOUR_NS = 3600 * 10**9
+MANY = 50_000
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Where the service has its configuration and its log."""
+    with places() as path:
+        yield path
+
+
+def of_process(pid: int, file: str, key: str) -> int:
+    """A number from a file in /proc/PID."""
+    found = re.search(rf"^{key}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def processes(running: Service) -> list[int]:
+    """The service, its forker, and their children."""
+    (forker,) = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    return [running.process.pid, int(forker), *running.children()]
+
+
+def test_status_of_an_idle_volume_says_what_is_there_and_when_the_next_is_due(base: Path, volume: Path) -> None:
+    orphan_in(volume, "one")
+    orphan_in(volume, "two")
+    with service(base, volume) as running:
+        told = running.until_phase(volume, Phase.IDLE)
+    assert (told.n_users, told.n_orphans, told.n_due, told.n_quarantined) == (1, 2, 0, 0)
+    assert told.next_due_ns is not None
+    assert abs(told.next_due_ns - time.time_ns() - 24 * HOUR_NS) < HOUR_NS
+    assert (told.filesystem, told.current, told.faults) == ("tmpfs", (), ())
+    assert told.total_bytes == 64 << 20
+
+
+def test_status_of_a_reap_says_whose_orphan_it_is_and_how_far_it_is(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
+        identifier = begin_large(running, volume)
+        running.until(lambda: running.volume(volume).removed_entries)
+        told = running.volume(volume)
+        assert told.phase in (Phase.REAPING, Phase.YIELDING)
+        (current,) = told.current
+        assert (current.uid, told.n_due, told.n_orphans) == (0, 1, 1)
+        assert identifier.endswith(current.id_end)
+        assert told.tempo_entries_per_s == 1000
+
+
+def test_status_counts_what_is_done(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        outwait(running, volume)
+        outwait(running, volume)
+        running.until(lambda: counts(running, volume) == (2, 10, 0))
+
+
+def counts(running: Service, volume: Path) -> tuple[int, int, int]:
+    """Orphans and entries that are gone, and what is left."""
+    told = running.volume(volume)
+    return told.n_reaped, told.removed_entries, told.n_orphans
+
+
+def test_status_command_shows_it(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.until(running.seen)
+        (told,) = done_well("status", "--json").objects()
+    assert told["volumes"][0]["path"] == str(volume)
+
+
+def test_status_of_a_service_that_ended_says_so(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.stop()
+        seen = running.seen()
+    assert seen is not None
+    assert not seen.is_running
+
+
+def test_metrics_are_written_for_the_node_exporter(base: Path, volume: Path) -> None:
+    textfile = base / "trashd.prom"
+    with service(base, volume, config=f'[metrics]\ntextfile = "{textfile}"\n') as running:
+        outwait(running, volume)
+        running.until(lambda: re.search(r"^trashd_[a-z_]*reaped\w*\{.*\} 1\.0$", textfile.read_text(), re.MULTILINE))
+
+
+def test_hook_runs_when_an_orphan_is_gone(base: Path, volume: Path) -> None:
+    told = base / "told"
+    told.touch()
+    told.chmod(0o666)
+    config = f'[hooks]\non_reaped = ["/bin/sh", "-c", \'cat > {told}\']\n'
+    with service(base, volume, config=config) as running:
+        identifier = orphan_in(volume, options=EXPIRED).id
+        running.until(lambda: told.read_text().endswith("}\n") or told.read_text().endswith("}"))
+    assert json.loads(told.read_text())["id"] == identifier
+
+
+def test_what_came_while_no_service_ran_is_told_once(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.stop()
+    identifier = orphan_in(volume).id
+    for _ in range(2):
+        with service(base, volume) as running:
+            outwait(running, volume)
+            running.stop()
+    assert [event["event"] for event in audited(base) if event["id"] == identifier] == ["found"]
+
+
+def test_idle_service_sleeps(base: Path, volume: Path) -> None:
+    orphan_in(volume)
+    with service(base, volume) as running:
+        running.until(lambda: is_asleep(running))
+        pids = processes(running)
+        before = n_wakeups(pids)
+        ends_at = time.monotonic() + 3.0
+        running.until(lambda: time.monotonic() > ends_at)
+        assert n_wakeups(pids) - before <= 1
+
+
+def is_asleep(running: Service) -> bool:
+    """Whether nobody works for it any more, and it has told so."""
+    seen = running.seen()
+    return seen is not None and seen.age_s > 1.5 and not running.children()
+
+
+def n_wakeups(pids: list[int]) -> int:
+    """How often all threads of these processes went to sleep."""
+    found = 0
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += of_process(pid, f"task/{thread.name}/status", "voluntary_ctxt_switches")
+    return found
+
+
+def test_very_many_orphans_need_little_memory(base: Path) -> None:
+    with tmpfs_volume("1g", ["nr_inodes=500k"]) as volume:
+        init(volume)
+        queue_up(volume, MANY, Options(retention_s=3600))
+        with service(base, volume) as running:
+            running.until(lambda: running.volume(volume).n_orphans == MANY)
+            outwait(running, volume)
+            pids = processes(running)
+            assert of_process(running.process.pid, "status", "VmHWM") < 60 * MIB
+            assert sum(of_process(pid, "smaps_rollup", "Pss") for pid in pids) < 120 * MIB
+            (told,) = done_well("status", "--json").objects()
+            assert told["volumes"][0]["n_orphans"] == MANY

@@ -1,0 +1,204 @@
+"""Several users of one service: each with his own rights, and none in another's way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.lifecycle import State
+from fusefs.core.status import Phase
+from fusefs.store.stage import Options
+from tests.support.bulk import fill, roomy_volume
+from tests.support.orphans import EXPIRED, ids, orphan_in, orphan_of
+from tests.support.served import SLOW, begin_large, is_begun, outwait
+from tests.support.service import places, service
+from tests.support.store import entries, init, remove, swap
+from tests.support.tree import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
+from tests.support.users import as_user
+from tests.support.volumes import btrfs_subvolume, loop_volume, project_quota_volume, set_project
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE, BOB = 12101, 12102
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Where the service has its configuration and its log."""
+    with places() as path:
+        yield path
+
+
+def home_of(uid: int, volume: Path) -> Path:
+    """A directory of his."""
+    return make_tree(volume / f"home-{uid}", Dir(owner=(uid, uid)))
+
+
+def large_of(uid: int, volume: Path, n_files: int, options: Options = EXPIRED) -> str:
+    """The id of an orphan of his with many files."""
+    large = home_of(uid, volume) / "large"
+    return as_user(uid, lambda: str(swap(fill(large, n_files), options=options).id))
+
+
+def orphan_with_a_file_of_roots(uid: int, volume: Path) -> str:
+    """The id of an orphan of his in which a directory of root's can't be emptied by him."""
+    tree = Dir({"mine": "1", "roots": Dir({"a": "1"})}, owner=(uid, uid))
+    job = make_tree(home_of(uid, volume) / "job", tree)
+    return as_user(uid, lambda: str(swap(job, options=EXPIRED).id))
+
+
+def uids_of(pids: list[int]) -> set[tuple[str, ...]]:
+    """Real, effective, saved and filesystem uids."""
+    found = set()
+    for pid in pids:
+        (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Uid:"))
+        found.add(tuple(line.split()[1:]))
+    return found
+
+
+def test_each_users_orphans_are_reaped_by_processes_of_his(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume:
+        for uid in (ALICE, BOB):
+            large_of(uid, volume, 20_000)
+        with service(base, volume, config=SLOW) as running:
+            running.until(lambda: len(running.volume(volume).current) == 2)
+            uids = uids_of(running.children())
+    assert uids == {(str(uid),) * 4 for uid in (0, ALICE, BOB)}  # root has a folder too
+
+
+def test_what_a_user_can_not_delete_is_quarantined_and_others_go_on(base: Path, volume: Path) -> None:
+    kept = orphan_with_a_file_of_roots(ALICE, volume)
+    orphan_of(BOB, volume, EXPIRED)
+    with service(base, volume) as running:
+        running.until(lambda: running.volume(volume).n_quarantined and ids(volume) == {kept})
+    (entry,) = entries(volume)
+    assert entry.state is State.QUARANTINE
+    assert Path(os.fsdecode(entry.path), "tree/roots/a").exists()
+
+
+def test_small_orphan_does_not_wait_behind_anothers_large_one(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume:
+        large = large_of(ALICE, volume, 50_000)
+        with service(base, volume, config=SLOW) as running:
+            running.until(lambda: is_begun(volume, large, 50_000))
+            small = large_of(BOB, volume, 10)
+            running.until(lambda: small not in ids(volume))
+            assert large in ids(volume)
+
+
+def test_small_orphan_does_not_wait_behind_ones_own_large_one(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
+        large = begin_large(running, volume)
+        outwait(running, volume)
+        assert large in ids(volume)
+
+
+@pytest.mark.needs("loop")
+def test_small_files_do_not_wait_behind_anothers_huge_one(base: Path) -> None:
+    with loop_volume("ext4", 600) as volume:
+        init(volume)
+        tree = make_tree(
+            home_of(ALICE, volume) / "huge", Dir({"file": File(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE))
+        )
+        with (tree / "file").open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, 500 << 20)
+        huge = as_user(ALICE, lambda: str(swap(tree, options=EXPIRED).id))
+        with service(base, volume, config='[defaults]\nmax_bytes = "20M/s"\n') as running:
+            running.until(lambda: running.volume(volume).freed_bytes)
+            small = orphan_of(BOB, volume, EXPIRED).id
+            running.until(lambda: small not in ids(volume))
+            assert huge in ids(volume)
+
+
+def test_new_user_is_served(base: Path, volume: Path) -> None:
+    orphan_in(volume, options=EXPIRED)
+    with service(base, volume) as running:
+        running.until(lambda: not ids(volume))
+        orphan_of(BOB, volume, EXPIRED)
+        running.until(lambda: not ids(volume))
+
+
+def test_user_who_comes_to_an_idle_volume_is_served(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.until_phase(volume, Phase.IDLE)
+        orphan_of(BOB, volume, EXPIRED)
+        running.until(lambda: not ids(volume))
+
+
+@pytest.mark.needs("loop", "btrfs")
+def test_lower_store_on_a_subvolume_is_served(base: Path) -> None:
+    with loop_volume("btrfs") as volume:
+        init(volume)
+        btrfs_subvolume(volume, "sub").chmod(0o755)
+        home = home_of(ALICE, volume / "sub")
+        with service(base, volume) as running:
+            before = as_user(ALICE, lambda: swap(make_tree(home / "job", {"a": "1"}), options=EXPIRED))
+            assert before.store.startswith(os.fsencode(volume / "sub"))
+            running.until(lambda: not ids(volume))
+            as_user(ALICE, lambda: swap(make_tree(home / "again", {"a": "1"}), options=EXPIRED))
+            running.until(lambda: not ids(volume))
+
+
+@pytest.mark.needs("loop", "xfs")
+def test_lower_store_of_a_project_is_served(base: Path) -> None:
+    with project_quota_volume("xfs") as volume:
+        set_project(volume, 1)
+        init(volume)
+        project = make_tree(volume / "project", Dir(owner=(ALICE, ALICE)))
+        set_project(project, 7)
+        removed = as_user(ALICE, lambda: remove(make_tree(project / "job", {"a": "1"}), options=EXPIRED))
+        assert removed.store.startswith(os.fsencode(project))
+        with service(base, volume) as running:
+            running.until(lambda: not ids(volume))
+
+
+AS_ROOT = '[defaults]\nauthority = "root"\nusers = ["{uid}"]\n'
+
+
+def test_with_roots_authority_what_the_user_could_not_delete_goes(base: Path, volume: Path) -> None:
+    orphan_with_a_file_of_roots(ALICE, volume)
+    with service(base, volume, config=AS_ROOT.format(uid=ALICE)) as running:
+        running.until(lambda: not ids(volume))
+
+
+def test_roots_authority_is_for_those_alone_who_are_listed(base: Path, volume: Path) -> None:
+    kept = orphan_with_a_file_of_roots(BOB, volume)
+    orphan_with_a_file_of_roots(ALICE, volume)
+    with service(base, volume, config=AS_ROOT.format(uid=ALICE)) as running:
+        running.until(lambda: ids(volume) == {kept})
+        outwait(running, volume)
+    (entry,) = entries(volume)
+    assert entry.state is State.QUARANTINE
+
+
+def immutable_orphan(uid: int, volume: Path) -> str:
+    """The id of an orphan of his with an immutable file in it."""
+    job = make_tree(home_of(uid, volume) / "job", Dir({"sub": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
+    set_flags(job / "sub/a", IMMUTABLE)
+    return as_user(uid, lambda: str(swap(job, options=EXPIRED).id))
+
+
+@pytest.fixture
+def ext4() -> Iterator[Path]:
+    """An ext4 with a store, on which files can be immutable; what is left goes with it."""
+    with loop_volume("ext4", 16) as path:
+        init(path)
+        yield path
+        remove_tree_hard(path / ".trashd")
+
+
+@pytest.mark.needs("loop")
+def test_flags_stay_without_clears_flags(base: Path, ext4: Path) -> None:
+    immutable_orphan(ALICE, ext4)
+    with service(base, ext4, config=AS_ROOT.format(uid=ALICE)) as running:
+        running.until(lambda: {entry.uid for entry in entries(ext4) if entry.state is State.QUARANTINE} == {0})
+
+
+@pytest.mark.needs("loop")
+def test_flags_are_cleared_with_clears_flags(base: Path, ext4: Path) -> None:
+    immutable_orphan(ALICE, ext4)
+    with service(base, ext4, config=AS_ROOT.format(uid=ALICE) + "clears_flags = true\n") as running:
+        running.until(lambda: not ids(ext4))

@@ -1,0 +1,199 @@
+"""Volumes come and go under the running service: it holds none busy, and takes none for another."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.status import Phase
+from tests.support.bulk import roomy_volume
+from tests.support.daemons import mount, our_mount, workbench
+from tests.support.orphans import EXPIRED, ids, orphan_in
+from tests.support.served import SLOW, begin_large, outwait
+from tests.support.service import Service, places, service
+from tests.support.store import assert_silent, init, tmpfs_store, tree_of
+from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume, unmount
+
+pytestmark = pytest.mark.needs("root")
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Where the service has its configuration and its log."""
+    with places() as path:
+        yield path
+
+
+@contextmanager
+def two_places() -> Iterator[tuple[Path, Path]]:
+    """A volume with a store, and an empty directory to mount it on."""
+    with tmpfs_store() as volume, tmpfs_volume() as elsewhere:
+        (elsewhere / "place").mkdir()
+        yield volume, elsewhere / "place"
+
+
+def open_on(running: Service, volume: Path) -> list[str]:
+    """What the service's processes have open on a volume, as paths."""
+    found = []
+    for pid in (running.process.pid, *running.children()):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(fd)
+            found += [target] if target.startswith(str(volume)) else []
+    return found
+
+
+def has_store_watched(running: Service) -> bool:
+    """Whether it would be told of what falls in."""
+    return any("inotify wd:" in fd.read_text() for fd in Path(f"/proc/{running.process.pid}/fdinfo").iterdir())
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("fs_type", ["ext4", pytest.param("xfs", marks=pytest.mark.needs("xfs"))])
+def test_idle_service_keeps_no_volume_busy(base: Path, fs_type: str) -> None:
+    with loop_volume(fs_type) as volume:
+        init(volume)
+        orphan_in(volume, "due", EXPIRED)
+        orphan_in(volume, "kept")
+        with service(base, volume) as running:
+            running.until(lambda: len(ids(volume)) == 1)
+            running.until(lambda: not running.children() and not open_on(running, volume))
+            assert has_store_watched(running)
+            assert not unmount(volume), "it was busy"
+
+
+def test_unmounted_volume_is_gone_and_served_again_when_it_is_back(base: Path) -> None:
+    with two_places() as (volume, place), ExitStack() as mounted:
+        mounted.enter_context(bind_mount(volume, place))
+        with service(base, place) as running:
+            running.until_phase(place, Phase.IDLE)
+            mounted.close()
+            running.until_phase(place, Phase.GONE)
+            identifier = orphan_in(volume, options=EXPIRED).id
+            with bind_mount(volume, place):
+                running.until(lambda: identifier not in ids(volume))
+
+
+def test_volume_that_is_mounted_later_is_served(base: Path) -> None:
+    with two_places() as (volume, place):
+        orphan_in(volume, options=EXPIRED)
+        with service(base, place) as running:
+            running.until_phase(place, Phase.GONE)
+            with bind_mount(volume, place):
+                running.until(lambda: not ids(volume))
+
+
+def test_service_for_all_volumes_finds_one_that_is_mounted_later(base: Path) -> None:
+    with service(base) as running, tmpfs_store() as volume:
+        orphan_in(volume, options=EXPIRED)
+        running.until(lambda: not ids(volume))
+
+
+def test_another_volume_at_its_place_is_another_one(base: Path) -> None:
+    with two_places() as (volume, place), tmpfs_store() as other, ExitStack() as mounted:
+        mounted.enter_context(bind_mount(volume, place))
+        kept = {orphan_in(volume).id, orphan_in(other).id}
+        with service(base, place) as running:
+            before = running.until_phase(place, Phase.IDLE)
+            mounted.close()
+            with bind_mount(other, place):
+                outwait(running, other)
+                running.until(lambda: running.volume(place).id == volume_id(other))
+                assert before.id == volume_id(volume)
+        assert ids(volume) | ids(other) == kept
+
+
+def test_another_volume_over_it_in_the_middle_of_a_reap_is_served_next(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume, tmpfs_store() as other, service(base, volume, config=SLOW) as running:
+        begin_large(running, volume, 1000)
+        kept = orphan_in(other).id
+        with bind_mount(other, volume):
+            running.until(lambda: running.volume(volume).id == volume_id(other))
+            outwait(running, other)
+            assert ids(other) == {kept}
+
+
+def volume_id(volume: Path) -> str:
+    """What volume.json says."""
+    return str(json.loads((volume / ".trashd/volume.json").read_text())["id"])
+
+
+@pytest.mark.needs("fuse")
+def test_volume_mounted_over_itself_before_the_service_is_served_by_its_backing(base: Path) -> None:
+    with workbench() as bench:
+        init(bench / "source")
+        orphan_in(bench / "source", "due", EXPIRED)
+        mount(bench / "source")
+        assert our_mount(bench / "source") is not None
+        with service(base, bench / "source") as running:
+            running.until(lambda: running.volume(bench / "source").n_reaped)
+            running.until_phase(bench / "source", Phase.IDLE)
+            running.stop()
+        assert_silent(bench / "source")
+
+
+@pytest.mark.needs("fuse")
+def test_volume_mounted_over_itself_while_it_is_served_goes_on_being_served(base: Path) -> None:
+    with workbench() as bench:
+        init(bench / "source")
+        with service(base, bench / "source") as running:
+            running.until_phase(bench / "source", Phase.IDLE)
+            mount(bench / "source")
+            orphan_in(bench / "source", "due", EXPIRED)
+            running.until(lambda: running.volume(bench / "source").n_reaped)
+            running.until_phase(bench / "source", Phase.IDLE)
+            running.stop()
+        assert_silent(bench / "source")
+
+
+def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.until_phase(volume, Phase.IDLE)
+        with (volume / ".trashd/reaper.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            first = orphan_in(volume, "first", EXPIRED).id
+            running.until_phase(volume, Phase.ELSEWHERE)
+            assert ids(volume) == {first}
+        orphan_in(volume, "second", EXPIRED)
+        running.until(lambda: not ids(volume))
+
+
+def test_volume_with_another_id_in_the_middle_is_left_alone(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
+        begin_large(running, volume, 2000)
+        swapped = orphan_in(volume, "due", EXPIRED)
+        file = volume / ".trashd/volume.json"
+        text = file.read_text()
+        file.write_text(json.dumps({**json.loads(text), "id": "0" * 32}))
+        running.until_phase(volume, Phase.BROKEN)
+        assert (tree_of(swapped) / "a").exists()
+        file.write_text(text)
+        running.reload()
+        running.until(lambda: not ids(volume))
+
+
+def test_store_whose_volume_json_is_removed_is_left_alone(base: Path, volume: Path) -> None:
+    tree = tree_of(orphan_in(volume, options=EXPIRED))
+    with tree.with_name("record.json").open("rb") as record:
+        fcntl.flock(record, fcntl.LOCK_SH)
+        with service(base, volume) as running:
+            outwait(running, volume)
+            aside = (volume / ".trashd/volume.json").rename(volume / "aside")
+            fcntl.flock(record, fcntl.LOCK_UN)
+            running.until_phase(volume, Phase.GONE)
+            assert (tree / "a").exists()
+            aside.rename(volume / ".trashd/volume.json")
+            running.reload()
+            running.until(lambda: not ids(volume))
+
+
+def test_several_volumes_are_served_beside_each_other(base: Path, volume: Path) -> None:
+    with roomy_volume("tmpfs") as other, service(base, volume, other, config=SLOW) as running:
+        large = begin_large(running, other)
+        outwait(running, volume)
+        assert ids(other) == {large}

@@ -1,0 +1,297 @@
+"""What the service knows of a user: whatever goes wrong, no orphan is lost, and none goes before its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from typing import cast
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from fusefs.core.clock import started
+from fusefs.core.config import read_config
+from fusefs.core.names import VolumeId
+from fusefs.core.policy import VolumePolicy
+from fusefs.core.record import Method
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.context import Context, boot_s
+from fusefs.reaper.forker import Forker
+from fusefs.reaper.intake import Intake
+from fusefs.reaper.messages import Answer, Done, Ended, Look, Measure, Order, Page, Reap, Seen, Tend, Tended
+from fusefs.reaper.room import Room
+from fusefs.reaper.tally import Tally
+from fusefs.reaper.upcoming import Chosen
+from fusefs.reaper.user import Part, User
+from fusefs.reaper.volume import Opened
+from fusefs.reaper.watcher import Watcher
+from fusefs.store.layout import Store, Volume
+
+UID, BASE = 1000, b"/volume"
+MOST, PAGE = 3, 2
+OLDEST_S, LATER_S, MUCH_LATER_S = 100_000, 1_000_000, 2_000_000
+WHICH = st.integers(0, 100)
+HOUR_S = 3600.0
+
+
+def new_user(most: int = MOST) -> User:
+    """A user of whom nothing is known yet."""
+    return User(UID, BASE, lambda: most, 0)
+
+
+def part_of(user: User) -> Part:
+    """His folder in the one store that he has."""
+    return user.parts[BASE]
+
+
+def new_intake() -> Intake:
+    """It takes in answers for the usual rules; no child is asked for, and no fd used."""
+    nowhere = Fd(-1)
+    store = Store(Kernel(), nowhere, BASE, nowhere, nowhere, Volume(VolumeId("0" * 32), True, 0), 0, None)
+    nobody, clock = cast(Forker, None), started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    with Watcher() as watcher:
+        context = Context(
+            Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None
+        )
+    opened = Opened(store, "", nowhere, None, ExitStack())
+    return Intake(context, opened, VolumePolicy(BASE), Tally(), Room(), lambda: None)
+
+
+def looked_at(user: User, *identifiers: str, at_s: float = 0.0) -> None:
+    """He was tended and looked at, and has these, due then."""
+    assert user.next_order(0.0) == Tend()
+    look = user.next_order(0.0)
+    assert isinstance(look, Look)
+    assert (look.base, look.after, look.ids) == (BASE, "", None)
+    for identifier in identifiers:
+        part_of(user).upcoming.add(Chosen(identifier, 0), at_s)
+    part_of(user).looked("", 0.0, 0)
+
+
+def test_first_of_all_a_user_is_tended_and_looked_at() -> None:
+    user = new_user()
+    assert user.wants(0.0)
+    looked_at(user)
+    assert not user.wants(0.0)
+    assert user.next_at_s() == float("inf")
+
+
+def test_what_is_due_is_ordered_at_its_time_and_not_before() -> None:
+    user = new_user()
+    looked_at(user, "a", at_s=10.0)
+    assert user.next_at_s() == 10.0
+    assert user.next_order(9.0) is None
+    assert user.next_order(10.0) == Reap(BASE, [Chosen("a", 0)])
+
+
+def test_what_falls_in_is_looked_at_before_anything_else_is_reaped() -> None:
+    user = new_user()
+    looked_at(user, "a")
+    part_of(user).fresh.add("b")
+    assert user.next_order(1.0) == Look(BASE, ids=["b"])
+
+
+def test_order_that_a_child_did_not_live_to_carry_out_is_given_again() -> None:
+    user = new_user()
+    order = user.next_order(0.0)
+    assert order == Tend()
+    user.give_back(order)
+    looked_at(user)
+    part_of(user).fresh.add("b")
+    order = user.next_order(0.0)
+    assert order is not None
+    user.give_back(order)
+    assert user.next_order(0.0) == order
+
+
+def test_user_whose_child_fails_waits_longer_each_time() -> None:
+    user = new_user()
+    waits = [user.failed(100.0) for _ in range(4)]
+    assert waits == [1.0, 2.0, 4.0, 8.0]
+    assert user.next_order(100.0) is None
+    assert user.next_at_s() == 108.0
+    assert user.next_order(108.0) == Tend()
+
+
+def test_large_orphan_makes_way_after_a_while_and_has_longer_the_next_time() -> None:
+    user = new_user()
+    looked_at(user, "small", at_s=5.0)
+    user.begins("large")
+    user.had_s = 3.0
+    assert not user.has_had_enough(4.0), "nobody waits"
+    assert user.has_had_enough(5.0)
+    part = part_of(user)
+    part.fresh.add("fell in")
+    assert user.has_had_enough(4.0)
+
+
+def one_of(identifiers: Collection[str], which: int) -> str:
+    """One of some."""
+    return sorted(identifiers)[which % len(identifiers)]
+
+
+class Machine(RuleBasedStateMachine):
+    """A folder whose owner throws away, keeps and restores, and a child that may die over every order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.intake = new_user(), new_intake()
+        self.there: dict[str, int | None] = {}
+        self.claimed: set[str] = set()
+        self.held: set[str] = set()
+        self.n_made = 0
+        self.ahead_s = 0.0
+
+    def now_s(self) -> float:
+        """The service's time; it passes as the test says."""
+        return boot_s() + self.ahead_s
+
+    def tell(self, identifier: str, *, by_name: bool) -> None:
+        """inotify tells of it, or that it lost something."""
+        if by_name:
+            part_of(self.user).fresh.add(identifier)
+        else:
+            self.user.look_again()
+
+    # What people do
+
+    @rule(retentions=st.lists(st.sampled_from([0, LATER_S, None]), min_size=1, max_size=6), by_name=st.booleans())
+    def throw(self, retentions: list[int | None], by_name: bool) -> None:
+        for retention_s in retentions:
+            identifier = f"id{self.n_made:04}"
+            self.n_made += 1
+            self.there[identifier] = retention_s
+            self.tell(identifier, by_name=by_name)
+
+    @precondition(lambda self: self.there.keys() - self.claimed)
+    @rule(which=WHICH, retention_s=st.sampled_from([0, None]))
+    def keep(self, which: int, retention_s: int | None) -> None:
+        identifier = one_of(self.there.keys() - self.claimed, which)
+        self.there[identifier] = retention_s
+        self.tell(identifier, by_name=True)
+
+    @precondition(lambda self: self.there)
+    @rule(which=WHICH)
+    def restore(self, which: int) -> None:
+        identifier = one_of(self.there, which)
+        del self.there[identifier]
+        self.claimed.discard(identifier)
+        part_of(self.user).fresh.discard(identifier)
+        self.user.forget(identifier)
+
+    @precondition(lambda self: self.there)
+    @rule(which=WHICH)
+    def hold(self, which: int) -> None:
+        self.held.add(one_of(self.there, which))
+
+    @rule()
+    def release(self) -> None:
+        self.held.clear()
+
+    @rule()
+    def time_passes(self) -> None:
+        self.ahead_s += MUCH_LATER_S
+
+    # What the service and the child do
+
+    @rule(n_answers=st.integers(0, 2), end=st.sampled_from(["well", "dies", "fails"]), is_parked=st.booleans())
+    def work(self, n_answers: int, end: str, is_parked: bool) -> None:
+        self.carry_out(None if end == "well" else n_answers, has_failed=end == "fails", is_parked=is_parked)
+
+    @rule(most=st.integers(1, 20))
+    def work_well(self, most: int) -> None:
+        for _ in range(most):
+            self.carry_out()
+
+    def carry_out(self, n_answers: int | None = None, *, has_failed: bool = False, is_parked: bool = False) -> bool:
+        """One order, as a session has it carried out; whether there was one.
+
+        n_answers  of the child before it is lost; None: it lives
+        """
+        order = self.user.next_order(self.now_s())
+        if order is None:
+            return False
+        if isinstance(order, Reap):
+            self.user.ordered(order.ids())
+            self.user.begins(order.ids()[0])
+        answers = self.answers(order, is_parked=is_parked)
+        for number, answer in enumerate(answers):
+            if number == n_answers:
+                self.user.give_back(order)
+                if has_failed:
+                    self.intake.failed(self.user, 13, "his folder can't be worked in", "")
+                else:
+                    self.user.failed(boot_s())
+                break
+            self.intake.take(self.user, order, answer)
+        for part in self.user.parts.values():
+            part.put_back(boot_s())
+        self.user.begins(None)
+        return True
+
+    def answers(self, order: Order, *, is_parked: bool) -> Iterator[Answer]:
+        """What a child says that lives; what it does is done before it is said."""
+        match order:
+            case Tend():
+                yield Tended([BASE], [])
+            case Look(ids=None):
+                names = sorted(name for name in self.there if name > order.after)
+                last = names[PAGE - 1] if len(names) > PAGE else ""
+                yield Page(BASE, [self.seen(name) for name in names[:PAGE]], last, len(self.there), 0)
+            case Look():
+                names = [name for name in order.ids or () if name in self.there]
+                yield Page(BASE, [self.seen(name) for name in names], "", len(self.there), 0)
+            case Reap():
+                for chosen in order.chosen:
+                    yield self.reap(chosen, is_parked=is_parked)
+                    if is_parked:
+                        break
+                yield Done()
+            case Measure():
+                yield Done()
+
+    def seen(self, identifier: str) -> Seen:
+        """A container as its record describes it."""
+        is_claimed = identifier in self.claimed
+        # Far enough from each other that the clock does not tell who is first.
+        created_ns = time.time_ns() - (OLDEST_S - 10 * int(identifier[2:])) * 10**9
+        return Seen(identifier, is_claimed, created_ns, self.there[identifier], b"/volume/job", Method.EXCHANGE)
+
+    def reap(self, chosen: Chosen, *, is_parked: bool) -> Ended:
+        """Reap one, as far as it may be had."""
+        if chosen.id not in self.there:
+            return Ended(chosen.id, lost="gone")
+        if chosen.id in self.held:
+            return Ended(chosen.id, lost="busy")
+        if chosen.id not in self.claimed:
+            retention_s = self.there[chosen.id]
+            if retention_s != chosen.retention_s:
+                return Ended(chosen.id, lost="changed")
+            assert retention_s is not None, "it is pinned"
+            assert retention_s == 0 or self.ahead_s > 0, "it is not due"
+        if is_parked:
+            self.claimed.add(chosen.id)
+            return Ended(chosen.id, stopped=True)
+        del self.there[chosen.id]
+        self.claimed.discard(chosen.id)
+        return Ended(chosen.id, n_removed=1)
+
+    def teardown(self) -> None:
+        """In the end nobody holds anything, all that ever was wrong is well, and time passes."""
+        self.held.clear()
+        self.ahead_s += MUCH_LATER_S
+        idle = 0
+        while idle < 10:
+            self.ahead_s += HOUR_S
+            idle = 0 if self.carry_out() else idle + 1
+        left = {identifier for identifier, retention_s in self.there.items() if retention_s is not None}
+        assert not left, "lost"
+        assert not self.claimed & self.there.keys()
+
+
+TestNothingIsLost = pytest.mark.allows_warnings(Machine.TestCase)
+TestNothingIsLost.settings = settings(stateful_step_count=60)

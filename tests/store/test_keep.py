@@ -1,0 +1,185 @@
+"""Keep: an orphan's term is its record's; only orphans have one, and only their owner's hands write it."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.clock import started
+from fusefs.core.durations import DEFAULT_RETENTION_S, DURATION_MAX_S
+from fusefs.core.errors import Busy, NotFound, NotPermitted, Refused
+from fusefs.core.lifecycle import State
+from fusefs.core.policy import Known, Rules, due_at_s
+from fusefs.core.record import Record
+from fusefs.core.wire import decode
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find import find_container
+from fusefs.store.keep import For, Kept, Release, Term, keep_by_id
+from fusefs.store.stage import Options
+from tests.support.orphans import OTHER, TREE, orphan_in, orphan_of
+from tests.support.store import DyingAt, calls_of, entries, in_child, place, reap_now, restore, swap
+from tests.support.tree import make_tree, snapshot
+from tests.support.users import as_user
+
+pytestmark = pytest.mark.needs("root")
+
+S = 1_000_000_000
+PINNED: Term = For(None)
+
+
+def record_in(volume: Path, identifier: str) -> Record:
+    """What a record says."""
+    return decode((place(volume, identifier) / "record.json").read_bytes())
+
+
+def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | None = None) -> Kept:
+    """`trashd keep`."""
+    kernel = kernel or Kernel()
+    return keep_by_id(kernel, [bytes(volume)], find_container(kernel, [bytes(volume)], identifier), term)
+
+
+def test_pinned_orphan_is_kept_until_released(volume: Path) -> None:
+    identifier = orphan_in(volume, options=Options(retention_s=5)).id
+    assert keep(volume, identifier) == Kept(identifier, None, None)
+    (entry,) = entries(volume)
+    assert (entry.state, entry.expires_ns) == (State.ORPHANS, None)
+
+
+def test_only_the_record_changes_and_only_its_term(volume: Path) -> None:
+    identifier = orphan_in(volume, options=Options(note="a note")).id
+    tree = place(volume, identifier) / "tree"
+    before, record = snapshot(tree, with_times=True), record_in(volume, identifier)
+    keep(volume, identifier)
+    assert snapshot(tree, with_times=True) == before
+    assert record_in(volume, identifier) == record._replace(retention_s=None)
+
+
+def test_kept_for_a_time_it_is_due_so_long_from_now(volume: Path) -> None:
+    identifier = orphan_in(volume, options=Options(retention_s=1)).id
+    kept = keep(volume, identifier, For(3600))
+    assert kept.expires_ns is not None
+    assert 3599 <= (kept.expires_ns - time.time_ns()) / S <= 3602
+
+
+def test_released_it_has_the_usual_term(volume: Path) -> None:
+    identifier = orphan_in(volume, options=Options(retention_s=None)).id
+    assert keep(volume, identifier, Release()).retention_s == DEFAULT_RETENTION_S
+
+
+def test_kept_for_just_the_usual_term_is_not_taken_for_nothing_asked(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    created_ns = record_in(volume, identifier).created_ns
+
+    class Frozen(Kernel):
+        def now_ns(self) -> int:
+            return created_ns
+
+    kept = keep(volume, identifier, For(DEFAULT_RETENTION_S), Frozen())
+    due_s = due_at_s(Known(identifier, created_ns, kept.retention_s), Rules(retention_s=600), started(created_ns, 0))
+    assert due_s is not None
+    assert due_s > DEFAULT_RETENTION_S - 600
+
+
+def test_longest_term_fits_a_record(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    assert keep(volume, identifier, For(DURATION_MAX_S)).retention_s == DURATION_MAX_S
+    assert entries(volume)[0].problem == ""
+
+
+def test_term_that_it_has_already_writes_nothing(volume: Path) -> None:
+    identifier = orphan_in(volume, options=Options(retention_s=None)).id
+    assert "write" not in calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))
+
+
+def test_kept_orphan_is_restored_as_any_other(volume: Path) -> None:
+    job = make_tree(volume / "job", TREE)
+    before = snapshot(job)
+    identifier = swap(job).id
+    keep(volume, identifier)
+    restore(volume, identifier)
+    assert snapshot(job) == before
+
+
+def test_what_is_being_reaped_can_not_be_kept_and_that_is_said(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    orphan = place(volume, identifier)
+    orphan.rename(orphan.parents[1] / "reaping" / identifier)
+    with pytest.raises(Refused, match="being reaped already") as caught:
+        keep(volume, identifier)
+    assert "trashd restore" in caught.value.hint
+
+
+def test_what_is_in_quarantine_can_not_be_kept(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    orphan = place(volume, identifier)
+    orphan.rename(orphan.parents[1] / "quarantine" / identifier)
+    with pytest.raises(Refused, match="quarantine"):
+        keep(volume, identifier)
+
+
+def test_what_is_gone_is_not_found(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    entry = find_container(Kernel(), [bytes(volume)], identifier)
+    reap_now(volume, identifier)
+    with pytest.raises(NotFound):
+        keep_by_id(Kernel(), [bytes(volume)], entry, PINNED)
+
+
+def test_lock_on_a_record_pins_it_as_long_as_it_is_held(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    with (place(volume, identifier) / "record.json").open("rb") as record:
+        fcntl.flock(record, fcntl.LOCK_SH)
+        assert reap_now(volume, identifier).lost == "busy"
+        with pytest.raises(Busy):
+            keep(volume, identifier)
+    assert reap_now(volume, identifier).lost is None
+
+
+def test_root_keeps_a_users_orphan_with_his_hands(volume: Path) -> None:
+    identifier = orphan_of(OTHER, volume, Options()).id
+    assert keep(volume, identifier).expires_ns is None
+    assert (place(volume, identifier) / "record.json").stat().st_uid == OTHER
+
+
+def test_nobody_keeps_somebody_elses(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    entry = find_container(Kernel(), [bytes(volume)], identifier)
+    with pytest.raises((NotFound, NotPermitted)):
+        as_user(OTHER, partial(keep_by_id, Kernel(), [bytes(volume)], entry, PINNED))
+    assert record_in(volume, identifier).retention_s == DEFAULT_RETENTION_S
+
+
+def test_killed_at_any_call_it_is_an_orphan_with_the_old_term_or_the_new(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    n_calls = len(calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel)))
+    for number in range(n_calls):
+        keep(volume, identifier, Release())
+        assert in_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number)))) == DyingAt.EXIT_CODE
+        (entry,) = entries(volume)
+        assert (entry.state, entry.problem) == (State.ORPHANS, "")
+        assert record_in(volume, identifier).retention_s in (None, DEFAULT_RETENTION_S)
+
+
+def left_by_a_killed_keep(volume: Path) -> str:
+    """The id of an orphan with an unfinished record beside its own."""
+    identifier = orphan_in(volume).id
+    number = list(calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))).index("create") + 1
+    keep(volume, identifier, Release())
+    in_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
+    assert (place(volume, identifier) / "record.json.new").exists()
+    return identifier
+
+
+@pytest.mark.parametrize("act", [keep, restore, reap_now])
+def test_what_a_killed_keep_left_goes_with_the_next_work_on_the_orphan(
+    volume: Path, act: Callable[[Path, str], object]
+) -> None:
+    identifier = left_by_a_killed_keep(volume)
+    act(volume, identifier)
+    assert list((volume / ".trashd").glob("u/0/*/*/record.json.new")) == []
+    assert {entry.id for entry in entries(volume)} == ({identifier} if act is keep else set())

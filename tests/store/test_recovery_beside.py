@@ -1,0 +1,95 @@
+"""Recovery in the middle of a command, as the service runs it at any time: the command does what it does alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.lifecycle import State
+from fusefs.core.record import Method
+from fusefs.linux.kernel import Kernel
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from tests.support.store import (
+    ActingAt,
+    assert_silent,
+    calls_of,
+    entries,
+    own,
+    recover_all,
+    remove,
+    restore,
+    swap,
+    tmpfs_store,
+)
+from tests.support.tree import make_tree
+
+KEPT = Options(retention_s=None)
+
+
+def beside(volume: Path, n_calls: int) -> Iterator[Kernel]:
+    """A kernel for each call of an act, before which somebody else recovers the whole store."""
+    for n in range(n_calls):
+        yield Kernel(ActingAt(n, lambda: recover_all(volume)))
+
+
+def drop_one(volume: Path) -> Path:
+    """Something in root's drop folder; the folder."""
+    with own(volume) as folder:
+        drop = Path(os.fsdecode(folder.path())) / "drop"
+    make_tree(drop / "dropped", {"a": "1"})
+    return drop
+
+
+def test_what_was_dropped_is_taken_in_once() -> None:
+    with tmpfs_store() as volume:
+        drop = drop_one(volume)
+        n_calls = len(calls_of(lambda kernel: recover_all(volume, kernel)))
+        for done, kernel in enumerate(beside(volume, n_calls), 2):
+            drop_one(volume)
+            assert recover_all(volume, kernel) == []
+            assert not any(drop.iterdir())
+            assert [one.method for one in entries(volume)] == [Method.DROPPED] * done
+            assert_silent(volume)
+
+
+def restore_late(volume: Path, kernel: Kernel) -> None:
+    """Restore a directory into whose successor somebody has written: what he wrote is an orphan, and its id is told."""
+    job = make_tree(volume / "job", {"a": "1"})
+    identifier = swap(job, options=KEPT).id
+    (job / "late").write_text("late")
+    restored = restore(volume, identifier, kernel)
+    assert (restored.warnings, os.listdir(job)) == ((), ["a"])
+    assert [one.id for one in entries(volume)] == [restored.rescued]
+    remove(job)
+    for entry in entries(volume):
+        restore(volume, entry.id, to=volume / "out")
+        remove_hard(volume / "out")
+
+
+def remove_hard(path: Path) -> None:
+    """A tree with files alone."""
+    for file in path.iterdir():
+        file.unlink()
+    path.rmdir()
+
+
+def test_what_was_written_meanwhile_is_rescued_and_told() -> None:
+    with tmpfs_store() as volume:
+        n_calls = len(calls_of(lambda kernel: restore_late(volume, kernel)))
+        for kernel in beside(volume, n_calls):
+            restore_late(volume, kernel)
+        assert_silent(volume)
+
+
+@pytest.mark.parametrize("act", [swap, remove])
+def test_swap_and_removal_are_done(act: Callable[[Path, Kernel, Options], Swapped]) -> None:
+    with tmpfs_store() as volume:
+        n_calls = len(calls_of(lambda kernel: act(make_tree(volume / "job", {"a": "1"}), kernel, KEPT)))
+        for done, kernel in enumerate(beside(volume, n_calls)):
+            assert not act(make_tree(volume / f"job{done}", {"a": "1"}), kernel, KEPT).warnings
+        assert_silent(volume)
+        assert {one.state for one in entries(volume)} == {State.ORPHANS}
