@@ -13,6 +13,8 @@ from fusefs.core.durations import format_duration
 from fusefs.core.names import printable
 from fusefs.linux.credentials import user_name
 
+_PATIENCE_S, _GLANCE_S = 3.0, 0.05
+
 volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar="[VOLUME…]")
 
 
@@ -39,9 +41,26 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...]) -> int:
     for volume in named(volumes):
         write_pause(runtime, volume, pause)
         print(f"{told(volume)}: {pause.why}")
+    _wait_until_let_go(runtime, named(volumes))
     if not is_running(runtime):
         output.warn("no reaper runs now; the next one will be paused")
     return 0
+
+
+def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
+    """Give a running reaper the moment that it needs: who pauses a volume often wants to unmount it next."""
+    from fusefs.core.status import Phase
+    from fusefs.reaper.status import read_status
+
+    ends_at = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < ends_at:
+        seen = read_status(runtime)
+        if seen is None or not seen.is_running:
+            return
+        paused = [one for one in seen.status.volumes if None in volumes or one.root() in volumes]
+        if all(one.phase in (Phase.PAUSED, Phase.GONE, Phase.ELSEWHERE) for one in paused):
+            return
+        time.sleep(_GLANCE_S)
 
 
 def named(volumes: tuple[bytes, ...]) -> list[bytes | None]:

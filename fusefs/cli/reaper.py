@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from fusefs.cli.options import PathBytes, volume_option
@@ -34,5 +36,6 @@ def command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     from fusefs.reaper.service import Wanted, serve
 
     send_to(make_handler("trashd"))
-    serve(Wanted(lambda: load_config(directory), volumes))
+    # By the path that policies and pauses know it by.
+    serve(Wanted(lambda: load_config(directory), tuple(map(os.path.realpath, volumes))))
     return 0

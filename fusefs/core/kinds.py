@@ -198,7 +198,7 @@ PATH: Final = Kind(
     "an absolute path",
     'write "/scratch", without `..`',
     read_path,
-    lambda path: quoted(path.decode("utf-8", "backslashreplace")),
+    _write_path,
 )
 FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quoted)
 PATTERNS: Final = Kind(

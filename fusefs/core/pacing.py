@@ -22,7 +22,7 @@ from fusefs.core.budget import HOLD, Tempo
 
 TICK_S = 0.1
 """Somebody who leads looks at least so often."""
-PERIOD_S, REST_S = 0.25, 0.025
+PERIOD_S, REST_S = 0.25, 0.02
 """Alone on the disk: a rest in each period. A neighbour is noticed after the second, or the third."""
 LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
 """Beside others: their pace without us is to be known too."""

@@ -68,6 +68,10 @@ class Deputy:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    async def ended(self) -> None:
+        """Wait for the end of its process, which lets go of the volume. Checkpoint"""
+        await trio.lowlevel.wait_readable(self._pidfd)
+
     async def listen(self) -> None:
         """Take in what it says until it ends. Checkpoint"""
         try:

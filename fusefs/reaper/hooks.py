@@ -117,7 +117,7 @@ async def _run(argv: tuple[str, ...], event: Event, user: str, timeout_s: float)
     fields = {"fields": variables(event)}
     name = f"hook {argv[0]} for {event.kind.value}"
     try:
-        account = await trio.to_thread.run_sync(_account, user)
+        account = await trio.to_thread.run_sync(_account, user, abandon_on_cancel=True)
         code, said = await _finish(argv, event, account, timeout_s)
     except (OSError, KeyError, subprocess.SubprocessError) as error:
         _LOG.warning("%s could not be started: %s", name, error, extra=fields)

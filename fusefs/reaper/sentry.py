@@ -118,6 +118,7 @@ class Sentry:
         else:
             part.fresh.discard(identifier)
             part.upcoming.remove(identifier)
+            part.known.pop(identifier, None)
 
     def _on_restoring(self, _part: Part, event: Event) -> None:
         identifier = _id(event)

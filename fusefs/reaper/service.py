@@ -46,6 +46,8 @@ from fusefs.store.discover import mount_points
 _LOG = logging.getLogger(__name__)
 _TELL_S, _IDLE_TELL_S = 1.0, 300.0
 """Between two status files, at work and when nothing happens."""
+_BREATH_S = 0.05
+"""Between two status files at least."""
 _FIND_S = 5.0
 """Between two searches for volumes."""
 
@@ -195,7 +197,8 @@ class _Service:
         named = self._wanted.volumes or tuple(volume.path for volume in context.config.volumes if volume.is_served)
         paths = named if self._wanted.volumes else (*named, *mount_points(mounts))
         for path in await self._finder.find(paths, mounts):
-            self._keep(context, nursery, path, stays=path in named)
+            if context.config.volume(path).is_served:
+                self._keep(context, nursery, path, stays=path in named)
         for path in named:
             self._keep(context, nursery, path, stays=True)
         for path, keeper in self._keepers.items():
@@ -270,11 +273,9 @@ class _Service:
             if context.is_told():
                 save_clock(self._state, context.clock(), is_durable=False)  # killed, it is not told again
             is_working = any(keeper.session is not None for keeper in self._keepers.values())
-            if is_working:
-                await trio.sleep(_TELL_S)
-            else:
-                with trio.move_on_after(_IDLE_TELL_S):
-                    await self._changed.wait()
+            with trio.move_on_after(_TELL_S if is_working else _IDLE_TELL_S):
+                await self._changed.wait()
+            await trio.sleep(_BREATH_S)
 
     def _write_status(self) -> None:
         status = Status(

@@ -45,6 +45,8 @@ _MOST_IDLE = 4
 """Children that wait for something to do, at a time."""
 _PARKING_S = 0.4
 """What is being done has so long to come to a clean end when the service stops."""
+_DYING_S = 0.2
+"""Killed, a child lives on until it gets a processor."""
 _ROOTS_MOST = 1000
 """Orphans of root's that are remembered of a store where he had none before."""
 _LINGER_S = 2.0
@@ -143,8 +145,7 @@ class Session:
                 self._is_stopping = True
                 with trio.move_on_after(_PARKING_S, shield=True):
                     await self._park()
-                for deputy in list(self._deputies.values()):
-                    self._dismiss(deputy)
+                await self._let_go()
                 self.pacer.close()
                 nursery.cancel_scope.cancel()
         if lost is not None:
@@ -170,14 +171,14 @@ class Session:
                 return
 
     async def _serve_root(self) -> None:
-        """What users could not delete, and root shall: from now on it is root's own."""
-        while self._intake.for_root:
+        """One thing that its user could not delete, and root shall: from now on it is root's own."""
+        if self._intake.for_root:
             wanted = self._intake.for_root.pop()
             try:
                 taken = await in_thread(self._limiter, partial(take_over, self._opened, wanted))
             except (TrashdError, OSError) as error:
                 _LOG.warning("%s stays in quarantine: %s", wanted.id, error)
-                continue
+                return
             if taken is not None and wanted.by_force:
                 self._by_force.add(taken)
             self._root().look_again()
@@ -270,9 +271,6 @@ class Session:
             return Deputy(user.uid, await self._context.forker.fork(folder, who))
 
     def _dismiss(self, deputy: Deputy) -> None:
-        """Let go of a child, once: of one that was let go of while it worked its order is told too."""
-        if self._deputies.get(deputy.uid) is not deputy:
-            return
         self._count()
         self._counted.pop(deputy.uid, None)
         del self._deputies[deputy.uid]
@@ -285,6 +283,17 @@ class Session:
                 deputy.park(now=True)
         while self._busy:
             await self._wait(_TICK_S)
+
+    async def _let_go(self) -> None:
+        """End all children; until they have ended the volume is busy."""
+        deputies = list(self._deputies.values())
+        for deputy in deputies:
+            deputy.kill("no longer needed")
+        with trio.move_on_after(_DYING_S, shield=True):
+            for deputy in deputies:
+                await deputy.ended()
+        for deputy in deputies:
+            self._dismiss(deputy)
 
     async def _carry_out(self, user: User, deputy: Deputy, order: Order) -> None:
         """Have one order done, whatever comes of it."""
@@ -302,9 +311,9 @@ class Session:
                 await self._look_at_space()
             user.succeeded(boot_s())
         except DeputyLost as lost:
-            self._dismiss(deputy)
             user.give_back(order)
             if not self._is_stopping:
+                self._dismiss(deputy)
                 pause_s = user.failed(boot_s())
                 detail = f"{lost}; the next one begins in {format_duration(round(pause_s))}"
                 self._context.tell(Kind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail)

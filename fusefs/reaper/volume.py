@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
@@ -15,12 +16,12 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
-from fusefs.store.discover import folders
-from fusefs.store.layout import Store, UserFolder, open_store, open_user
+from fusefs.store.layout import Store, UserFolder, find_folder, open_store, open_user
 from fusefs.store.mounted import mount_of, open_shown, refuse_mounted
 from fusefs.store.verbs import own_folder
 
 LOCK = Name(b"reaper.lock")
+_UID_DIGITS = 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -70,13 +71,12 @@ class Opened(NamedTuple):
 
     def users(self) -> dict[int, int]:
         """Those who have a folder there, as far as they are ours to serve, and the inode number of it."""
-        found: dict[int, int] = {}
-        for folder in folders(self.store):
-            with folder:
-                uid, plain = folder.uid, b"%d" % folder.uid
-                # Anybody makes names in u/; his is the one that `open_user` finds.
-                if folder.name == plain or (folder.name.startswith(plain + b".") and uid not in found):
-                    found[uid] = self.store.kernel.fstat(folder.fd).st_ino
+        kernel, found = self.store.kernel, dict[int, int]()
+        for uid in [os.geteuid()] if os.geteuid() else _named(kernel.list(self.store.u_fd)):
+            folder = find_folder(kernel, self.store.u_fd, uid)
+            if folder is not None:
+                with folder[1] as fd:
+                    found[uid] = kernel.fstat(fd).st_ino
         return found
 
     def folder(self, uid: int) -> UserFolder | None:
@@ -86,6 +86,12 @@ class Opened(NamedTuple):
     def space(self) -> Space:
         """What it has now. Raises  OSError"""
         return space_at(self.store.base_fd)
+
+
+def _named(names: Iterable[bytes]) -> list[int]:
+    """The users whose folders these may be: anybody makes names in u/."""
+    numbers = {name.partition(b".")[0] for name in names}
+    return sorted(int(number) for number in numbers if number.isdigit() and len(number) <= _UID_DIGITS)
 
 
 def space_at(where: int | bytes) -> Space:

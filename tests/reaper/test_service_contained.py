@@ -150,3 +150,13 @@ def test_all_that_was_reaped_is_told_when_the_service_is_stopped_in_the_middle(s
         assert gone == {one for one in thrown if "reaped" in events(shared, one)}
         assert "fault in trashd" not in running.log.read_text()
         assert 10 < len(gone) < 300
+
+
+def test_a_volume_has_its_policy_by_whatever_path_it_is_named(shared: Shared) -> None:
+    kept = shared.throw(ALICE)
+    config = f'{QUICK}[[volume]]\npath = "{shared.volume}"\nkeep = ["/*"]\n'
+    by_the_way = shared.base / "link"
+    by_the_way.symlink_to(shared.volume)
+    with service(shared.base, by_the_way, config=config) as running:
+        running.until_phase(shared.volume, Phase.IDLE)
+        assert not shared.is_gone(kept)

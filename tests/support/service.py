@@ -116,7 +116,9 @@ def configure(base: Path, config: str) -> None:
 
 
 @contextmanager
-def service(base: Path, *volumes: Path, config: str = "", environment: dict[str, str] | None = None) -> Iterator[Service]:
+def service(
+    base: Path, *volumes: Path, config: str = "", environment: dict[str, str] | None = None
+) -> Iterator[Service]:
     """`trashd reaper` on some volumes, ready; killed at the end of the block.
 
     base  of `places`: a second service there finds what the first one left
