@@ -35,6 +35,7 @@ from bench.neighbour_table import tables
 from bench.neighbours import KINDS, Latency, Neighbours, fill, neighbours
 from bench.reap import VICTIM, set_caches
 from bench.support import TRASHD, compiled, keep, make_tree, only_orphan, running, time_command, wait
+from tests.support.service import places, service
 
 RESULTS = Path(__file__).with_name("results") / "neighbour.jsonl"
 FILESYSTEMS = ("ext4", "xfs")
@@ -66,15 +67,24 @@ def _reap(root: Path, *options: str) -> AbstractContextManager[int]:
     return _command(TRASHD, "reap", "--now", "--volume", root, only_orphan(root), *options)
 
 
+@contextlib.contextmanager
+def _serve(root: Path) -> Iterator[int]:
+    """The service as systemd starts it; a tmpfs lies over /run/trashd meanwhile."""
+    with places() as base, service(base, root) as one:
+        time_command([TRASHD, "swap", "--keep-for", "0s", root / VICTIM])
+        yield one.process.pid
+
+
 MODES = MappingProxyType[str, Deleter](
     {
         "rm": lambda root: _command("rm", "-rf", root / VICTIM),
         "rm idle": lambda root: _command("ionice", "-c3", "nice", "-n19", "rm", "-rf", root / VICTIM),
         "paced": lambda root: _reap(root, "--paced"),
         "full": _reap,
+        "service": _serve,
     }
 )
-"""Another one is added by a line here: the service, as soon as it is there."""
+"""Another one is added by a line here."""
 
 
 def n_inodes(root: Path) -> int:
