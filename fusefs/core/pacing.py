@@ -44,6 +44,8 @@ _HARM, _MUCH_HARM = 1.3, 2.0
 seconds; and the mean of reads moves a third before their 99th percentile moves by 15 % (measured).
 """
 _ENOUGH_REQUESTS, _ENOUGH_PROBES = 150, 4
+_NOTHING_S = 1e-6
+"""So many requests can't have taken less."""
 _KEPT_PROBES = 8
 
 _STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
@@ -256,9 +258,9 @@ def harm(state: State) -> float | None:
     """
     resting, working = state.resting, state.working
     ratios = []
-    if min(resting.n_reads, working.n_reads) >= _ENOUGH_REQUESTS and min(resting.reads_s, working.reads_s) > 0:
+    if min(resting.n_reads, working.n_reads) >= _ENOUGH_REQUESTS and min(resting.reads_s, working.reads_s) > _NOTHING_S:
         ratios.append(working.reads_s / working.n_reads / (resting.reads_s / resting.n_reads))
-    if min(resting.n_flushes, working.n_flushes) >= _ENOUGH_REQUESTS and min(resting.flushes_s, working.flushes_s) > 0:
+    if min(resting.n_flushes, working.n_flushes) >= _ENOUGH_REQUESTS and min(resting.flushes_s, working.flushes_s) > _NOTHING_S:
         ratios.append(working.flushes_s / working.n_flushes / (resting.flushes_s / resting.n_flushes))
     if not ratios and min(len(state.rest_probes), len(state.work_probes)) >= _ENOUGH_PROBES:
         ratios.append(median(state.work_probes) / median(state.rest_probes))

@@ -88,7 +88,7 @@ class Sentry:
             found = find_folder(kernel, users, self.user.uid)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "he has no folder there")
-        return found[1]
+        return found.fd
 
     def _add(
         self, store: Store, folder: Fd, name: Name, wanted: Happened, part: Part, notice: Callable[[Part, Event], None]

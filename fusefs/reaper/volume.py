@@ -75,8 +75,8 @@ class Opened(NamedTuple):
         for uid in [os.geteuid()] if os.geteuid() else _named(kernel.list(self.store.u_fd)):
             folder = find_folder(kernel, self.store.u_fd, uid)
             if folder is not None:
-                with folder[1] as fd:
-                    found[uid] = kernel.fstat(fd).st_ino
+                folder.fd.close()
+                found[uid] = folder.stat.st_ino
         return found
 
     def folder(self, uid: int) -> UserFolder | None:

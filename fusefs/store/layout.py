@@ -211,17 +211,25 @@ def open_user(store: Store, uid: int) -> UserFolder | None:
     The first of `u/<uid>`, `u/<uid>.<random>` that is a directory owned by the user, on this mount, no link.
     """
     found = find_folder(store.kernel, store.u_fd, uid)
-    return None if found is None else _folder(store, *found)
+    return None if found is None else _as_its_owners(store, found)
 
 
-def find_folder(kernel: Kernel, u_fd: int, uid: int) -> tuple[Name, Fd] | None:
-    """The name and an fd (O_PATH) of a user's folder below the `u/` of any store, trusted or not, if he has one."""
+class Found(NamedTuple):
+    """A directory below `u/` (O_PATH)."""
+
+    name: Name
+    fd: Fd
+    stat: os.stat_result
+
+
+def find_folder(kernel: Kernel, u_fd: int, uid: int) -> Found | None:
+    """A user's folder below the `u/` of any store, trusted or not, if he has one."""
     for name in _candidates(kernel, u_fd, _plain(uid)):
-        fd = _open_directory(kernel, u_fd, name)
-        if fd is not None:
-            if kernel.fstat(fd).st_uid == uid:
-                return name, fd
-            fd.close()
+        found = _find(kernel, u_fd, name)
+        if found is not None:
+            if found.stat.st_uid == uid:
+                return found
+            found.fd.close()
     return None
 
 
@@ -237,13 +245,14 @@ def make_user(store: Store, uid: int | None = None) -> UserFolder:
     for name in (plain, Name(plain + b"." + os.urandom(6).hex().encode())):
         with suppress(FileExistsError):
             kernel.mkdir(store.u_fd, name)
-        folder = _open_folder(store, name)
-        if folder is not None:
+        found = _find(kernel, store.u_fd, name)
+        if found is not None:
             # Ours if we made it, and if another command of ours was faster; else somebody planted it.
-            if folder.uid == uid:
+            if found.stat.st_uid == uid:
+                folder = _as_its_owners(store, found)
                 _make_parts(folder)
                 return folder
-            folder.fd.close()
+            found.fd.close()
     raise Untrusted(store.base_path)
 
 
@@ -269,28 +278,32 @@ def _candidates(kernel: Kernel, u_fd: int, plain: Name) -> Iterator[Name]:
 
 def _open_folder(store: Store, name: Name) -> UserFolder | None:
     """A folder below `u/`; None if it is no directory."""
-    fd = _open_directory(store.kernel, store.u_fd, name)
-    return None if fd is None else _folder(store, name, fd)
+    found = _find(store.kernel, store.u_fd, name)
+    return None if found is None else _as_its_owners(store, found)
 
 
-def _open_directory(kernel: Kernel, u_fd: int, name: Name) -> Fd | None:
+def _find(kernel: Kernel, u_fd: int, name: Name) -> Found | None:
     """What has a name below `u/`; None if it is no directory, a link, or something is mounted over it."""
     try:
-        return kernel.open_beneath(u_fd, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fd = kernel.open_beneath(u_fd, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
             return None
         raise
-
-
-def _folder(store: Store, name: Name, fd: Fd) -> UserFolder:
-    """A folder as its owner's, with mode 0700 (which its owner restores)."""
-    kernel = store.kernel
     with ExitStack() as owned:
         owned.enter_context(fd)
         st = kernel.fstat(fd)
+        owned.pop_all()
+    return Found(name, fd, st)
+
+
+def _as_its_owners(store: Store, found: Found) -> UserFolder:
+    """A folder as its owner's, with mode 0700, which its owner restores. Takes over the fd."""
+    name, fd, st = found
+    with ExitStack() as owned:
+        owned.enter_context(fd)
         if st.st_mode & 0o7777 != FOLDER_MODE and st.st_uid == os.geteuid():
-            kernel.chmod(fd, FOLDER_MODE)
+            store.kernel.chmod(fd, FOLDER_MODE)
         owned.pop_all()
     return UserFolder(store, st.st_uid, name, fd)
 

@@ -44,7 +44,6 @@ read -r pid _ < /proc/self/stat
 mount -t tmpfs -o mode=755,size=512m boot "$base"
 mkdir "$base"/{upper,work,root}
 mount -t overlay -o "lowerdir=/,upperdir=$base/upper,workdir=$base/work" overlay "$root"
-for path in "${@:2}"; do mkdir -p "$root$path"; mount --rbind "$path" "$root$path"; done
 mount -t proc proc "$root/proc"
 mount --bind "$root/proc/sys" "$root/proc/sys"
 mount -o remount,bind,ro "$root/proc/sys"
@@ -61,6 +60,9 @@ ln -s /proc/self/fd "$root/dev/fd"
 mount -t tmpfs -o mode=755 run "$root/run"
 mount -t tmpfs -o mode=1777 tmp "$root/tmp"
 mkdir "$root/run/host"
+for path in "${@:2}"; do mkdir -p "$root$path"; mount --rbind "$path" "$root$path"; done
+# The project may lie in /tmp, where CI cloned it.
+[[ -e $root$REPO ]] || { mkdir -p "$root$REPO"; mount --rbind "$REPO" "$root$REPO"; }
 
 hostname trashd-test
 ip link set lo up 2>/dev/null || true
@@ -85,7 +87,7 @@ mkdir .old
 pivot_root . .old
 umount -l .old
 mount --make-rshared /
-exec env -u MACHINE_ID NOTIFY_SOCKET=/run/host/notify /lib/systemd/systemd --system --log-target=journal "--unit=$UNIT"
+exec env -u MACHINE_ID -u REPO NOTIFY_SOCKET=/run/host/notify /lib/systemd/systemd --system --log-target=journal "--unit=$UNIT"
 """
 
 # $1 limit in seconds, $2 PID 1. A line on stdin says that all is well; the end of stdin, that the test's process died.
@@ -223,7 +225,12 @@ def booted(
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="systemd-")))
         said = stack.enter_context(tempfile.TemporaryFile())
         cgroup = stack.enter_context(_cgroup(base.name))
-        variables = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "MACHINE_ID": uuid.uuid4().hex, "UNIT": unit}
+        variables = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "MACHINE_ID": uuid.uuid4().hex,
+            "UNIT": unit,
+            "REPO": str(REPO),
+        }
         kinds = ("--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--net", "--cgroup")
         init = subprocess.Popen(
             [*_joining(cgroup), "unshare", *kinds, "--propagation=private", "--",
