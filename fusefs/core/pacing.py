@@ -258,9 +258,10 @@ def harm(state: State) -> float | None:
     """
     resting, working = state.resting, state.working
     ratios = []
-    if min(resting.n_reads, working.n_reads) >= _ENOUGH_REQUESTS and min(resting.reads_s, working.reads_s) > _NOTHING_S:
+    n_reads, n_flushes = min(resting.n_reads, working.n_reads), min(resting.n_flushes, working.n_flushes)
+    if n_reads >= _ENOUGH_REQUESTS and min(resting.reads_s, working.reads_s) > _NOTHING_S:
         ratios.append(working.reads_s / working.n_reads / (resting.reads_s / resting.n_reads))
-    if min(resting.n_flushes, working.n_flushes) >= _ENOUGH_REQUESTS and min(resting.flushes_s, working.flushes_s) > _NOTHING_S:
+    if n_flushes >= _ENOUGH_REQUESTS and min(resting.flushes_s, working.flushes_s) > _NOTHING_S:
         ratios.append(working.flushes_s / working.n_flushes / (resting.flushes_s / resting.n_flushes))
     if not ratios and min(len(state.rest_probes), len(state.work_probes)) >= _ENOUGH_PROBES:
         ratios.append(median(state.work_probes) / median(state.rest_probes))

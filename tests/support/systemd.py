@@ -87,7 +87,9 @@ mkdir .old
 pivot_root . .old
 umount -l .old
 mount --make-rshared /
-exec env -u MACHINE_ID -u REPO NOTIFY_SOCKET=/run/host/notify /lib/systemd/systemd --system --log-target=journal "--unit=$UNIT"
+unset MACHINE_ID REPO
+export NOTIFY_SOCKET=/run/host/notify
+exec /lib/systemd/systemd --system --log-target=journal "--unit=$UNIT"
 """
 
 # $1 limit in seconds, $2 PID 1. A line on stdin says that all is well; the end of stdin, that the test's process died.
