@@ -11,6 +11,7 @@ from fusefs.linux.mountinfo import (
     Mount,
     Place,
     below,
+    covering,
     every_place,
     find_place,
     is_inside,
@@ -163,3 +164,15 @@ def test_owner_of_a_mount_of_ours_is_read(options: bytes, owner: int) -> None:
     read = mountinfo._mount(line)
     assert (read.is_ours(), read.source, read.owner) == (True, b"/scratch x", owner)
     assert mountinfo._mount(line.replace(b"fuse.trashd", b"fuse.sshfs")).owner == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "number"), [(b"/", 1), (b"/scratch", 3), (b"/scratch/job", 3), (b"/scratchy", 1), (b"/data/deep/er", 4)]
+)
+def test_a_path_leads_into_the_deepest_mount_and_of_several_into_the_last(path: bytes, number: int) -> None:
+    mounts = [ROOT, mount(2, 1, b"/scratch"), mount(3, 2, b"/scratch"), mount(4, 1, b"/data/deep"), mount(5, 1, b"/d")]
+    assert covering(path, mounts) == number
+
+
+def test_nothing_covers_a_path_that_nothing_is_mounted_above() -> None:
+    assert covering(b"/scratch", [mount(2, 1, b"/data")]) == 0
