@@ -22,7 +22,7 @@ def portray(keeper: Keeper) -> VolumeStatus:
     session, space = keeper.session, keeper.room.space
     entries_per_s, bytes_per_s = keeper.tally.rates()
     n_due = sum(user.n_due(now_s) for user in users)
-    next_at_s = min((user.next_at_s() for user in users), default=float("inf"))
+    next_at_s = min((user.due_at_s() for user in users), default=float("inf"))
     phase, why = _mood(keeper, session)
     pressure = None if session is None else session.pacer.pressure()
     return VolumeStatus(

@@ -345,7 +345,7 @@ class Session:
         return self.tempo
 
     def _overdue_s(self, now_s: float) -> float:
-        return max((now_s - user.next_at_s() for user in self._users.values()), default=0.0)
+        return max([0.0, *(now_s - user.due_at_s() for user in self._users.values())])
 
     def _count(self) -> None:
         """Add up what the children told since the last time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ class Part:
         self.upcoming = Upcoming(most)
         self.fresh: set[str] = set()
         self.pending: dict[str, Chosen] = {}
+        self._pending_since_s = math.inf
         self.known: dict[str, Known] = {}  # all, where a quota wants their sizes
         self.to_measure: list[str] = []
         self.sights = Sights(_MOST_REMEMBERED)
@@ -104,6 +106,7 @@ class Part:
                 self.upcoming.clear()
             return Look(self.base, after=self._after, and_quarantined=is_first)
         if n_due:
+            self._pending_since_s = _or_never(self.upcoming.next_at_s())
             chosen = self.upcoming.take(now_s, BATCH)
             self.pending = {one.id: one for one in chosen}
             return Reap(self.base, chosen)
@@ -121,6 +124,10 @@ class Part:
             or self.upcoming.n_due(now_s)
             or self.to_measure
         )
+
+    def due_at_s(self) -> float:
+        """When the next one is due, or was: of those that are being reaped too; infinity for never."""
+        return min(self._pending_since_s if self.pending else math.inf, _or_never(self.upcoming.next_at_s()))
 
     def put_back(self, at_s: float) -> None:
         """What was ordered and not done is due again at that time."""
@@ -218,6 +225,10 @@ class User:
                 times.append(0.0)
             times.append(_or_never(part.upcoming.next_at_s()))
         return max(min(times), self._retry_at_s)
+
+    def due_at_s(self) -> float:
+        """When his next orphan is due, or was; infinity for never."""
+        return min(part.due_at_s() for part in self.parts.values())
 
     def n_due(self, now_s: float) -> int:
         """His orphans that may be reaped now, as far as they are known."""
