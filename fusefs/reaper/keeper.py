@@ -313,7 +313,9 @@ class Keeper:
             self._u_watch = None
         self._must_find = True
         if self.session is None:
-            self.wake()  # a session looks around by itself
+            self.wake()
+        else:
+            self.session.look_around()
 
     def _most_remembered(self) -> int:
         return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)

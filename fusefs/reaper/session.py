@@ -37,8 +37,8 @@ _LOG = logging.getLogger(__name__)
 _TICK_S = 0.1
 _QUANTUM_S = 0.5
 """Of one user's turn where others wait."""
-_AROUND_S = 2.0
-"""Between two looks at the free space."""
+_AROUND_S, _AROUND_LEAST_S = 2.0, 0.5
+"""Between two looks at the free space and for new users; sooner for these, but anybody makes names in u/ all day."""
 _MOST_HELD = 16
 """Removals that are held half-way at a time: more are parked."""
 _MOST_IDLE = 4
@@ -101,6 +101,7 @@ class Session:
         self._busy: set[int] = set()
         self._counted: dict[int, Beat] = {}
         self._woken = trio.Event()
+        self._may_be_news = trio.Event()
         self._stale: set[int] = set()
         self._is_stopping = False
         self._is_probing = False
@@ -121,6 +122,10 @@ class Session:
     def renew(self, uid: int) -> None:
         """A user has another folder now: his next order goes to another child."""
         self._stale.add(uid)
+
+    def look_around(self) -> None:
+        """There may be somebody new: see to it soon."""
+        self._may_be_news.set()
 
     def current(self) -> list[User]:
         """Those of whom an orphan is being reaped, held ones too."""
@@ -373,7 +378,10 @@ class Session:
             except OSError as error:
                 self._intake.volume_failed(error.errno or errno.EIO, "looking around")
             self.wake()
-            await trio.sleep(_AROUND_S)
+            await trio.sleep(_AROUND_LEAST_S)
+            with trio.move_on_after(_AROUND_S - _AROUND_LEAST_S):
+                await self._may_be_news.wait()
+            self._may_be_news = trio.Event()
 
     async def _look_at_space(self) -> None:
         """See what is free, and whether something has to go before its time."""
