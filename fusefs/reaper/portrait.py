@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from fusefs.core.record import quote
@@ -22,7 +23,8 @@ def portray(keeper: Keeper) -> VolumeStatus:
     session, space = keeper.session, keeper.room.space
     entries_per_s, bytes_per_s = keeper.tally.rates()
     n_due = sum(user.n_due(now_s) for user in users)
-    next_at_s = min((user.due_at_s() for user in users), default=float("inf"))
+    due_at_s = min((user.due_at_s() for user in users), default=math.inf)
+    next_at_s = min([due_at_s, *(user.tend_at_s for user in users if user.tend_at_s)])
     phase, why = _mood(keeper, session)
     pressure = None if session is None else session.pacer.pressure()
     return VolumeStatus(
@@ -44,8 +46,8 @@ def portray(keeper: Keeper) -> VolumeStatus:
         probe_ms=pressure and pressure.probe_ms,
         unlink_us=pressure and pressure.unlink_us,
         eta_s=_eta_s(keeper, n_due, entries_per_s),
-        oldest_overdue_s=max(now_s - next_at_s, 0.0) if n_due else None,
-        next_due_ns=None if next_at_s == float("inf") else now_ns + int(max(next_at_s - now_s, 0.0) * 1e9),
+        oldest_overdue_s=max(now_s - due_at_s, 0.0) if n_due else None,
+        next_due_ns=None if next_at_s == math.inf else now_ns + int(max(next_at_s - now_s, 0.0) * 1e9),
         free_bytes=space and space.free_bytes,
         total_bytes=space and space.total_bytes,
         free_inodes=space and space.free_inodes,
