@@ -16,6 +16,7 @@ from fusefs.store.container import Held, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.stage import (
+    ATTEMPTS,
     Options,
     Staged,
     lend,
@@ -73,7 +74,12 @@ def swap(folder: UserFolder, victim: Victim, relative: RelPath, options: Options
 
 
 def _by_exchange(
-    folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible
+    folder: UserFolder,
+    victim: Victim,
+    relative: RelPath,
+    options: Options,
+    visible: Visible,
+    n_attempts: int = ATTEMPTS,
 ) -> Swapped | None:
     """None if the filesystem does not exchange after all; nothing has changed then."""
     with stage(folder, victim, relative, Method.EXCHANGE, options) as staged:
@@ -82,7 +88,11 @@ def _by_exchange(
             visible.make(Move.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
             # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
+            is_swept = isinstance(error, FileNotFoundError) and not _has_fresh(staged)
             unstage(staged, victim)
+            if is_swept and n_attempts > 1:
+                # A recovery that had found no record yet took the fresh directory when there was one: start again.
+                return _by_exchange(folder, victim, relative, options, visible, n_attempts - 1)
             if isinstance(error, OSError) and error.errno in NO_EXCHANGE:
                 return None
             raise
@@ -95,6 +105,11 @@ def _by_exchange(
             case Outcome.DONE:
                 pass
         return finish(staged, victim, options, unlike, 0)
+
+
+def _has_fresh(staged: Staged) -> bool:
+    assert staged.fresh is not None
+    return staged.held.folder.store.kernel.is_named(staged.fresh, staged.held.fd, TREE)
 
 
 def make_alike(staged: Staged, victim: Victim, options: Options) -> tuple[Difference, ...]:

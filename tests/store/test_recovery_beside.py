@@ -93,3 +93,28 @@ def test_swap_and_removal_are_done(act: Callable[[Path, Kernel, Options], Swappe
             assert not act(make_tree(volume / f"job{done}", {"a": "1"}), kernel, KEPT).warnings
         assert_silent(volume)
         assert {one.state for one in entries(volume)} == {State.ORPHANS}
+
+
+class TakingFreshAt:
+    """A gate that removes the staged fresh directory once, as a recovery does that had seen no record yet."""
+
+    def __init__(self, volume: Path) -> None:
+        self._volume = volume
+        self.n_taken = 0
+
+    def __call__(self, call: str) -> None:
+        if call == "exchange" and not self.n_taken:
+            for tree in self._volume.glob(".trashd/u/*/stage/*/tree"):
+                tree.rmdir()
+                self.n_taken += 1
+
+
+def test_swap_whose_fresh_directory_a_late_recovery_took_starts_again() -> None:
+    with tmpfs_store() as volume:
+        victim = make_tree(volume / "job", {"a": "1"})
+        gate = TakingFreshAt(volume)
+        swapped = swap(victim, Kernel(gate), KEPT)
+        assert gate.n_taken == 1
+        assert not any(victim.iterdir())
+        assert [entry.id for entry in entries(volume)] == [swapped.id]
+        assert_silent(volume)
