@@ -10,6 +10,7 @@ from fusefs.core import clock
 from fusefs.core.clock import Clock
 from fusefs.linux.host import boot_id
 from fusefs.linux.places import make_dir
+from fusefs.linux.replacing import replace_file
 
 _LOG = logging.getLogger(__name__)
 _FILE = b"clock.json"
@@ -38,12 +39,6 @@ def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
     path = os.path.join(state, _FILE)
     try:
         make_dir(state)
-        fd = os.open(path + b".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(clock.encode(now))
-            file.flush()
-            if is_durable:
-                os.fsync(fd)
-        os.rename(path + b".new", path)
+        replace_file(path, clock.encode(now), 0o600, is_durable=is_durable)
     except OSError as error:
         _LOG.warning("%s can't be written: %s", os.fsdecode(path), error.strerror)

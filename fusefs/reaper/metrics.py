@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from fusefs.core.events import Event
 from fusefs.core.names import printable
 from fusefs.core.status import Phase, Status, VolumeStatus
+from fusefs.linux.replacing import replace_file
 from fusefs.reaper.hooks import Tally
 
 _LOG = logging.getLogger(__name__)
@@ -92,7 +93,8 @@ class Metrics(Collector):
         if self._textfile is None:
             return
         try:
-            _write(self._textfile, generate_latest(self.registry))
+            # For node_exporter, which takes no name but `*.prom`.
+            replace_file(self._textfile, generate_latest(self.registry), 0o644, whatever_umask=True)
             self._is_broken = False
         except OSError as error:
             if not self._is_broken:
@@ -160,13 +162,3 @@ def _filled(family: _Family, row: _Row, status: Status) -> _Family:
 
 def _of(value: float | None, parts: float) -> float | None:
     return None if value is None else value / parts
-
-
-def _write(path: bytes, text: bytes) -> None:
-    """At once or not at all, readable for node_exporter whatever our umask is; it takes no name but `*.prom`."""
-    fresh = path + b".new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with open(fd, "wb") as file:
-        os.fchmod(fd, 0o644)
-        file.write(text)
-    os.rename(fresh, path)

@@ -12,10 +12,10 @@ import msgspec
 from fusefs.core.names import printable
 from fusefs.core.record import quote, unquote
 from fusefs.linux.places import make_dir
+from fusefs.linux.replacing import NEW, replace_file
 
 _DIRECTORY = b"pause"
 _ALL = b"all"
-_NEW = b".new"
 _MOST_BYTES = 16_384
 _FOREVER_S = 10 * 365 * 86_400.0
 
@@ -46,10 +46,7 @@ def write_pause(runtime: bytes, volume: bytes | None, pause: Pause) -> None:
     """Pause a volume, or all of them. Raises  OSError"""
     path = os.path.join(pause_dir(runtime), _name(volume))
     text = msgspec.json.encode(_File(None if volume is None else quote(volume), pause.why, pause.until_s))
-    fd = os.open(path + _NEW, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with open(fd, "wb") as file:
-        file.write(text)
-    os.rename(path + _NEW, path)
+    replace_file(path, text, 0o644)
 
 
 def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
@@ -63,7 +60,7 @@ def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
 
 def nudge(runtime: bytes) -> None:
     """Have a running service look at its pauses, and for new volumes; without one nothing happens."""
-    path = os.path.join(runtime, _DIRECTORY, b"nudge" + _NEW)
+    path = os.path.join(runtime, _DIRECTORY, b"nudge" + NEW)
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         os.unlink(path)
@@ -75,7 +72,7 @@ def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
     directory = os.path.join(runtime, _DIRECTORY)
     with suppress(FileNotFoundError):
         for name in os.listdir(directory):
-            if name.endswith(_NEW):
+            if name.endswith(NEW):
                 continue
             volume, pause = _read(os.path.join(directory, name))
             if pause.left_s(now_s) > 0:

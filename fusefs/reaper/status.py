@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import msgspec
 
 from fusefs.core.status import Seen, Status, age_s, decode, encode
 from fusefs.linux.host import boot_id
+from fusefs.linux.replacing import replace_file
 from fusefs.linux.servicelock import is_held
 
 FILE = b"status.json"
@@ -20,14 +20,9 @@ def write_status(directory: bytes, status: Status) -> None:
     Not durable: after a power failure there is no service that it could speak of.
     Raises  OSError
     """
-    path = directory + b"/" + FILE
-    fresh = path + b".new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with open(fd, "wb") as file:
-        os.fchmod(fd, 0o644)
-        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        file.write(encode(msgspec.structs.replace(status, updated_boot_ns=now_ns)))
-    os.rename(fresh, path)
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    text = encode(msgspec.structs.replace(status, updated_boot_ns=now_ns))
+    replace_file(directory + b"/" + FILE, text, 0o644, whatever_umask=True)
 
 
 def read_status(directory: bytes) -> Seen | None:
