@@ -260,8 +260,10 @@ class Keeper:
                 if not store.kernel.is_local(store.fd) or sentry is None or not sentry.is_complete():
                     user.look_again()
         self._must_find |= is_poll
-        await self._find_users(opened)
-        self._post_sentries(store)  # where a watch was lost
+        if self._must_find:
+            await self._find_users(opened)
+        else:
+            self._post_sentries(store)  # where a watch was lost
 
     async def _find_users(self, opened: Opened) -> None:
         """See whom the volume has, if somebody may have come."""
