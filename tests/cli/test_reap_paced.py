@@ -17,14 +17,15 @@ pytestmark = pytest.mark.needs("root")
 
 @contextmanager
 def fsyncing(root: Path) -> Iterator[None]:
-    """A neighbour who appends and fsyncs all the time; he has begun when the `with` does."""
-    fd = os.open(root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    """A neighbour who writes and fsyncs all the time; he has begun when the `with` does."""
+    fd = os.open(root / "log", os.O_WRONLY | os.O_CREAT)
     has_begun, ends = threading.Event(), threading.Event()
 
     def work() -> None:
         while not ends.is_set():
-            os.write(fd, bytes(4096))
-            os.fsync(fd)
+            # Always the same block: however long it takes, he never fills the volume.
+            os.pwrite(fd, bytes(4096), 0)
+            os.fdatasync(fd)
             has_begun.set()
 
     neighbour = threading.Thread(target=work)
