@@ -17,59 +17,38 @@ stays mounted, however it ends.
 
 import argparse
 import contextlib
-import importlib.metadata
 import json
 import os
 import shutil
 import signal
-import statistics
-import subprocess
 import sys
-import tarfile
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bench.messages import can_count, counted
 from bench.operations import OPERATIONS, Operation, Worker, prepare
-from bench.support import PYTHON, TRASHD, compiled, keep, volume
-from tests.support.fuse import FuseMount, fuse_mount
+from bench.subjects import (
+    NATIVE,
+    OURS,
+    SUBJECTS,
+    Row,
+    Unable,
+    conditions,
+    cpu_s,
+    markdown,
+    served,
+    summary,
+    tell,
+    versions,
+)
+from bench.support import compiled, keep, volume
+from tests.support.fuse import FuseMount
 from tests.support.namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "mount.jsonl"
-NATIVE, OURS, EXAMPLE = "native", "trashd", "passthroughfs"
-MERGERFS_OPTIONS = (
-    "allow_other,use_ino,minfreespace=0,cache.files=auto-full,cache.readdir=true,cache.symlinks=true,"
-    "cache.attr=3600,cache.entry=3600,cache.negative_entry=3600"
-)
-# What each runs to serve a directory at a mount point, in the foreground; native serves itself.
-SUBJECTS = MappingProxyType[str, tuple[str, ...]](
-    {
-        NATIVE: (),
-        OURS: (TRASHD, "mount", "{source}", "{point}", "--foreground", "--coherence", "exclusive"),
-        "bindfs": ("bindfs", "-f", "{source}", "{point}"),
-        "mergerfs": ("mergerfs", "-f", "-o", MERGERFS_OPTIONS, "{source}", "{point}"),
-        EXAMPLE: (PYTHON, "{example}", "{source}", "{point}"),
-    }
-)
 N_ROUNDS, N_ROUNDS_QUICK, SHARE_QUICK = 5, 1, 0.25
 SHARE_COUNTED = 0.25
-# Ten times what the slowest needs for a turn; then its watchdog ends it.
-LIMIT_S = 60.0
-DOWNLOAD_LIMIT_S = 120.0
-
-Row = dict[str, Any]
-
-
-class Unable(Exception):
-    """A subject that is not there or did not get it done; what else goes wrong ends the run."""
-
-    def __init__(self, kind: str, told: str) -> None:
-        super().__init__(f"{kind}: {told}")
-        self.kind = kind  # missing or failed
-        self.told = told
 
 
 class Course(NamedTuple):
@@ -82,55 +61,6 @@ class Course(NamedTuple):
     def of(self, share: float) -> "Course":
         """The same, with less of each operation."""
         return self._replace(operations=[operation.of(share) for operation in self.operations])
-
-
-def tell(text: str) -> None:
-    """Say to whoever waits how far it is."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def fetch_example() -> Path:
-    """The example from the source of the pyfuse3 that is installed, which pip fetches once.
-
-    Raises  Unable
-    """
-    version = importlib.metadata.version("pyfuse3")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trashd-bench"
-    example = cache / f"{EXAMPLE}-{version}.py"
-    if example.exists():
-        return example
-    with tempfile.TemporaryDirectory() as scratch:
-        pip = [PYTHON, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "pyfuse3", "--dest", scratch]
-        try:
-            subprocess.run([*pip, f"pyfuse3=={version}"], check=True, capture_output=True, timeout=DOWNLOAD_LIMIT_S)
-            (archive,) = Path(scratch).glob("*.tar.gz")
-            with tarfile.open(archive) as files:
-                member = files.extractfile(f"pyfuse3-{version}/examples/passthroughfs.py")
-                text = member.read() if member else b""
-        except (subprocess.SubprocessError, KeyError) as error:
-            raise Unable("missing", f"the source of pyfuse3 {version}: {error}") from error
-    cache.mkdir(parents=True, exist_ok=True)
-    example.write_bytes(text)
-    return example
-
-
-@contextlib.contextmanager
-def served(name: str, source: Path, example: Path | None) -> Iterator[tuple[Path, FuseMount | None]]:
-    """A directory as a subject shows it, and its mount; native has none.
-
-    Raises  Unable: its program is not there; see fuse_mount for the rest
-    """
-    if name == NATIVE:
-        yield source, None
-        return
-    with tempfile.TemporaryDirectory(prefix="trashd-mount-") as point:
-        if "{example}" in SUBJECTS[name]:
-            example = example or fetch_example()
-        command = [word.format(source=source, point=point, example=example) for word in SUBJECTS[name]]
-        if not shutil.which(command[0]):
-            raise Unable("missing", command[0])
-        with fuse_mount(command, Path(point), LIMIT_S) as fuse:
-            yield fuse.path, fuse
 
 
 @contextlib.contextmanager
@@ -159,13 +89,6 @@ def time_turn(name: str, course: Course) -> dict[str, float]:
         cpu_before = cpu_s(fuse) if fuse else 0.0
         seconds = {operation.name: worker.do(operation) for operation in course.operations}
         return seconds | {"cpu": cpu_s(fuse) - cpu_before if fuse else 0.0}
-
-
-def cpu_s(fuse: FuseMount) -> float:
-    """Seconds of processor time that a mount's daemon has used so far, all its threads together."""
-    # pid (name) state …: the name may hold anything; user and system time are the 14th and 15th field.
-    fields = Path(f"/proc/{fuse.pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def count_turn(name: str, course: Course) -> dict[str, Any]:
@@ -211,12 +134,6 @@ def compete(names: Sequence[str], course: Course, n_rounds: int) -> dict[str, An
     return {name: out.get(name) or {**summary(turns[name]), "messages": messages[name]} for name in names}
 
 
-def summary(turns: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """All turns of one subject: the medians, and each."""
-    seconds = {key: [round(turn[key], 6) for turn in turns] for key in turns[0]}
-    return {"medians": {key: statistics.median(values) for key, values in seconds.items()}, "seconds": seconds}
-
-
 def measure(asked: argparse.Namespace) -> Row:
     """The row of one run."""
     n_rounds = asked.rounds or (N_ROUNDS_QUICK if asked.quick else N_ROUNDS)
@@ -237,18 +154,6 @@ def measure(asked: argparse.Namespace) -> Row:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of what takes part and is there."""
-    told = {name: importlib.metadata.version(name) for name in ("trashd", "pyfuse3", "trio")}
-    commands = {"commit": ["git", "describe", "--always", "--dirty"]}
-    commands |= {name: [name, "--version"] for name in ("bindfs", "mergerfs")}
-    for name, command in commands.items():
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-            told[name] = said.stdout.splitlines()[0].rpartition(" ")[2]
-    return told
-
-
 def tables(row: Row) -> str:
     """The Markdown of docs/performance.md: speeds, messages, and what it was measured on."""
     absent = [
@@ -263,7 +168,7 @@ def tables(row: Row) -> str:
         "Messages for each operation, entry or MiB, without those that come once or twice in all:",
         _messages(row),
         *(["Left out:", "\n".join(absent)] if absent else []),
-        f"Measured on {_conditions(row)}.",
+        f"Measured on {conditions(row, row['filesystem'])}.",
     ]
     return "\n\n".join(parts)
 
@@ -280,7 +185,7 @@ def _speeds(row: Row) -> str:
         cells.append(f"{rates[OURS][operation] / best:.2f}" if best and OURS in rates else "-")
         lines.append(cells)
     cpu = ["the daemon's processor time, s", *(_cpu(row["subjects"][name]["medians"]["cpu"]) for name in rates), "-"]
-    return _markdown(["operation", *rates, f"{OURS} / best peer"], [*lines, cpu])
+    return markdown(["operation", *rates, f"{OURS} / best peer"], [*lines, cpu])
 
 
 def _rates(row: Row, medians: dict[str, float]) -> dict[str, float]:
@@ -300,7 +205,7 @@ def _cpu(seconds: float) -> str:
 def _messages(row: Row) -> str:
     asked = {name: found["messages"] for name, found in row["subjects"].items() if found.get("messages")}
     lines = ([operation, *(_asked(of[operation]) for of in asked.values())] for operation in row["operations"])
-    return _markdown(["operation", *asked], lines)
+    return markdown(["operation", *asked], lines)
 
 
 def _asked(counts: dict[str, float]) -> str:
@@ -310,19 +215,6 @@ def _asked(counts: dict[str, float]) -> str:
 
 def _count(opcode: str, each: float) -> str:
     return opcode if f"{each:.2g}" == "1" else f"{opcode} {each:.2g}" if each < 100 else f"{opcode} {each:.0f}"
-
-
-def _conditions(row: Row) -> str:
-    on, said = row["machine"], row["versions"]
-    programs = ", ".join(f"{name} {version}" for name, version in said.items())
-    return (
-        f"{row['filesystem']}, {row['at']}, {programs}; Linux {on['kernel']}, "
-        f"{row['n_cpus']} x {on['cpu']}, {on['memory_gib']} GiB, Python {on['python']}, load {row['load_before']}"
-    )
-
-
-def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *lines))
 
 
 def newest(results: Path) -> Row | None:

@@ -24,6 +24,7 @@ _COMMANDS = {
     "quarantine": "fusefs.cli.quarantine",
     "mount": "fusefs.cli.mount",
     "umount": "fusefs.cli.umount",
+    "stats": "fusefs.cli.stats",
     "service": "fusefs.cli.service",
     "reaper": "fusefs.cli.reaper",
     "config": "fusefs.cli.config",

@@ -33,9 +33,7 @@ def command(volume: bytes, as_json: bool) -> int:
     path = os.path.realpath(volume)
     try:
         base = open_shown(kernel, path)
-        if base.mounted is not None:
-            base.mounted.close()
-        store, done = initialise(kernel, base.fd, path)
+        store, done = initialise(kernel, base.fd, path, base.mounted)
     except OSError as error:
         raise from_os(error, path) from error
     with store:

@@ -29,6 +29,26 @@ from fusefs.core.errors import Refused
     metavar="S",
     help="Let the kernel believe names and attributes for S seconds (-o timeout=); default: 1 if shared, 3600 if not.",
 )
+@click.option(
+    "--cache-size",
+    metavar="SIZE",
+    help="Memory for what the daemon remembers after the kernel forgot it (-o cache_size=); default: 64M, 0: none.",
+)
+@click.option(
+    "--no-xattr",
+    is_flag=True,
+    help="Show no extended attributes, nor ACLs (-o no_xattr): for a volume without any, where asking costs time.",
+)
+@click.option(
+    "--backing",
+    type=click.Choice(["auto", "local", "slow"]),
+    help="How SRC answers (-o backing=): at once, or some time later, as over a network; default: auto, find out.",
+)
+@click.option(
+    "--in-flight",
+    metavar="N",
+    help="Ask a slow SRC for N things at a time, 1 to 1024 (-o in_flight=); default: 64.",
+)
 def command(
     source: bytes,
     mount_point: bytes | None,
@@ -38,14 +58,19 @@ def command(
     show_trash: bool,
     coherence: str | None,
     timeout: str | None,
+    cache_size: str | None,
+    no_xattr: bool,
+    backing: str | None,
+    in_flight: str | None,
 ) -> int:
     """Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
 
     As root for all users, and SRC alone is enough: what is below is then only reached through the mount. Anybody
     else mounts for himself, at another directory of his own. Returns as soon as the mount answers.
 
-    Options for -o: coherence=, timeout=, show_trash, allow_other, and ro, nosuid, nodev, noexec, noatime, sync as in
-    mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
+    Options for -o: coherence=, timeout=, cache_size=, no_xattr, backing=, in_flight=, show_trash, allow_other, and
+    ro, nosuid, nodev, noexec, noatime, sync as in mount(8). What makes suid programs, devices or writing impossible
+    in SRC does so in MNT.
 
     \b
     Examples:
@@ -53,8 +78,13 @@ def command(
       trashd mount /data/scratch /scratch -o ro
       trashd mount --replace /scratch
     """
-    words = [*texts, *(["show_trash"] if show_trash else [])]
-    words += [f"{key}={value}" for key, value in (("coherence", coherence), ("timeout", timeout)) if value is not None]
+    switches = {"show_trash": show_trash, "no_xattr": no_xattr}
+    values = {
+        "coherence": coherence, "timeout": timeout, "cache_size": cache_size, "backing": backing,
+        "in_flight": in_flight,
+    }  # fmt: skip
+    words = [*texts, *(word for word, is_on in switches.items() if is_on)]
+    words += [f"{key}={value}" for key, value in values.items() if value is not None]
     target = source if mount_point is None else mount_point
     return serve(source, target, words, in_foreground=foreground, replaces=replaces)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import stat
 from typing import NamedTuple
 
+_S_IFMT = 0o170000
+
 
 class Attributes(NamedTuple):
     """The fields of statx(2) that a filesystem answers with; btime_ns is 0 where no birth time is kept."""
@@ -26,4 +28,4 @@ class Attributes(NamedTuple):
 
     def is_directory(self) -> bool:
         """Whether it is a directory."""
-        return stat.S_ISDIR(self.mode)
+        return self.mode & _S_IFMT == stat.S_IFDIR

@@ -130,6 +130,12 @@ class NotRunning(NotFound):
     hint = "systemctl start trashd-reaper (trashd service install puts it there), or run one by hand: trashd reaper"
 
 
+class DaemonGone(NotFound):
+    """The daemon of a mount is gone; its last numbers are shown"""
+
+    hint = "bring it back by the same command with --replace, or take it away: trashd umount MNT"
+
+
 class NoStore(TrashdError):
     """No trash store can be used"""
 
@@ -227,8 +233,8 @@ BY_NAME: dict[str, type[TrashdError]] = {
     kind.__name__: kind
     for kind in (
         TrashdError, UsageError, BadConfig, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
-        NotPermitted, NotFound, NotRunning, NoStore, Untrusted, NoBacking, CrossesBoundary, BadRecord, Busy, Occupied,
-        Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell,
+        NotPermitted, NotFound, NotRunning, DaemonGone, NoStore, Untrusted, NoBacking, CrossesBoundary, BadRecord, Busy,
+        Occupied, Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell,
     )
 }  # fmt: skip
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""

@@ -22,36 +22,49 @@ _PRIVATE = 1 << 62
 _MOST_OTHERS = 8
 
 
+def source_key(seen: Attributes, handle: bytes) -> SourceKey:
+    """Which incarnation it is: by its handle, or where there are none by the time of its birth."""
+    return (seen.dev, handle) if handle else (seen.dev, seen.ino, seen.btime_ns)
+
+
 class Node:
     """One incarnation of one inode.
 
-    born          (device, inode number, birth time): what attributes tell of an incarnation
-    parent, name  where it was seen last; None for the root, and if no name is known (any more)
-    others        some of its other names: it has hard links
-    nlookup       references that the kernel holds
-    n_open        open handles
-    last          its attributes when its last link went and nobody had it open: that is all that is left of it
+    ino, btime_ns  its inode number and birth time: what attributes tell of an incarnation, beside the device
+    parent, name   where it was seen last; None for the root, and if no name is known (any more)
+    others         some of its other names: it has hard links
+    nlookup        references that the kernel holds
+    n_open         open handles
+    last           its attributes when its last link went and nobody had it open: that is all that is left of it
     """
 
     __slots__ = (
-        "born", "is_directory", "last", "n_open", "name", "nlookup", "nodeid", "others", "parent", "source",
+        "btime_ns", "ino", "is_directory", "last", "n_open", "name", "nlookup", "nodeid", "others", "parent", "source",
     )  # fmt: skip
 
-    def __init__(self, nodeid: NodeId, source: SourceKey, seen: Attributes) -> None:
+    def __init__(
+        self, nodeid: NodeId, source: SourceKey, seen: Attributes, parent: Node | None = None, name: bytes = b""
+    ) -> None:
         self.nodeid = nodeid
         self.source = source
-        self.born = (seen.dev, seen.ino, seen.btime_ns)
+        self.ino = seen.ino
+        self.btime_ns = seen.btime_ns
         self.is_directory = seen.is_directory()
-        self.parent: Node | None = None
-        self.name = b""
+        self.parent = parent
+        self.name = name
         self.others: list[tuple[Node, bytes]] | None = None
         self.nlookup = 0
         self.n_open = 0
         self.last: Attributes | None = None
 
+    @property
+    def dev(self) -> int:
+        """Its device."""
+        return self.source[0]
+
     def is_seen_in(self, seen: Attributes) -> bool:
         """Whether attributes can be this incarnation's: same inode number, born at the same time."""
-        return (seen.dev, seen.ino, seen.btime_ns) == self.born
+        return seen.ino == self.ino and seen.btime_ns == self.btime_ns and seen.dev == self.source[0]
 
     def places(self) -> Iterator[tuple[Node, bytes]]:
         """Where it may be found, the likeliest first."""
@@ -105,10 +118,9 @@ class InodeTable:
         """The node of what was just seen under a name, a new one if need be; not counted yet."""
         node = self._by_source.get(source)
         if node is None:
-            node = Node(self._free_nodeid(seen), source, seen)
-            self._by_nodeid[node.nodeid] = node
-            self._by_source[source] = node
-        if node is not self.root:
+            node = Node(self._free_nodeid(seen), source, seen, parent, name)
+            self._by_nodeid[node.nodeid] = self._by_source[source] = node
+        elif node is not self.root:
             node.put(parent, name, is_linked=seen.nlink > 1 and not node.is_directory)
         return node
 
@@ -124,15 +136,15 @@ class InodeTable:
 
         What was deleted, and is not in use, is forgotten at once: the message is on its way.
         """
-        ino = node.born[1]
-        if node.nodeid == ino or node.born[0] != self._device or node.nlookup > 1:
+        ino = node.ino
+        if node.nodeid == ino or node.dev != self._device or node.nlookup > 1:
             return False
         before = self._by_nodeid.get(NodeId(ino))
         return before is None or (before.last is not None and not before.n_open)
 
     def renumber(self, node: Node) -> None:
         """Give a node its own number after all, if that is free by now; the kernel must not know it yet."""
-        ino = NodeId(node.born[1])
+        ino = NodeId(node.ino)
         if self.lacks_its_number(node) and ino not in self._by_nodeid:
             del self._by_nodeid[node.nodeid]
             node.nodeid = ino

@@ -1,40 +1,128 @@
-"""All that statx(2) tells of an inode, birth time included, in one call; and the file handle that names it for good."""
+"""All that statx(2) tells of an inode, birth time included, in one call; and the file handle that names it for good.
+
+A listing looks at each of its entries: what is done for each is counted in tens of nanoseconds.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import struct
+import threading
 
 from fusefs.core.attributes import Attributes
 from fusefs.linux import libc
 from fusefs.linux.fd import Fd
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_STATX = struct.Struct("=IIQIIIHxxQQQQqIxxxxqIxxxxqIxxxxqIxxxxIIII")
+_held = ctypes.PyDLL(None, use_errno=True)
+"""Other threads wait meanwhile: where a call takes less than giving up Python's lock and getting it back."""
+_statx = _libc.statx
+_statx_held = _held.statx
+_name_to_handle_held = _held.name_to_handle_at
+_close_held = _held.close
+
 _STATX_SIZE = 256
-_WANTED = 0x7FF | 0x800  # the basic stats, and the birth time
-_FLAGS = libc.AT_SYMLINK_NOFOLLOW
+_STATX = struct.Struct("=II8xIIIHxxQQQ8xqI4xqI4xqI4xqI4xQQ")
+"""struct statx without its attributes; a device's two numbers are read as one."""
+_unpacked = _STATX.unpack_from
+_DEVICE = struct.Struct("=II")
+_RDEV_AT = 128
+_DEV_AT = 136
+_BTIME = 0x800
+_WANTED = 0x7FF | _BTIME  # the basic stats, and the birth time
+_BY_NAME = libc.AT_SYMLINK_NOFOLLOW
+_BY_FD = libc.AT_SYMLINK_NOFOLLOW | libc.AT_EMPTY_PATH
+_HANDLE_HEAD = struct.Struct("=Ii")
+_handle_size = struct.Struct("=I").unpack_from
+_MAX_HANDLE_SZ = 128
 _NANO = 1_000_000_000
 _TIMES = struct.Struct("=qqqq")
 _UTIME_OMIT = (1 << 30) - 2
+_OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Looker:
+    """Looks at names one after the other: what the kernel writes to is made once. For one thread alone."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        self._statx = ctypes.create_string_buffer(_STATX_SIZE)
+        self._handle = ctypes.create_string_buffer(_HANDLE_HEAD.size + _MAX_HANDLE_SZ)
+        self._mount_id = ctypes.byref(ctypes.c_int())
+        self._raw_dev = -1
+        self._dev = 0
+
+    def look(self, dir_fd: int, name: bytes = b"") -> Attributes:
+        """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
+        if _statx(dir_fd, name, _BY_NAME if name else _BY_FD, _WANTED, self._statx) < 0:
+            raise libc.failure(name)
+        return self._seen()
+
+    def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
+        """The same of a name, and its file handle; empty where there are none.
+
+        Who is renamed in between has the attributes of one and the handle of the other: `peek` has not.
+        """
+        if _statx(dir_fd, name, _BY_NAME, _WANTED, self._statx) < 0:
+            raise libc.failure(name)
+        return self._seen(), self._handle_of(dir_fd, name, 0)
+
+    def peek(self, fd: int) -> tuple[Attributes, bytes]:
+        """The same of what an fd holds that was opened just now: nothing here has to wait."""
+        if _statx_held(fd, b"", _BY_FD | libc.AT_STATX_DONT_SYNC, _WANTED, self._statx) < 0:
+            raise libc.failure()
+        return self._seen(), self._handle_of(fd, b"", libc.AT_EMPTY_PATH)
+
+    def _seen(self) -> Attributes:
+        (
+            mask, blksize, nlink, uid, gid, mode, ino, size, blocks, atime_s, atime_ns, btime_s, btime_ns,
+            ctime_s, ctime_ns, mtime_s, mtime_ns, rdev, dev,
+        ) = _unpacked(self._statx)  # fmt: skip
+        if dev != self._raw_dev:
+            self._raw_dev, self._dev = dev, self._number(_DEV_AT)
+        # Attributes' own constructor takes twice as long.
+        return tuple.__new__(Attributes, (
+            self._dev, ino, mode, nlink, uid, gid, rdev and self._number(_RDEV_AT), size, blocks, blksize,
+            atime_s * _NANO + atime_ns, mtime_s * _NANO + mtime_ns, ctime_s * _NANO + ctime_ns,
+            btime_s * _NANO + btime_ns if mask & _BTIME else 0,
+        ))  # fmt: skip
+
+    def _number(self, at: int) -> int:
+        return os.makedev(*_DEVICE.unpack_from(self._statx, at))
+
+    def _handle_of(self, dir_fd: int, name: bytes, flags: int) -> bytes:
+        """Of what was looked at just now: this has not to wait either."""
+        handle = self._handle
+        _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
+        if _name_to_handle_held(dir_fd, name, handle, self._mount_id, flags) < 0:
+            return libc.no_handle(name)
+        return handle.raw[: _HANDLE_HEAD.size + _handle_size(handle)[0]]
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.looker = Looker()
+
+
+_mine = _OfThread()
 
 
 def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
     """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
-    buffer = ctypes.create_string_buffer(_STATX_SIZE)
-    flags = _FLAGS if name else _FLAGS | libc.AT_EMPTY_PATH
-    libc.checked(_libc.statx(dir_fd, name, flags, _WANTED, buffer), name)
-    (
-        _mask, blksize, _attributes, nlink, uid, gid, mode, ino, size, blocks, _attributes_mask,
-        atime_s, atime_ns, btime_s, btime_ns, ctime_s, ctime_ns, mtime_s, mtime_ns,
-        rdev_major, rdev_minor, dev_major, dev_minor,
-    ) = _STATX.unpack_from(buffer)  # fmt: skip
-    return Attributes(
-        os.makedev(dev_major, dev_minor), ino, mode, nlink, uid, gid, os.makedev(rdev_major, rdev_minor), size, blocks,
-        blksize, atime_s * _NANO + atime_ns, mtime_s * _NANO + mtime_ns, ctime_s * _NANO + ctime_ns,
-        btime_s * _NANO + btime_ns,
-    )  # fmt: skip
+    return _mine.looker.look(dir_fd, name)
+
+
+def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
+    """Attributes and file handle of a name, by one call that may have to wait: for a slow filesystem, from any thread.
+
+    Only opening lets other threads run: with 64 of them, getting Python's lock back costs more than the other calls.
+    """
+    fd = os.open(name, _OPENED, dir_fd=dir_fd)
+    try:
+        return _mine.looker.peek(fd)
+    finally:
+        _close_held(fd)
 
 
 def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
-_libc = ctypes.CDLL(None)
+from fusefs.linux import libc
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_CLONE_FS = 0x200
 
 
 class Caller(NamedTuple):
@@ -24,8 +27,8 @@ class Caller(NamedTuple):
 def created_by(caller: Caller, gid: int | None = None) -> Iterator[None]:
     """What is created in the block is the caller's, as if he had done it: owner, group, setgid, default ACLs, quota.
 
-    For a thread of root's alone; anybody else is the caller himself. The umask is the whole process's: nothing else
-    may create anything meanwhile.
+    For a thread of root's alone; anybody else is the caller himself. The umask is the whole process's, or the thread's
+    (have_own_umask): nothing else may create anything with it meanwhile.
     gid     the group that he acts in; None: his own
     Source  setfsuid(2): one thread's; SECBIT_NO_SETUID_FIXUP in capabilities(7) keeps the capabilities
     """
@@ -66,3 +69,11 @@ def is_member(caller: Caller, gid: int) -> bool:
     except (OSError, StopIteration):
         return False  # he has ended, or is in another pid namespace
     return gid in map(int, groups.split()[1:])
+
+
+def have_own_umask() -> None:
+    """From now on this thread's umask (root and working directory too) are its own, not the whole process's.
+
+    Source  unshare(2), CLONE_FS; the C library's function takes a thread, and needs no privilege
+    """
+    libc.checked(_libc.unshare(_CLONE_FS))

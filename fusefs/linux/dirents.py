@@ -16,8 +16,8 @@ _HEAD = struct.Struct("=QqHB")
 """struct linux_dirent64: inode number, offset of the next entry, length of this one, type; then the name."""
 _NAME_AT = 19
 
-Dirent = tuple[bytes, int, int]
-"""Name, inode number, offset of the next entry."""
+Dirent = tuple[bytes, int, int, int]
+"""Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""
 
 
 class Dirents:
@@ -28,14 +28,14 @@ class Dirents:
         self.fd = fd
         self._ahead: list[Dirent] = []
         self._at = 0
-        self._position = 0
+        self._block_at = 0
 
     def read_from(self, offset: int) -> Iterator[Dirent]:
         """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took."""
         if offset == 0 or offset != self._at:
             self._ahead = []
             self._at = offset
-            self._position = os.lseek(self.fd, offset, os.SEEK_SET)
+            os.lseek(self.fd, offset, os.SEEK_SET)
         while True:
             while self._ahead:
                 entry = self._ahead[-1]
@@ -46,14 +46,24 @@ class Dirents:
             if not self._ahead:
                 return
 
+    def block(self, offset: int) -> list[Dirent]:
+        """The entries from an offset on that one system call tells; none at the end."""
+        if offset != self._block_at:
+            os.lseek(self.fd, offset, os.SEEK_SET)
+        found = self._read()
+        self._block_at = found[-1][2] if found else -1
+        return found
+
     def _read(self) -> list[Dirent]:
         buffer = ctypes.create_string_buffer(_SIZE)
         size = checked(_libc.getdents64(self.fd, buffer, ctypes.c_size_t(_SIZE)))
         raw = buffer.raw
+        head_at, end_of_name = _HEAD.unpack_from, raw.index
         found = []
         at = 0
         while at < size:
-            ino, following, length, _kind = _HEAD.unpack_from(raw, at)
-            found.append((raw[at + _NAME_AT : raw.index(b"\0", at + _NAME_AT)], ino, following))
+            ino, following, length, kind = head_at(raw, at)
+            name_at = at + _NAME_AT
+            found.append((raw[name_at : end_of_name(0, name_at)], ino, following, kind))
             at += length
         return found

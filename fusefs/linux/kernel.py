@@ -295,6 +295,16 @@ class Kernel:
         self._gate("chmod")
         os.chmod(f"/proc/self/fd/{int(fd)}", stat.S_IMODE(mode))
 
+    def refresh(self, mounted_fd: int) -> None:
+        """Have a FUSE daemon asked for the attributes of a directory, however long they may be remembered.
+
+        A chown that changes nothing is a SETATTR without fields, which everybody may do. A file would lose its
+        set-id bits by it.
+        Source  fs/open.c, chown_common; fs/fuse/dir.c, fuse_do_setattr
+        """
+        self._gate("refresh")
+        os.chown(f"/proc/self/fd/{int(mounted_fd)}", -1, -1)
+
     def chown(self, fd: int, uid: int, gid: int) -> None:
         """fchown; -1 leaves one as it is."""
         self._gate("chown")

@@ -38,9 +38,14 @@ _ATTEMPTS = 128
 def checked(result: int, name: bytes | None = None) -> int:
     """What a call of the C library returned. Raises  OSError with errno, and the name that it was about"""
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), name)
+        raise failure(name)
     return result
+
+
+def failure(name: bytes | None = None) -> OSError:
+    """Why the last call of the C library failed."""
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), name)
 
 
 def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
@@ -94,14 +99,17 @@ def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
     buffer = ctypes.create_string_buffer(_HANDLE_HEAD.pack(_MAX_HANDLE_SZ, 0), _HANDLE_HEAD.size + _MAX_HANDLE_SZ)
     mount_id = ctypes.c_int()
     flags = 0 if name else AT_EMPTY_PATH
-    try:
-        checked(_libc.name_to_handle_at(dir_fd, name, buffer, ctypes.byref(mount_id), flags), name)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
-            raise
-        return b""
+    if _libc.name_to_handle_at(dir_fd, name, buffer, ctypes.byref(mount_id), flags) < 0:
+        return no_handle(name)
     size: int = _HANDLE_HEAD.unpack_from(buffer)[0]
     return buffer.raw[: _HANDLE_HEAD.size + size]
+
+
+def no_handle(name: bytes) -> bytes:
+    """An empty handle, if the last call has failed because there is none to be had. Raises  OSError otherwise"""
+    if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
+        raise failure(name)
+    return b""
 
 
 def format_handle(handle: bytes) -> str:

@@ -8,30 +8,38 @@ import resource
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 
 import pyfuse3
 import trio
 
 from fusefs.core.errors import Busy, NotPermitted
+from fusefs.core.mountstats import Gauges
 from fusefs.core.names import printable
 from fusefs.linux.capabilities import Capability, drop_capabilities, keep_capabilities_as_others
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.notify import Notifier
 from fusefs.mount import loop, runtime
 from fusefs.mount.adapter import Adapter
 from fusefs.mount.attach import Attached, Way, attach, detach, flags_of
+from fusefs.mount.gate import Gate
+from fusefs.mount.hands import Hands
 from fusefs.mount.notifier import Watched, notify, watching
-from fusefs.mount.options import Coherence, Options
+from fusefs.mount.options import Backing, Coherence, Options
 from fusefs.mount.points import check, mount_of_device, top_mount
-from fusefs.mount.replies import Replies, leave_umask_to_us
-from fusefs.mount.translate import Timeouts
+from fusefs.mount.replies import Replies, begin_session
+from fusefs.mount.stats import Stats, kept
 from fusefs.mount.trashdir import prepare_store
 from fusefs.mount.vfs import Vfs
+from fusefs.mount.xattrs import Xattrs
 
-_N_WORKERS = 4
-"""Requests under way at a time; min = max: pyfuse3 must never end one between a reply and the next request."""
+_N_WORKERS = 512
+"""Requests under way at a time: those that wait for a slow filesystem must leave room for others. min = max: pyfuse3
+must never end one between a reply and the next request."""
+_N_THREADS = 480
+"""Of them may wait; what needs no waiting is answered by the others."""
 _EXIT_LOST = 1
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -41,16 +49,16 @@ _log = logging.getLogger(__name__)
 class _Announcing(Adapter):
     """Tells when the kernel has begun to talk to us: whoever asks the mount from now on is answered."""
 
-    def __init__(self, vfs: Vfs, options: Options, replies: Replies, ready: Callable[[], None]) -> None:
-        timeouts = Timeouts(options.timeout_s, options.timeout_s)
-        super().__init__(vfs, timeouts, keeps_pages=options.coherence is Coherence.EXCLUSIVE)
-        self._replies = replies
+    def __init__(self, vfs: Vfs, options: Options, replies: Replies, stats: Stats, ready: Callable[[], None]) -> None:
+        xattrs = Xattrs(vfs, are_shown=options.has_xattrs)
+        hands = Hands(vfs.gate, _N_THREADS)
+        super().__init__(vfs, xattrs, hands, replies, stats, keeps_pages=options.coherence is Coherence.EXCLUSIVE)
         self._ready = ready
 
     def init(self) -> None:
         """The answer to INIT goes out when this returns."""
         super().init()
-        self._replies.patch_next(leave_umask_to_us)
+        self._replies.patch_next(begin_session)
         self._ready()
 
 
@@ -81,8 +89,8 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         if os.geteuid() == 0:
             _make_store(root, source, options)
             _be_less_than_root()
-        is_shared = options.coherence is Coherence.SHARED
-        vfs = Vfs(root, max_fds=n_fds_max, shows_trash=options.show_trash, is_shared=is_shared)
+        stats = stack.enter_context(kept(target))
+        vfs = _vfs(root, options, stats, n_fds_max)
         stack.callback(vfs.close)
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until somebody is there to unmount
         if dead is not None:
@@ -90,8 +98,32 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         attached = attach(backing, target, options, options.flags | flags_of(root))
         replies = Replies(attached.fd)
         stack.callback(replies.close)
-        loop.hook(replies.replied)
-        return _run(attached, vfs, _Announcing(vfs, options, replies, ready), is_shared=is_shared)
+        if not loop.hook(replies.replied):
+            replies.let_pass()
+        stats.mounted(attached.mount.device)
+        return _run(attached, vfs, _Announcing(vfs, options, replies, stats, ready), options)
+
+
+def _vfs(root: Fd, options: Options, stats: Stats, n_fds_max: int) -> Vfs:
+    kernel = Kernel()
+    is_local = kernel.is_local(root)
+    match options.backing:
+        case Backing.AUTO if is_local or kernel.filesystem(root) == FUSE_MAGIC:
+            is_slow = None
+        case backing:
+            is_slow = backing is not Backing.LOCAL
+    return Vfs(
+        root,
+        Gate(is_slow=is_slow),
+        stats,
+        max_fds=n_fds_max,
+        timeout_s=options.timeout_s,
+        cache_bytes=options.cache_bytes,
+        n_in_flight=options.n_in_flight,
+        shows_trash=options.show_trash,
+        is_shared=options.coherence is Coherence.SHARED,
+        is_flushed=not is_local,
+    )
 
 
 def _raise_fd_limit() -> int:
@@ -117,12 +149,13 @@ def _be_less_than_root() -> None:
         raise NotPermitted("root's capabilities can't be changed", "the container has to give CAP_SETPCAP") from error
 
 
-def _run(attached: Attached, vfs: Vfs, adapter: Adapter, *, is_shared: bool) -> int:
+def _run(attached: Attached, vfs: Vfs, adapter: Adapter, options: Options) -> int:
     path = printable(attached.mount.point)
     pyfuse3.init(adapter, f"/dev/fd/{int(attached.fd)}", set())
     try:
-        with _watching(attached, vfs) if is_shared else nullcontext() as watched:
-            trio.run(_loop, attached.mount, vfs, watched)
+        with _watching(attached, vfs) if options.coherence is Coherence.SHARED else nullcontext() as watched:
+            vfs.keeps_listings |= watched is not None
+            trio.run(_loop, attached.mount, vfs, adapter.stats, watched)
     except BaseException:
         _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
         raise
@@ -139,7 +172,7 @@ def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | 
     return watching(vfs.directories.fd_of(vfs.nodes.root), attached.fd, int(connection))
 
 
-async def _loop(mount: Mount, vfs: Vfs, watched: Watched | None) -> None:
+async def _loop(mount: Mount, vfs: Vfs, stats: Stats, watched: Watched | None) -> None:
     """Serve until the mount is gone.
 
     Checkpoint  everywhere
@@ -147,10 +180,26 @@ async def _loop(mount: Mount, vfs: Vfs, watched: Watched | None) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, mount)
         nursery.start_soon(_tell_watchdog)
+        nursery.start_soon(stats.keep_gauges, partial(_gauges, vfs))
         if watched is not None:
             nursery.start_soon(notify, vfs, watched)
         await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
         nursery.cancel_scope.cancel()
+
+
+def _gauges(vfs: Vfs) -> Gauges:
+    """How much there is at the moment."""
+    return Gauges(
+        n_nodes=len(vfs.nodes),
+        n_handles=len(vfs.handles),
+        n_directory_fds=len(vfs.directories),
+        n_cached=len(vfs.memory.cache),
+        cache_bytes=vfs.memory.cache.size_bytes if len(vfs.memory.cache) else 0,
+        cache_size_bytes=vfs.memory.size_bytes,
+        n_threads=vfs.gate.n_inside,
+        n_prefetches=vfs.ahead.n_under_way,
+        is_slow=int(vfs.gate.is_slow),
+    )
 
 
 async def _tell_watchdog() -> None:

@@ -10,11 +10,12 @@ import errno
 import os
 from collections import OrderedDict
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import ROOT, Node, SourceKey
+from fusefs.core.inodes import ROOT, Node, source_key
 from fusefs.linux.attributes import look_at, open_handle
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import handle_of
+from fusefs.linux.kernel import FUSE_MAGIC
+from fusefs.linux.libc import handle_of, statfs_type
+from fusefs.mount.gate import Gate
 
 _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -22,7 +23,7 @@ _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 class Directories:
     """The backing tree by nodes. All methods raise OSError: ESTALE for what is not to be found any more."""
 
-    def __init__(self, root: Fd, n_fds: int) -> None:
+    def __init__(self, root: Fd, n_fds: int, gate: Gate) -> None:
         """Begin at a directory.
 
         root   O_PATH or readable; stays its owner's
@@ -30,13 +31,15 @@ class Directories:
         """
         self._root = root
         self._n_fds = n_fds
+        self._gate = gate
         self._open: OrderedDict[Node, Fd] = OrderedDict()
         self._device = look_at(root).dev
+        self._has_handles = statfs_type(root) != FUSE_MAGIC
         self._mount = self._open_mount()
 
     def _open_mount(self) -> Fd | None:
         """An fd on the mount that handles are opened with; None where they can't be opened."""
-        handle = handle_of(self._root)
+        handle = self.handle_of(self._root)
         if not handle:
             return None
         fd = Fd(os.open(b"/proc/self/fd/%d" % self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -47,28 +50,39 @@ class Directories:
             return None
         return fd
 
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
     def close(self) -> None:
         """Close all."""
         self.limit(0)
         if self._mount is not None:
             self._mount.close()
 
-    def source_of(self, dir_fd: int, name: bytes, seen: Attributes) -> SourceKey:
-        """Which incarnation a name means; or, without a name, an fd."""
-        handle = handle_of(dir_fd, name)
-        return (seen.dev, handle) if handle else (seen.dev, seen.ino, seen.btime_ns)
+    def handle_of(self, fd: int) -> bytes:
+        """The file handle of what an fd holds; empty where there are none that last."""
+        return self.lasting(handle_of(fd))
+
+    def lasting(self, handle: bytes) -> bytes:
+        """A handle, if it stays that of the same inode: a FUSE filesystem may forget an inode, and number anew."""
+        return handle if self._has_handles else b""
 
     def fd_of(self, directory: Node) -> Fd:
-        """The O_PATH fd of a directory, which stays ours: use it at once."""
+        """The O_PATH fd of a directory, which stays ours: to be used at once, in this operation."""
         if directory.nodeid == ROOT:
             return self._root
         fd = self._open.get(directory)
         if fd is not None:
             self._open.move_to_end(directory)
-            return fd
-        return self._keep(directory, self._find(directory))
+            return self._gate.lend(fd)
+        return self._gate.lend(self._keep(directory, self._find(directory)))
 
     def _keep(self, directory: Node, fd: Fd) -> Fd:
+        other = self._open.get(directory)
+        if other is not None:  # somebody else was quicker
+            fd.close()
+            return other
         self._open[directory] = fd
         self.limit(self._n_fds)
         return fd
@@ -102,7 +116,7 @@ class Directories:
                     return fd
         device, handle = node.source[:2]
         if self._mount is not None and isinstance(handle, bytes) and device == self._device:
-            return open_handle(self._mount, handle, _LOOKED_AT)
+            return self._gate.call(open_handle, self._mount, handle, _LOOKED_AT)
         for parent, name in node.places():
             fd = self._by_name(node, self._open_above(parent), name)
             if fd is not None:
@@ -111,13 +125,14 @@ class Directories:
 
     def _by_name(self, node: Node, parent: Node, name: bytes) -> Fd | None:
         try:
-            fd = Fd(os.open(name, _LOOKED_AT, dir_fd=self.fd_of(parent)))
+            fd = Fd(self._gate.call(os.open, name, _LOOKED_AT, dir_fd=self.fd_of(parent)))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 return None  # moved behind the mount
             raise
         try:
-            if self.source_of(fd, b"", look_at(fd)) == node.source:
+            seen = self._gate.call(look_at, fd)
+            if source_key(seen, self._gate.call(self.handle_of, fd)) == node.source:
                 return fd
         except BaseException:
             fd.close()

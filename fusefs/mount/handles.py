@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fusefs.core.inodes import Node
-from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
+from fusefs.mount.gate import Gate
+
+if TYPE_CHECKING:
+    from fusefs.mount.listing import Listing
 
 
 class Handles:
     """Open files and directories, by handle and by node."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: Gate) -> None:
         """Begin with none."""
+        self._gate = gate
         self._nodes: dict[int, Node] = {}
         self._fds: dict[Node, list[Fd]] = {}
-        self._listings: dict[int, Dirents] = {}
+        self._listings: dict[int, Listing] = {}
 
     def __len__(self) -> int:
         """How many are open."""
         return len(self._nodes)
 
-    def add(self, node: Node, fd: Fd, listing: Dirents | None = None) -> int:
+    def add(self, node: Node, fd: Fd, listing: Listing | None = None) -> int:
         """A handle of a node; the fd is closed with it."""
         self._nodes[fd] = node
         self._fds.setdefault(node, []).append(fd)
@@ -49,12 +55,12 @@ class Handles:
         return Fd(fh)
 
     def fd_of(self, node: Node) -> Fd:
-        """An fd of some handle of a node that is open."""
-        return self._fds[node][0]
+        """An fd of some handle of a node that is open, for this operation."""
+        return self._gate.lend(self._fds[node][0])
 
-    def listing(self, fh: int) -> tuple[Node, Dirents]:
-        """A directory and where its listing is."""
-        return self._nodes[fh], self._listings[fh]
+    def listing(self, fh: int) -> Listing:
+        """What a directory's handle reads."""
+        return self._listings[fh]
 
     def close(self) -> None:
         """Close all."""

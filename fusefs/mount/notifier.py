@@ -100,13 +100,15 @@ async def notify(vfs: Vfs, watched: Watched) -> None:
             await trio.lowlevel.wait_readable(watched.changes)
             start_s = time.monotonic()
             changes = read_changes(watched.changes, own_pid)
-            notices = [notice for change in changes for notice in _notices(vfs, change)]
+            with vfs.gate.lock:
+                notices = [notice for change in changes for notice in _notices(vfs, change)]
             took_s = time.monotonic() - start_s
             await _tell(watched.channel, notices)
             if any(change.mask & FAN_Q_OVERFLOW for change in changes):
                 await _forget_all(vfs, watched.channel)
             await trio.sleep(max(_GATHER_S, took_s * _REST_PER_WORK))
     except OSError as error:
+        vfs.keeps_listings = False
         _log.error("changes behind the mount are seen when the timeout is over from now on: %s", error.strerror)
 
 
@@ -140,7 +142,9 @@ def _notices(vfs: Vfs, change: Change) -> Iterator[bytes]:
     device = vfs.nodes.root.source[0]
     subject = vfs.nodes.find((device, change.subject))
     is_directory = bool(change.mask & FAN_ONDIR)
+    vfs.memory.changed((device, change.subject))
     if change.mask & _NAMES:
+        vfs.memory.changed((device, change.directory), change.name)
         directory = vfs.nodes.find((device, change.directory))
         if directory is not None:
             yield _forget_name(directory, change.name, keeps_node=is_directory)
@@ -157,7 +161,9 @@ async def _forget_all(vfs: Vfs, channel: socket.socket) -> None:
     And leave it at that for a while: it will be necessary again and again, and the timeout sees to what isn't told.
     """
     start_s = time.monotonic()
-    nodes = list(vfs.nodes)
+    with vfs.gate.lock:
+        vfs.memory.cache.clear()
+        nodes = list(vfs.nodes)
     for at in range(0, len(nodes), _N_AT_A_TIME):
         await _tell(channel, [notice for node in nodes[at : at + _N_AT_A_TIME] for notice in _forget_node(node)])
     await trio.sleep(max(_START_OVER_S, (time.monotonic() - start_s) * _REST_PER_WORK))

@@ -1,7 +1,9 @@
-"""/run/trashd/<mount>/: a lock as long as root's daemon lives, and the backing tree of a mount over itself.
+"""/run/trashd/<mount>/: a lock while root's daemon lives, its numbers, and the backing tree of a mount over itself.
 
 Such a mount hides its backing tree from everybody, the daemon's own commands included; a private clone of it, mounted
 in here, is the path by which they find it. Private, or namespaces made earlier would see the FUSE tree in there too.
+
+A user's daemon has only its numbers to keep, below $XDG_RUNTIME_DIR.
 """
 
 from __future__ import annotations
@@ -21,8 +23,12 @@ from fusefs.core.errors import Busy
 from fusefs.linux import mounting
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import is_inside, read_mounts
+from fusefs.linux.replacing import NEW
 
-_HOME = b"/run/trashd"
+STATS = b"stats"
+"""The file of the daemon's numbers (mount/stats.py)."""
+HOME = b"/run/trashd"
+"""Root's."""
 _TREE, _NARROW = b"tree", b"in"
 _SLUG_MAX_BYTES = 60
 _SEARCH_ONLY = 0o111
@@ -35,7 +41,29 @@ _GLANCE_S = 0.02
 
 
 def directory_of(target: bytes) -> bytes:
-    """The directory of a mount point of this mount namespace: the same at each mount, another for any other.
+    """The directory of a mount point of this mount namespace: the same at each mount, another for any other."""
+    return HOME + b"/" + name_of(target)
+
+
+def home() -> bytes | None:
+    """The directory of the directories of this user's mounts; None if he has none: no login made it."""
+    if os.geteuid() == 0:
+        return HOME
+    for path in (os.environb.get(b"XDG_RUNTIME_DIR", b""), b"/run/user/%d" % os.geteuid()):
+        with suppress(OSError):
+            if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # not another's, after su
+                return path + b"/trashd"
+    return None
+
+
+def stats_file_of(target: bytes) -> bytes | None:
+    """The file of the numbers of this user's mount at that mount point; None if he has no place for it."""
+    above = home()
+    return None if above is None else b"/".join([above, name_of(target), STATS])
+
+
+def name_of(target: bytes) -> bytes:
+    """A name for a mount point.
 
     With the namespace in its name: /run may be shared with others, and removing a directory that is a mount point in
     another namespace takes that mount away.
@@ -43,7 +71,7 @@ def directory_of(target: bytes) -> bytes:
     namespace = os.stat("/proc/self/ns/mnt").st_ino
     digest = hashlib.sha256(b"%d:%s" % (namespace, target)).hexdigest()[:16]
     slug = re.sub(rb"[^A-Za-z0-9._-]", b"_", os.path.basename(target))[:_SLUG_MAX_BYTES]
-    return _HOME + b"/" + slug + b"-" + digest.encode()
+    return slug + b"-" + digest.encode()
 
 
 @contextmanager
@@ -53,7 +81,7 @@ def claimed(target: bytes) -> Iterator[bytes]:
     Raises  Busy: an earlier daemon still serves those who had its mount open
     """
     path = directory_of(target)
-    for directory in (_HOME, path):
+    for directory in (HOME, path):
         with suppress(FileExistsError):
             os.mkdir(directory)
             os.chmod(directory, 0o711)
@@ -69,7 +97,13 @@ def claimed(target: bytes) -> Iterator[bytes]:
             _remove(path, keeps_itself=True)
             yield path
         finally:
-            _remove(path)
+            if not stands(target):
+                _remove(path)
+
+
+def stands(target: bytes) -> bool:
+    """Whether this user's mount is there, though its daemon may be gone: then its last numbers can be asked for."""
+    return any(mount.point == target and mount.is_ours() and mount.owner == os.geteuid() for mount in read_mounts())
 
 
 def clear(target: bytes, patience_s: float) -> bool:
@@ -131,13 +165,16 @@ def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
 
 
 def _remove(path: bytes, *, keeps_itself: bool = False) -> None:
-    """Take away the clone, unless a mount (a dead one too) has it as its source, and the directories."""
+    """Take away the clone, unless a mount (a dead one too) has it as its source, the numbers, and the directories."""
     mounts = read_mounts()
     if any(mount.is_ours() and mount.owner == 0 and is_inside(mount.source, path) for mount in mounts):
         return
     for mount in reversed(mounts):
         if is_inside(mount.point, path):
             mounting.unmount(mount.point, mounting.MNT_DETACH)
+    for name in (STATS, STATS + NEW):
+        with suppress(FileNotFoundError):
+            os.unlink(path + b"/" + name)
     directories = [path]
     while os.path.lexists(directories[-1] + b"/" + _NARROW):
         directories.append(directories[-1] + b"/" + _NARROW)

@@ -6,12 +6,17 @@ import errno
 import functools
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from time import perf_counter_ns
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, StatvfsData
 
-from fusefs.mount.vfs import Known
+from fusefs.core.inodes import NodeId
+from fusefs.mount.listing import Listed
+from fusefs.mount.replies import NAME_ONLY_GENERATION
+from fusefs.mount.stats import CELL_OF, Stats
+from fusefs.mount.vfs import NOTHING, Known
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,20 +25,31 @@ _log = logging.getLogger(__name__)
 _STATVFS = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax")
 
 
-class Timeouts(NamedTuple):
-    """How long the kernel may remember names and attributes, in seconds."""
+class Counted(Protocol):
+    """Whose answers are counted."""
 
-    entry_s: float
-    attributes_s: float
+    @property
+    def stats(self) -> Stats:
+        """Where."""
 
 
-def answered(handler: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """A handler that raises nothing but FUSEError: anything else would end the mount."""
+S = TypeVar("S", bound=Counted)
+
+
+def answered(
+    handler: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """A handler that is counted and timed, and raises nothing but FUSEError: anything else would end the mount."""
+    cell = CELL_OF[handler.__name__]
 
     @functools.wraps(handler)
-    async def answering(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def answering(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        has_failed = True
+        begun_ns = perf_counter_ns()
         try:
-            return await handler(*args, **kwargs)
+            answer = await handler(self, *args, **kwargs)
+            has_failed = False
+            return answer
         except FUSEError:
             raise
         except OSError as error:
@@ -41,32 +57,37 @@ def answered(handler: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Corout
         except Exception:
             _log.exception("%s failed", handler.__name__)
             raise FUSEError(errno.EIO) from None
+        finally:
+            self.stats.count(cell, perf_counter_ns() - begun_ns, has_failed=has_failed)
 
     return answering
 
 
-def entry_of(known: Known, timeouts: Timeouts) -> EntryAttributes:
+def entry_of(known: Known) -> EntryAttributes:
     """What the kernel is told of a node."""
-    _dev, ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, _btime = (
-        known.attributes
-    )
     entry = EntryAttributes()
-    # One field is both the nodeid and the number that people see; the root's nodeid goes without saying.
-    entry.st_ino = pyfuse3.InodeT(ino if known.nodeid == pyfuse3.ROOT_INODE else known.nodeid)
-    entry.st_mode = pyfuse3.ModeT(mode)
-    entry.st_nlink = nlink
-    entry.st_uid = uid
-    entry.st_gid = gid
-    entry.st_rdev = rdev
-    entry.st_size = size
-    entry.st_blocks = blocks
-    entry.st_blksize = blksize
-    entry.st_atime_ns = atime_ns
-    entry.st_mtime_ns = mtime_ns
-    entry.st_ctime_ns = ctime_ns
-    entry.entry_timeout = 0 if known.is_volatile else timeouts.entry_s
-    entry.attr_timeout = 0 if known.is_volatile else timeouts.attributes_s
+    fill(entry, known)
     return entry
+
+
+def fill(entry: EntryAttributes, known: Known) -> None:
+    """The same in an entry that is there: one serves for a whole listing, as readdir_reply copies it."""
+    field: Any = entry
+    nodeid, attributes, timeout_s = known
+    (
+        _dev, ino, field.st_mode, field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_size,
+        field.st_blocks, field.st_blksize, field.st_atime_ns, field.st_mtime_ns, field.st_ctime_ns, _btime,
+    ) = attributes  # fmt: skip
+    # One field is both the nodeid and the number that people see; the root's nodeid goes without saying.
+    field.st_ino = ino if nodeid == pyfuse3.ROOT_INODE else nodeid
+    field.entry_timeout = field.attr_timeout = timeout_s
+    field.generation = 0
+
+
+def name_only(entry: EntryAttributes, listed: Listed) -> None:
+    """What the kernel is told of an entry of which nothing but the name is known: see replies.leave_out_nodes."""
+    fill(entry, Known(NodeId(listed.ino), NOTHING._replace(ino=listed.ino, mode=listed.kind << 12), 0))
+    entry.generation = NAME_ONLY_GENERATION
 
 
 def statvfs_of(numbers: object) -> StatvfsData:

@@ -1,77 +1,102 @@
 """What the tree is: the mount's operations by nodeid, on the backing filesystem; knows nothing of pyfuse3.
 
 Everything here is synchronous, so that nothing happens between finding a node and counting its reference (I8), and
-raises OSError only. What changes names is in vfs_write.
+raises OSError only. It runs on the loop's own thread, or under the gate's lock in another: whatever asks the backing
+filesystem goes through the gate. What changes names is in vfs_write, listings in listing.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
 from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import InodeTable, Node, NodeId
-from fusefs.linux.attributes import look_at
+from fusefs.core.inodes import InodeTable, Node, NodeId, source_key
+from fusefs.core.names import STORE
+from fusefs.linux.attributes import Looker, look_at, peek
 from fusefs.linux.caller import Caller
-from fusefs.linux.dirents import Dirents
+from fusefs.linux.casefold import folds_case
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.mount import trashdir
+from fusefs.mount.ahead import Ahead
 from fusefs.mount.directories import Directories
+from fusefs.mount.gate import Gate
 from fusefs.mount.handles import Handles
+from fusefs.mount.memory import Look, Memory
+from fusefs.mount.stats import Stats
 
 _SPARE_FDS = 64
 """For the daemon's own needs, and those that an operation holds for a moment."""
 _LEAST_DIRECTORIES = 16
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
-_DOTS = (b".", b"..")
+NOTHING = Attributes(*[0] * len(Attributes._fields))
+"""Of a name that nothing has."""
 
 
 class Known(NamedTuple):
     """What a name or a nodeid means now.
 
-    is_volatile  in the store: the kernel must not remember it
+    nodeid     0: nothing has this name
+    timeout_s  for how long the kernel may believe it; 0: not at all
     """
 
     nodeid: NodeId
     attributes: Attributes
-    is_volatile: bool = False
-
-
-class Listed(NamedTuple):
-    """An entry of a listing, and where the listing goes on after it."""
-
-    name: bytes
-    known: Known
-    offset: int
+    timeout_s: float
 
 
 class Vfs:
     """One mounted tree."""
 
-    def __init__(self, root: Fd, *, max_fds: int, shows_trash: bool = False, is_shared: bool = False) -> None:
+    def __init__(
+        self,
+        root: Fd,
+        gate: Gate,
+        stats: Stats,
+        *,
+        max_fds: int,
+        timeout_s: float = 0,
+        cache_bytes: int = 0,
+        n_in_flight: int = 1,
+        shows_trash: bool = False,
+        is_shared: bool = False,
+        is_flushed: bool = False,
+    ) -> None:
         """Begin with a backing tree.
 
         root         its directory (O_PATH will do), which stays the caller's
         max_fds      how many fds this process may have
+        timeout_s    how long what is told may be believed
+        cache_bytes  for what is remembered of a slow backing filesystem
+        n_in_flight  looks at a time for one listing of such a one
         shows_trash  `.trashd` is in the root's listing too
         is_shared    names may change behind the mount at any time: each look verifies what it sees
+        is_flushed   the backing filesystem may tell of a failed write as late as at a close
         """
         seen = look_at(root)
+        self.gate = gate
+        self.memory = Memory(gate, stats, cache_bytes, timeout_s)
         self._n_fds = max(max_fds - _SPARE_FDS, 2 * _LEAST_DIRECTORIES)
-        self.directories = Directories(root, self._n_fds)
-        self.nodes = InodeTable(self.directories.source_of(root, b"", seen), seen)
+        self.directories = Directories(root, self._n_fds, gate)
+        self.ahead = Ahead(gate, self.memory, self.directories.lasting, n_in_flight)
+        self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen)
+        self.shows_trash = shows_trash
+        self.handles = Handles(gate)
         self._drops = trashdir.Drops(Kernel(), root)
-        self._shows_trash = shows_trash
+        self.keeps_listings = not is_shared
+        """What the kernel keeps of a listing is right: nobody changes it, or we are told at once who does."""
         self._is_shared = is_shared
-        self._handles = Handles()
+        self._is_flushed = is_flushed
+        self._looker = Looker()
+        self._folding: dict[Node, bool] = {}
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
-        self._handles.close()
+        self.ahead.close()
+        self.handles.close()
         self.directories.close()
 
     # Nodes.
@@ -98,23 +123,106 @@ class Vfs:
         return directory, fd
 
     def lookup(self, parent: int, name: bytes, caller: Caller) -> Known:
-        """What a name means; one more reference for the kernel. Raises  OSError ENOENT, ENAMETOOLONG and so on."""
+        """What a name means; one more reference for the kernel.
+
+        Raises  OSError ENAMETOOLONG and so on; ENOENT where that must not be remembered
+        """
         directory, fd = self.directory(parent)
         if trashdir.is_drop(directory, name):
             return self._drop(caller.uid, caller)
-        known = self.see(directory, fd, name)
+        is_fickle = self.is_fickle(directory, fd, name)
+        if self.ahead.is_walked(directory):
+            self.ahead.asked(directory)
+        with self.memory.looking() as look:
+            try:
+                seen, handle = self.identify(fd, name)
+            except FileNotFoundError:
+                if is_fickle:
+                    raise
+                look.learn_missing(directory, name)
+                return Known(NodeId(0), NOTHING, look.left_s())
+            known = self.learn(directory, name, seen, handle, look, is_fickle=is_fickle)
         self.counted(known)
         return known
 
-    def see(self, directory: Node, fd: Fd, name: bytes) -> Known:
-        """What a name means, not counted yet: `counted` or `not_taken` must follow."""
-        return self.learn(directory, name, fd, name)
+    def recall(self, parent: int, name: bytes) -> Known | None:
+        """The same from memory, if it is there; then it is counted too."""
+        directory = self.nodes.get(NodeId(parent))
+        if directory is None or directory.last is not None:
+            return None
+        known = self.remembered(directory, name)
+        if known is not None and known.nodeid:
+            self.counted(known)
+            if self.ahead.is_walked(directory):
+                self.ahead.asked(directory)
+        return known
 
-    def learn(self, directory: Node, name: bytes, fd: Fd, at: bytes = b"") -> Known:
-        """The same of what an fd holds, or of a name (`at`) in it."""
-        seen = look_at(fd, at)
-        node = self.nodes.learn(self.directories.source_of(fd, at, seen), seen, directory, name)
-        return Known(node.nodeid, seen, trashdir.is_below(node))
+    def remembered(self, directory: Node, name: bytes) -> Known | None:
+        """What a name means, from memory; not counted yet: `counted` or `not_taken` must follow."""
+        found = self.memory.name(directory, name)
+        if found is None or trashdir.is_below(directory):
+            return None
+        source, left_s = found
+        if source is None:
+            return Known(NodeId(0), NOTHING, left_s)
+        remembered = self.memory.attributes(source)
+        if remembered is None:
+            return None
+        seen, also_left_s = remembered
+        return Known(self.nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
+
+    def see(self, directory: Node, fd: Fd, name: bytes) -> Known:
+        """What a name means, not counted yet: `counted` must follow."""
+        is_fickle = self.is_fickle(directory, fd, name)
+        with self.memory.looking() as look:
+            return self.learn(directory, name, *self.identify(fd, name), look, is_fickle=is_fickle)
+
+    def see_made(self, directory: Node, dir_fd: Fd, name: bytes, fd: Fd) -> Known:
+        """The same of what was just made, by its own fd."""
+        is_fickle = self.is_fickle(directory, dir_fd, name)
+        with self.memory.looking() as look:
+            seen = self.gate.look(look_at, fd)
+            return self.learn(
+                directory, name, seen, self.gate.call(self.directories.handle_of, fd), look, is_fickle=is_fickle
+            )
+
+    def learn(
+        self, directory: Node, name: bytes, seen: Attributes, handle: bytes, look: Look, *, is_fickle: bool
+    ) -> Known:
+        """What was seen under a name, as a node."""
+        source = source_key(seen, handle)
+        node = self.nodes.learn(source, seen, directory, name)
+        if is_fickle:
+            return Known(node.nodeid, seen, 0)
+        look.learn(directory, name, source, seen)
+        return Known(node.nodeid, seen, look.left_s())
+
+    def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
+        """The attributes and the file handle of a name in a directory."""
+        act = self._looker.identify if self.gate.is_home() else peek
+        seen, handle = self.gate.look(act, fd, name)
+        return seen, self.directories.lasting(handle)
+
+    def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
+        """Whether a name must not be remembered.
+
+        The store's names change behind the mount; and where letter case does not matter, one name is many.
+        """
+        return name == STORE or trashdir.is_below(directory) or self.folds(directory, fd)
+
+    def folds(self, directory: Node, fd: Fd) -> bool:
+        """Whether names in a directory are the same in upper and lower case."""
+        folds = self._folding.get(directory)
+        if folds is None:
+            folds = self.gate.call(folds_case, fd)
+            if self.nodes.get(directory.nodeid) is directory:
+                self._folding[directory] = folds
+        return folds
+
+    def is_listing_kept(self, nodeid: int) -> bool:
+        """Whether the kernel may keep a directory's listing."""
+        node = self.nodes.get(NodeId(nodeid))
+        return self.keeps_listings and node is not None and not trashdir.is_below(node)
 
     def lacks_its_number(self, known: Known) -> bool:
         """Whether the kernel's next messages may free the nodeid that what was just made should have."""
@@ -144,9 +252,11 @@ class Vfs:
     def _ended(self, node: Node, n: int) -> None:
         if self.nodes.forget(node, n):
             self.directories.drop(node)
+            self.ahead.drop(node)
+            self._folding.pop(node, None)
 
     def _drop(self, uid: int, caller: Caller) -> Known:
-        return Known(trashdir.drop_of(uid), self._drops.look(uid, caller), is_volatile=True)
+        return Known(trashdir.drop_of(uid), self.gate.call(self._drops.look, uid, caller), 0)
 
     # Looking.
 
@@ -157,61 +267,72 @@ class Vfs:
             return self._drop(uid, caller)
         return self.known(self.node(nodeid))
 
+    def recall_attributes(self, nodeid: int) -> Known | None:
+        """The same from memory, if it is there."""
+        node = self.nodes.get(NodeId(nodeid))
+        remembered = self.memory.attributes(node.source) if node is not None else None
+        if node is None or remembered is None or node.last is not None or trashdir.is_below(node):
+            return None
+        return Known(node.nodeid, *remembered)
+
     def known(self, node: Node) -> Known:
         """What a node is now."""
-        return Known(node.nodeid, self._attributes(node), trashdir.is_below(node))
+        with self.memory.looking() as look:
+            seen = self._attributes(node)
+            if trashdir.is_below(node):
+                return Known(node.nodeid, seen, 0)
+            look.learn_attributes(node.source, seen)
+            return Known(node.nodeid, seen, look.left_s())
 
     def _attributes(self, node: Node) -> Attributes:
         if node.last is not None:
             return node.last
+        look = self.gate.look
         if node.n_open:
-            return look_at(self._handles.fd_of(node))
+            return look(look_at, self.handles.fd_of(node))
         if node.is_directory:
-            return look_at(self.directories.fd_of(node))
+            return look(look_at, self.directories.fd_of(node))
         if node.parent is not None and not self._is_shared:
             try:
-                seen = look_at(self.directories.fd_of(node.parent), node.name)
+                seen = look(look_at, self.directories.fd_of(node.parent), node.name)
             except (FileNotFoundError, NotADirectoryError):
                 pass  # moved behind the mount
             else:
                 if node.is_seen_in(seen):
                     return seen
         with self.directories.hold(node) as fd:
-            return look_at(fd)
+            return look(look_at, fd)
 
     def hold(self, node: Node) -> Fd:
         """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
         if node.n_open:
-            return Fd(os.dup(self._handles.fd_of(node)))
+            return Fd(os.dup(self.handles.fd_of(node)))
         return self.directories.hold(node)
 
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
         """A link's target."""
         uid = trashdir.user_of(nodeid)
         if uid is not None:
-            return self._drops.readlink(uid, caller)
-        with self.directories.hold(self.node(nodeid)) as fd:
-            return os.readlink(b"", dir_fd=fd)
+            return self.gate.call(self._drops.readlink, uid, caller)
+        node = self.node(nodeid)
+        with self.memory.changes(node.source), self.memory.looking() as look, self.directories.hold(node) as fd:
+            target = self.gate.call(os.readlink, b"", dir_fd=fd)
+            look.learn_target(node.source, target)
+            return target
+
+    def recall_target(self, nodeid: int) -> bytes | None:
+        """The same from memory, if it is there."""
+        node = self.nodes.get(NodeId(nodeid))
+        return self.memory.target(node) if node is not None else None
 
     def access(self, nodeid: int, mask: int) -> bool:
         """Whether the daemon's own user may (single-user mounts: it is the caller)."""
         with self.hold(self.node(nodeid)) as fd:
-            return os.access(b"/proc/self/fd/%d" % fd, mask, effective_ids=True)
+            return self.gate.call(os.access, b"/proc/self/fd/%d" % fd, mask, effective_ids=True)
 
     def statfs(self) -> os.statvfs_result:
         """The backing filesystem's numbers."""
-        return os.fstatvfs(self.directories.fd_of(self.nodes.root))
-
-    def getxattr(self, nodeid: int, name: bytes) -> bytes:
-        """One extended attribute."""
-        with self.hold(self.node(nodeid)) as fd:
-            return os.getxattr(b"/proc/self/fd/%d" % fd, name)
-
-    def listxattr(self, nodeid: int, caller: Caller) -> list[bytes]:
-        """Their names; trusted ones are root's to see."""
-        with self.hold(self.node(nodeid)) as fd:
-            names = [os.fsencode(name) for name in os.listxattr(b"/proc/self/fd/%d" % fd)]
-        return [name for name in names if caller.uid == 0 or not name.startswith(b"trusted.")]
+        return self.gate.call(os.fstatvfs, self.directories.fd_of(self.nodes.root))
 
     # Files.
 
@@ -219,99 +340,55 @@ class Vfs:
         """A handle of a file."""
         node = self.node(nodeid)
         self.make_room()
-        with self.hold(node) as fd:
-            return self.opened(node, Fd(os.open(b"/proc/self/fd/%d" % fd, (flags & ~_KERNELS_OWN) | os.O_CLOEXEC)))
+        path_flags = (flags & ~_KERNELS_OWN) | os.O_CLOEXEC
+        changed = (node.source,) if flags & os.O_TRUNC else ()
+        with self.memory.changes(*changed), self.hold(node) as fd:
+            return self.opened(node, Fd(self.gate.call(os.open, b"/proc/self/fd/%d" % fd, path_flags)))
 
     def make_room(self) -> None:
         """Before a handle: the fds are shared between handles and directories. Raises  OSError EMFILE"""
-        n_directories = self._n_fds - len(self._handles) - 1
+        n_directories = self._n_fds - len(self.handles) - 1
         if n_directories < _LEAST_DIRECTORIES:
             _fail(errno.EMFILE)
         self.directories.limit(n_directories)
 
     def opened(self, node: Node, fd: Fd) -> int:
         """A handle of a node by an fd, which is the vfs's now."""
-        return self._handles.add(node, fd)
+        return self.handles.add(node, fd)
 
     def file(self, fh: int) -> Fd:
         """The fd of a handle."""
-        return self._handles.file(fh)
+        return self.handles.file(fh)
 
     def read(self, fh: int, offset: int, size: int) -> bytes:
         """Some bytes; fewer at the end."""
-        return os.pread(self.file(fh), size, offset)
+        with self.memory.changes(self.handles.node(fh).source):
+            return self.gate.call(os.pread, self.file(fh), size, offset)
 
     def write(self, fh: int, offset: int, data: bytes) -> int:
         """How many bytes were written."""
-        return os.pwrite(self.file(fh), data, offset)
+        with self.memory.changes(self.handles.node(fh).source):
+            return self.gate.call(os.pwrite, self.file(fh), data, offset)
+
+    def flush(self, fh: int) -> None:
+        """Somebody closes a file: what was written may fail now. Raises  OSError ENOSYS, once: it never does"""
+        if not self._is_flushed:
+            _fail(errno.ENOSYS)
+        self.gate.call(os.close, os.dup(self.file(fh)))
 
     def fsync(self, fh: int, *, data_only: bool) -> None:
         """Make a file or a directory's names durable."""
-        (os.fdatasync if data_only else os.fsync)(self.file(fh))
+        self.gate.call(os.fdatasync if data_only else os.fsync, self.file(fh))
 
     def release(self, fh: int) -> None:
         """Close a handle of a file or a directory; with the last one of what has no name any more, that has ended."""
-        node = self._handles.node(fh)
+        node = self.handles.node(fh)
         if node.n_open == 1 and node.parent is None and node is not self.nodes.root:
-            seen = look_at(self.file(fh))
+            seen = self.gate.call(look_at, self.file(fh))
             if node.is_directory or not seen.nlink:
                 self.nodes.detach(node, seen)
-        self._handles.remove(fh)
+        self.handles.remove(fh)
         self._ended(node, 0)
-
-    # Listings.
-
-    def opendir(self, nodeid: int) -> int:
-        """A handle of a directory."""
-        node = self.node(nodeid)
-        if node.last is not None:
-            _fail(errno.ENOENT)
-        self.make_room()
-        path = b"/proc/self/fd/%d" % self.directories.fd_of(node)
-        fd = Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        return self._handles.add(node, fd, Dirents(fd))
-
-    def readdir(self, fh: int, offset: int) -> Iterator[Listed]:
-        """The entries from an offset on; `told` must follow each.
-
-        Offsets are the backing filesystem's own: what stands there throughout comes exactly once. An error after the
-        first entry ends the listing there: the next call meets it again.
-        """
-        node, entries = self._handles.listing(fh)
-        is_first = True
-        try:
-            for name, ino, following in entries.read_from(offset):
-                listed = self._listed(node, entries.fd, name, ino, following)
-                if listed is not None:
-                    yield listed
-                    is_first = False
-        except OSError:
-            if is_first:
-                raise
-
-    def _listed(self, node: Node, fd: Fd, name: bytes, ino: int, following: int) -> Listed | None:
-        if name in _DOTS:
-            return Listed(name, Known(NodeId(ino), _directory(ino)), following)
-        if trashdir.is_hidden(node, name, shows_trash=self._shows_trash):
-            return None
-        try:
-            return Listed(name, self.see(node, fd, name), following)
-        except FileNotFoundError:
-            return None  # it went meanwhile
-
-    def told(self, listed: Listed, *, is_taken: bool) -> None:
-        """Whether the kernel took an entry of a listing: a reference more, unless it is `.` or `..`."""
-        if listed.name in _DOTS:
-            return
-        if is_taken:
-            self.counted(listed.known)
-        else:
-            self.not_taken(listed.known)
-
-
-def _directory(ino: int) -> Attributes:
-    """What is told of `.` and `..`: the kernel takes no more than the number and the type."""
-    return Attributes(0, ino, 0o040755, 1, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0)
 
 
 def _fail(number: int) -> NoReturn:

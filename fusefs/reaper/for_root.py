@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 
 from fusefs.core.errors import NotFound
@@ -39,8 +38,8 @@ def _store_of(upper: Store, base: bytes, owned: ExitStack) -> Store:
     if base == upper.base_path:
         return upper
     way = below(base, upper.base_path)
-    fd = upper.kernel.open_beneath(upper.base_fd, way, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-    lower = open_store(upper.kernel, fd, base)
+    sides = upper.base().beneath(upper.kernel, way)
+    lower = open_store(upper.kernel, sides.fd, base, sides.mounted)
     if lower is None:
         raise NotFound(base)
     return owned.enter_context(lower)

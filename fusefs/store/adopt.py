@@ -62,13 +62,13 @@ def take_in(
         )
         held = owned.enter_context(_make_container(folder, record))
         try:
-            lend(kernel, fd, lent)
+            lend(held, fd, lent)
             kernel.rename(dir_fd, name, held.fd, TREE)
         except (OSError, TrashdError):
-            take_back(kernel, fd, lent)
+            take_back(held, fd, lent)
             dissolve(held)
             raise
-        take_back(kernel, fd, lent)
+        take_back(held, fd, lent)
         if origin is not None:
             # Else btrfs may write the move that follows, not this rename; what was dropped is just dropped again.
             kernel.fsync(dir_fd)

@@ -37,7 +37,7 @@ class _Outcome(msgspec.Struct):
 
 
 class _Question(msgspec.Struct):
-    """What the child asks of root: a move at the victim's name, or its identity."""
+    """What the child asks of root: a move at the victim's name, its identity, or that the mount looks at it again."""
 
     what: str
     state: State = State.STAGE
@@ -121,6 +121,10 @@ class _Asked:
         """See Visible."""
         return self._put(_Question("found")).found
 
+    def refresh(self, held: Held) -> None:
+        """See Visible."""
+        self._put(_Question("refresh", held.state, held.id))
+
     def _put(self, question: _Question) -> _Answer:
         answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=_Answer)
         if answer.errno:
@@ -149,6 +153,9 @@ def _obey(folder: UserFolder, visible: Direct, question: _Question) -> _Answer:
         raise KeyError(question.container)
     kernel = folder.store.kernel
     name = question.container.encode()
+    if question.what == "refresh":
+        visible.refresh_in(folder, question.state, name)
+        return _Answer()
     with kernel.open_dir(folder.fd, join(question.state.value.encode(), name)) as container:
         if kernel.fstat(container).st_uid != folder.uid:
             raise PermissionError(errno.EPERM, "not that user's container")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -146,13 +145,12 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: Entry) -> Ite
 
 def _beneath(upper: Store, base: bytes) -> Store | None:
     """The store in the directory of another one's or in one beneath it; None if no way leads there."""
-    lower = below(base, upper.base_path) or b"."
     try:
-        base_fd = upper.kernel.open_beneath(upper.base_fd, lower, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        sides = upper.base().beneath(upper.kernel, below(base, upper.base_path))
     except OSError:
         return None  # another volume is mounted on the way, or somebody moved it
     try:
-        return open_store(upper.kernel, base_fd, base)
+        return open_store(upper.kernel, sides.fd, base, sides.mounted)
     except Untrusted as error:
         hint = f"root takes it over, with what is in it, by: trashd init {printable(base)}"
         raise Untrusted(error.detail, hint) from error

@@ -12,7 +12,7 @@ from fusefs.linux.mountinfo import Mount, Place, View, below, every_place, find_
 from fusefs.linux.processes import Holder, find_holders
 from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_victim
-from fusefs.store.visible import patiently
+from fusefs.store.sides import patiently
 
 
 class HeldTree(NamedTuple):

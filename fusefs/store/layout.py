@@ -15,6 +15,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.store.sides import Sides
 
 FORMAT = 1
 MAGIC = "trashd"
@@ -79,12 +80,9 @@ class Store(NamedTuple):
             if fd is not None:
                 fd.close()
 
-    def open_mounted(self, path: RelPath) -> Fd | None:
-        """A directory beneath the base as a mount of ours shows it (O_PATH); None where none does, or can now."""
-        if self.mounted is not None:
-            with suppress(OSError):
-                return self.kernel.open_beneath(self.mounted, path or b".", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-        return None
+    def base(self) -> Sides:
+        """The base on both sides, whose fds stay this one's."""
+        return Sides(self.base_fd, self.mounted)
 
 
 class UserFolder(NamedTuple):

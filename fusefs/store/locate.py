@@ -15,6 +15,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, below, place_below, place_of, read_mounts
 from fusefs.store.layout import NEW_PREFIX, Store, open_store
+from fusefs.store.sides import Sides
 
 _PATH_MAX = 4000
 _ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -198,9 +199,9 @@ def ancestors(victim: Victim) -> Iterator[tuple[RelPath, bytes]]:
 def existing_stores(kernel: Kernel, victim: Victim, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
     """The trusted stores among the victim's ancestors, highest first; whoever takes one closes it."""
     for relative, path in ancestors(victim):
-        fd, mounted = _open_ancestor(kernel, victim, relative)
+        base = _open_ancestor(kernel, victim, relative)
         try:
-            store = open_store(kernel, fd, path, mounted)
+            store = open_store(kernel, base.fd, path, base.mounted)
         except Untrusted as error:
             untrusted.append(error)
             continue
@@ -208,16 +209,13 @@ def existing_stores(kernel: Kernel, victim: Victim, untrusted: list[Untrusted]) 
             yield relative, store
 
 
-def _open_ancestor(kernel: Kernel, victim: Victim, relative: RelPath) -> tuple[Fd, Fd | None]:
-    """One of the directories above the victim, and the same in the mount of ours that shows it."""
-    fd = kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR)
-    if victim.mounted_root is None:
-        return fd, None
-    try:
-        return fd, kernel.open_beneath(victim.mounted_root, relative or b".", _ANCESTOR)
-    except BaseException:
-        fd.close()
-        raise
+def _open_ancestor(kernel: Kernel, victim: Victim, relative: RelPath) -> Sides:
+    """One of the directories above the victim. Raises  OSError ESTALE if its mount shows another one there"""
+    base = Sides(victim.root_fd, victim.mounted_root).beneath(kernel, relative)
+    if victim.mounted_root is not None and base.mounted is None:
+        base.fd.close()
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), relative)
+    return base
 
 
 def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]]:
@@ -251,17 +249,14 @@ def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]
 def _make_missing(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes) -> Store | None:
     """A new store at an ancestor; None if there is somebody else's: not to be trusted, not to be made again."""
     with ExitStack() as owned:
-        fd, mounted = _open_ancestor(kernel, victim, relative)
-        owned.enter_context(fd)
-        if mounted is not None:
-            owned.enter_context(mounted)
+        base = owned.enter_context(_open_ancestor(kernel, victim, relative))
         try:
-            kernel.stat(fd, STORE)
+            kernel.stat(base.fd, STORE)
         except FileNotFoundError:
             from fusefs.store.volume import make_store  # a swap into a store that is there is spared it
 
             owned.pop_all()
-            return make_store(kernel, fd, path, mounted)
+            return make_store(kernel, base.fd, path, base.mounted)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise  # else something is mounted over it
@@ -272,8 +267,8 @@ def _unmake(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes) -> N
     from fusefs.store.unmake import unmake_store
 
     # An empty store left behind is untidy, and no reason to hide why the victim can't be taken.
-    with suppress(OSError, TrashdError), kernel.open_beneath(victim.root_fd, relative or b".", _ANCESTOR) as fd:
-        unmake_store(kernel, fd, path)
+    with suppress(OSError, TrashdError), _open_ancestor(kernel, victim, relative) as base:
+        unmake_store(kernel, base, path)
 
 
 def is_stores_own(name: bytes) -> bool:

@@ -19,7 +19,7 @@ from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, below, place_of, read_mounts, views
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 from fusefs.store.locate import Victim, open_victim
-from fusefs.store.visible import is_shown_as
+from fusefs.store.sides import is_shown_as
 
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)

@@ -79,8 +79,8 @@ def lower_stores(folder: UserFolder) -> Iterator[Store]:
         if lower is None:
             continue
         try:
-            base_fd = store.kernel.open_beneath(store.base_fd, lower, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-            found = open_store(store.kernel, base_fd, os.path.join(store.base_path, lower), store.open_mounted(lower))
+            base = store.base().beneath(store.kernel, lower)
+            found = open_store(store.kernel, base.fd, os.path.join(store.base_path, lower), base.mounted)
         except (OSError, TrashdError):
             continue
         if found is not None:

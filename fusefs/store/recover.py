@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Self, assert_never
 
 from fusefs.core.errors import TrashdError, from_os
@@ -23,9 +24,12 @@ from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held, dissolve, move
 from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
+from fusefs.store.sides import open_shown_as
 from fusefs.store.stage import identify_at, take_back, unmake
+from fusefs.store.visible import Direct, Move
 
 _OUT_OF_REACH = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
+_MOVED = {Move.PLACE: FRESH, Move.BACK: TREE}
 _HINT = "trashd doctor shows it; nothing of it was touched"
 
 
@@ -144,17 +148,18 @@ class Origin:
 
     def __init__(self, held: Held, path: RelPath | None = None) -> None:
         """path: another one than the record's origin. Users write records, so the way there goes through no link."""
+        self._held = held
         self._kernel = held.folder.store.kernel
+        self._upper = RelPath(b"")
         self.parent_fd: Fd | None = None
         self.name = Name(b"")
         path = path or held.record.origin
         if path is not None:
             *parents, self.name = split(path)
+            self._upper = join(*parents)
             try:
                 self.parent_fd = self._kernel.open_beneath(
-                    held.folder.store.base_fd,
-                    b"/".join(parents) or b".",
-                    os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW,
+                    held.folder.store.base_fd, self._upper or b".", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
                 )
             except OSError as error:
                 if error.errno not in _OUT_OF_REACH:
@@ -173,24 +178,37 @@ class Origin:
         """What has the name now; None if nothing has, or the directory can't be reached."""
         return None if self.parent_fd is None else identify_at(self._kernel, self.parent_fd, self.name)
 
+    @contextmanager
+    def visible(self) -> Iterator[Direct]:
+        """Who changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
+        assert self.parent_fd is not None
+        # Not opened before it is needed: to look at what needs no repair there, nobody waits for a mount's daemon.
+        mounted = open_shown_as(self._kernel, self._held.folder.store.mounted, self._upper, self.parent_fd)
+        try:
+            yield Direct(self._kernel, self.parent_fd, self.name, mounted)
+        finally:
+            if mounted is not None:
+                mounted.close()
+
     def take_back(self, mode: int | None, lent_to: Identity | None) -> None:
         """End a loan at the name, if what has it is what the loan was for."""
         if mode is None or self.parent_fd is None:
             return
         with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
             if compare(self._kernel.identify(fd), lent_to) is Likelihood.SAME:
-                take_back(self._kernel, fd, mode)
+                with self.visible() as visible:
+                    take_back(self._held, fd, mode, visible)
 
-    def place(self, held: Held, name: Name) -> bool:
+    def place(self, move_to_it: Move) -> bool:
         """Move something of the container to the name and end its loan; whether it could, the name being free."""
         if self.parent_fd is None:
             return False
-        with self._kernel.open_beneath(held.fd, name) as fd:
+        with self._kernel.open_beneath(self._held.fd, _MOVED[move_to_it]) as fd, self.visible() as visible:
             try:
-                self._kernel.rename_free(held.fd, name, self.parent_fd, self.name)
+                visible.make(move_to_it, self._held)
             except FileExistsError:
                 return False
-            take_back(self._kernel, fd, held.record.lent_mode)
+            take_back(self._held, fd, self._held.record.lent_mode, visible)
         return True
 
 
@@ -216,7 +234,7 @@ def _settle_staged(held: Held, origin: Origin) -> str:
             return "its victim never came: undone"
         case StageAction.PLACE | StageAction.FORWARD:
             if action is StageAction.PLACE:
-                origin.place(held, FRESH)
+                origin.place(Move.PLACE)
             with suppress(FileNotFoundError):
                 kernel.rmdir(held.fd, FRESH)
             _take_back_tree(held)
@@ -254,14 +272,14 @@ def _take_back_dropped(held: Held) -> None:
         for name in kernel.list(drop):
             with suppress(FileNotFoundError), kernel.open_beneath(drop, name) as fd:
                 if compare(kernel.identify(fd), record.victim) is Likelihood.SAME:
-                    take_back(kernel, fd, record.lent_mode)
+                    take_back(held, fd, record.lent_mode)
 
 
 def _take_back_tree(held: Held) -> None:
     if held.record.lent_mode is not None:
         kernel = held.folder.store.kernel
         with kernel.open_beneath(held.fd, TREE) as fd:
-            take_back(kernel, fd, held.record.lent_mode)
+            take_back(held, fd, held.record.lent_mode)
 
 
 def settle_restoring(held: Held, origin: Origin) -> str:
@@ -275,7 +293,7 @@ def settle_restoring(held: Held, origin: Origin) -> str:
         case RestoringAction.KEEP:
             raise Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
         case RestoringAction.PLACE:
-            if not origin.place(held, TREE):
+            if not origin.place(Move.BACK):
                 raise Kept("its tree can't be put back: the name is taken or its directory is gone")
             retire_restored(held)
             return "put back at its name"

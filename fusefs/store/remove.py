@@ -17,11 +17,11 @@ def remove(folder: UserFolder, victim: Victim, relative: RelPath, options: Optio
     kernel = folder.store.kernel
     with stage(folder, victim, relative, Method.REMOVED, options) as staged:
         try:
-            lend(kernel, victim.fd, staged.held.record.lent_mode)
+            lend(staged.held, victim.fd, staged.held.record.lent_mode, visible)
             visible.make(Move.ASIDE, staged.held)
         except (OSError, TrashdError):
-            unstage(staged, victim)
+            unstage(staged, victim, visible)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)
-        return finish(staged, victim, options, (), None)
+        return finish(staged, victim, options, visible, (), None)

@@ -20,6 +20,7 @@ from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held, move, rewrite
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.recover import Kept, Origin, rescue_hoisted, retire_restored, settle_restoring
+from fusefs.store.sides import Sides, refresh
 from fusefs.store.stage import lend, loan, take_back
 from fusefs.store.swap import NO_EXCHANGE
 from fusefs.store.visible import Direct, Move, Visible
@@ -102,7 +103,7 @@ def restore(held: Held, destination: Destination) -> Restored:
             raise
         warnings = []
         try:
-            take_back(kernel, tree, held.record.lent_mode)
+            take_back(held, tree, held.record.lent_mode, destination.visible)
             # Where the tree came from, not where it went: btrfs then writes both sides of a plain rename.
             kernel.fsync(held.fd)
             deep = rescue_hoisted(held)
@@ -126,7 +127,7 @@ def _with_loan(kernel: Kernel, held: Held, tree: Fd, destination: Destination) -
     record = held.record._replace(lent_mode=lent, target=None if lent is None else destination.target)
     if record != held.record:
         held = rewrite(held, record)
-    lend(kernel, tree, lent)
+    lend(held, tree, lent)
     return held
 
 
@@ -160,14 +161,14 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
         lent = loan(kernel.fstat(fresh))
         if lent != held.record.lent_fresh:
             held = rewrite(held, held.record._replace(lent_fresh=lent))
-        lend(kernel, fresh, lent)
+        lend(held, fresh, lent, destination.visible)
         try:
             if held.folder.store.volume.exchange:
                 _exchange_back(kernel, held, destination, fresh)
             else:
                 _rename_back(kernel, held, destination, fresh)
         except BaseException:
-            take_back(kernel, fresh, lent)
+            take_back(held, fresh, lent, destination.visible)
             raise
     return held
 
@@ -240,10 +241,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
                 assert isinstance(names, Direct)
             else:
                 target = stack.enter_context(_way(kernel, held, tree, parents))
-                mounted = held.folder.store.open_mounted(join(held.record.origin or b"", *parents))
-                if mounted is not None:
-                    stack.enter_context(mounted)
-                names = Direct(kernel, target, name, mounted)
+                names = Direct(kernel, target.fd, name, target.mounted)
             if loan(kernel.fstat(thing)) is not None:
                 # A loan needs a record of it, and a record has room for its tree's alone.
                 raise NotPermitted(path, f"moving it needs write permission on it: chmod u+w {_there(held, inside)}")
@@ -280,16 +278,15 @@ def _there(held: Held, inside: RelPath) -> str:
     return printable(os.path.join(folder, join(TREE, inside)))
 
 
-def _way(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Fd:
+def _way(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides:
     """The directory at the origin that corresponds to one in the tree; missing ones are made like the tree's.
 
-    At most four fds are open at a time, however deep it is.
+    At most six fds are open at a time, however deep it is.
     """
     if held.record.origin is None:
         raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
     *upper, last = split(held.record.origin)
-    base_fd = held.folder.store.base_fd
-    with kernel.open_beneath(base_fd, join(*upper) or b".", _ANCESTOR) as above, ExitStack() as owned:
+    with held.folder.store.base().beneath(kernel, join(*upper)) as above, ExitStack() as owned:
         like = owned.enter_context(kernel.open_beneath(tree, b".", _ANCESTOR))
         here = _enter(kernel, above, last, like)
         owned.pop_all()
@@ -299,7 +296,7 @@ def _way(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Fd:
     return here
 
 
-def _descend(kernel: Kernel, here: Fd, like: Fd, name: Name) -> tuple[Fd, Fd]:
+def _descend(kernel: Kernel, here: Sides, like: Fd, name: Name) -> tuple[Sides, Fd]:
     """One level down on both sides; closes the two that it starts from."""
     with here, like, ExitStack() as owned:
         model = owned.enter_context(kernel.open_beneath(like, name, _ANCESTOR))
@@ -308,11 +305,13 @@ def _descend(kernel: Kernel, here: Fd, like: Fd, name: Name) -> tuple[Fd, Fd]:
     return made, model
 
 
-def _enter(kernel: Kernel, directory: Fd, name: Name, like: Fd) -> Fd:
+def _enter(kernel: Kernel, above: Sides, name: Name, like: Fd) -> Sides:
     try:
-        return kernel.open_beneath(directory, name, _ANCESTOR)
+        return above.beneath(kernel, name)
     except FileNotFoundError:
-        kernel.mkdir(directory, name)
-        with kernel.open_dir(directory, name) as made, kernel.open_dir(like) as model:
+        kernel.mkdir(above.names(), name)
+        with kernel.open_dir(above.fd, name) as made, kernel.open_dir(like) as model:
             apply_likeness(kernel, made, read_likeness(kernel, model))
-        return kernel.open_beneath(directory, name, _ANCESTOR)
+        if above.mounted is not None:
+            refresh(kernel, above.mounted, name)
+        return above.beneath(kernel, name)

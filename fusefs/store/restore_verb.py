@@ -59,7 +59,6 @@ def _explained(entry: Entry, act: Callable[[], Restored]) -> Restored:
 
 
 def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Visible | None) -> Restored:
-    kernel = folder.store.kernel
     held = claim_for_restore(folder, entry.id)
     if inside is not None:
         return restore_inside(held, inside, None)
@@ -67,10 +66,7 @@ def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Vi
         if origin.parent_fd is None:
             settle(held)
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
-        mounted = folder.store.open_mounted(RelPath(os.path.dirname(held.record.origin or b"")))
-        if mounted is not None:
-            owned.enter_context(mounted)
-        visible = Direct(kernel, origin.parent_fd, origin.name, mounted)
+        visible = owned.enter_context(origin.visible())
         path = os.path.join(folder.store.base_path, held.record.origin or b"")
         there = Destination(visible, path, origin.parent_fd, origin.name, None, at_origin=True, by_root=False)
         return restore(held, there)

@@ -21,6 +21,7 @@ from fusefs.store.container import Held, create_record, dissolve, fill_record, m
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, take_reserve
+from fusefs.store.visible import Visible
 
 ATTEMPTS = 8
 _LOAN = 0o700
@@ -187,35 +188,45 @@ def loan(st: os.stat_result) -> int | None:
     return stat.S_IMODE(st.st_mode)
 
 
-def lend(kernel: Kernel, fd: Fd, mode: int | None) -> None:
+def lend(held: Held, fd: Fd, mode: int | None, visible: Visible | None = None) -> None:
     """Give the owner what the move needs; the record says so already, so that recovery takes it back.
 
-    Raises  NotPermitted if the set-group-id bit would be lost by it: chmod drops it for who is not in the group
+    visible  of a name that others see; the mount would go by the mode that it remembers
+    Raises   NotPermitted if the set-group-id bit would be lost by it: chmod drops it for who is not in the group
     """
     if mode is None:
         return
+    kernel = held.folder.store.kernel
     if mode & stat.S_ISGID and kernel.fstat(fd).st_gid not in (os.getegid(), *os.getgroups()):
         raise NotPermitted("its mode has set-group-id for a group that you are not in, and forbids you to move it")
     kernel.chmod(fd, mode | _LOAN)
+    if visible is not None:
+        visible.refresh(held)
 
 
-def take_back(kernel: Kernel, fd: Fd, mode: int | None) -> None:
+def take_back(held: Held, fd: Fd, mode: int | None, visible: Visible | None = None) -> None:
     """The mode as it was before the loan; nothing is touched if it is that already.
 
     For a set-group-id directory of a group that its owner is not in even the same mode again would drop the bit.
+    visible  as for `lend`; who was killed before may not have told
     """
-    if mode is not None and stat.S_IMODE(kernel.fstat(fd).st_mode) != mode:
+    if mode is None:
+        return
+    kernel = held.folder.store.kernel
+    if stat.S_IMODE(kernel.fstat(fd).st_mode) != mode:
         kernel.chmod(fd, mode)
+    if visible is not None:
+        visible.refresh(held)
 
 
-def unstage(staged: Staged, victim: Victim) -> None:
+def unstage(staged: Staged, victim: Victim, visible: Visible) -> None:
     """Undo a staging whose victim never came: loan, prepared directory, record, container, in this order.
 
     Raises  OSError if it came after all (a kernel may say that a rename failed which it did): the container
             stays as it is then, and recovery decides
     """
     kernel = staged.held.folder.store.kernel
-    take_back(kernel, victim.fd, staged.held.record.lent_mode)
+    take_back(staged.held, victim.fd, staged.held.record.lent_mode, visible)
     for name in (TREE, FRESH):
         if staged.fresh is not None and kernel.is_named(staged.fresh, staged.held.fd, name):
             kernel.rmdir(staged.held.fd, name)

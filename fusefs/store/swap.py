@@ -84,12 +84,12 @@ def _by_exchange(
     """None if the filesystem does not exchange after all; nothing has changed then."""
     with stage(folder, victim, relative, Method.EXCHANGE, options) as staged:
         try:
-            unlike = make_alike(staged, victim, options)
+            unlike = make_alike(staged, victim, options, visible)
             visible.make(Move.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
             # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
             is_swept = isinstance(error, FileNotFoundError) and not _has_fresh(staged)
-            unstage(staged, victim)
+            unstage(staged, victim, visible)
             if is_swept and n_attempts > 1:
                 # A recovery that had found no record yet took the fresh directory when there was one: start again.
                 return _by_exchange(folder, victim, relative, options, visible, n_attempts - 1)
@@ -98,13 +98,13 @@ def _by_exchange(
             raise
         match _judge(staged, victim, visible):
             case Outcome.NOTHING:
-                unstage(staged, victim)
+                unstage(staged, victim, visible)
                 return None
             case Outcome.RACED:
                 _undo_exchange(staged, victim, visible)
             case Outcome.DONE:
                 pass
-        return finish(staged, victim, options, unlike, 0)
+        return finish(staged, victim, options, visible, unlike, 0)
 
 
 def _has_fresh(staged: Staged) -> bool:
@@ -112,7 +112,7 @@ def _has_fresh(staged: Staged) -> bool:
     return staged.held.folder.store.kernel.is_named(staged.fresh, staged.held.fd, TREE)
 
 
-def make_alike(staged: Staged, victim: Victim, options: Options) -> tuple[Difference, ...]:
+def make_alike(staged: Staged, victim: Victim, options: Options, visible: Visible) -> tuple[Difference, ...]:
     """Give the fresh directory the victim's likeness; what could not be had.
 
     Raises  NotAlike if that is the owner, group, mode, an ACL, a label or the project, and not accepted
@@ -120,7 +120,7 @@ def make_alike(staged: Staged, victim: Victim, options: Options) -> tuple[Differ
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     lent = staged.held.record.lent_mode
-    lend(kernel, victim.fd, lent)
+    lend(staged.held, victim.fd, lent, visible)
     with kernel.open_dir(victim.fd) as readable:
         wanted = read_likeness(kernel, readable)
     apply_likeness(kernel, staged.fresh, wanted)
@@ -156,19 +156,24 @@ def _undo_exchange(staged: Staged, victim: Victim, visible: Visible) -> None:
     if visible.found() == (fresh.st_dev, fresh.st_ino):
         visible.make(Move.EXCHANGE, staged.held)
         if kernel.is_named(staged.fresh, staged.held.fd, TREE):
-            unstage(staged, victim)
+            unstage(staged, victim, visible)
             raise Refused(where, "something else took its name at that moment; it was given back, try again")
     raise Unsettled(f"{where} was changed by somebody else during the exchange; see {staged.held.id} in stage/")
 
 
 def finish(
-    staged: Staged, victim: Victim, options: Options, unlike: tuple[Difference, ...], gap_ns: int | None
+    staged: Staged,
+    victim: Victim,
+    options: Options,
+    visible: Visible,
+    unlike: tuple[Difference, ...],
+    gap_ns: int | None,
 ) -> Swapped:
     """After the victim came: take back loans, flush, adopt. Never undone; what fails is told and done later."""
     held = staged.held
     warnings = []
     try:
-        _take_back_both(staged, victim)
+        _take_back_both(staged, victim, visible)
         move(held, State.ORPHANS)
         if options.durable:
             _flush(held)
@@ -186,12 +191,11 @@ def _flush(held: Held) -> None:
     held.folder.store.kernel.fsync(held.fd)
 
 
-def _take_back_both(staged: Staged, victim: Victim) -> None:
-    kernel = staged.held.folder.store.kernel
+def _take_back_both(staged: Staged, victim: Victim, visible: Visible) -> None:
     lent = staged.held.record.lent_mode
-    take_back(kernel, victim.fd, lent)
     if staged.fresh is not None:
-        take_back(kernel, staged.fresh, lent)
+        take_back(staged.held, staged.fresh, lent)
+    take_back(staged.held, victim.fd, lent, visible)
 
 
 def _by_two_renames(
@@ -201,17 +205,17 @@ def _by_two_renames(
     kernel = folder.store.kernel
     with stage(folder, victim, relative, Method.TWO_RENAME, options) as staged:
         try:
-            unlike = make_alike(staged, victim, options)
+            unlike = make_alike(staged, victim, options, visible)
             began_ns = time.monotonic_ns()
             visible.make(Move.ASIDE, staged.held)
         except (OSError, TrashdError):
-            unstage(staged, victim)
+            unstage(staged, victim, visible)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)
         _place(staged, victim, visible)
         gap_ns = time.monotonic_ns() - began_ns
-        return finish(staged, victim, options, unlike, gap_ns)
+        return finish(staged, victim, options, visible, unlike, gap_ns)
 
 
 def _place(staged: Staged, victim: Victim, visible: Visible) -> None:
@@ -228,7 +232,7 @@ def _place(staged: Staged, victim: Victim, visible: Visible) -> None:
         except OSError:
             where = printable(victim.path())
             raise Unsettled(f"{where} is missing ({error.strerror}); its tree is {staged.held.id} in stage/") from error
-        unstage(staged, victim)
+        unstage(staged, victim, visible)
         raise
 
 
@@ -239,5 +243,5 @@ def give_back(staged: Staged, victim: Victim, visible: Visible) -> None:
         visible.make(Move.BACK, staged.held)
     except OSError as error:
         raise Unsettled(f"{where}: something else had the name; it is kept as {staged.held.id} in stage/") from error
-    unstage(staged, victim)
+    unstage(staged, victim, visible)
     raise Refused(where, "something else took its name at that moment; it was given back, try again")

@@ -11,26 +11,28 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import discard_ballast
 from fusefs.store.layout import FOLDERS, NEW_PREFIX, USERS, UserFolder, open_store, open_user
 from fusefs.store.reserve import discard_reserve
+from fusefs.store.sides import Sides
 from fusefs.store.volume import discard_unfinished
 
 
-def unmake_store(kernel: Kernel, base_fd: Fd, base_path: bytes) -> None:
+def unmake_store(kernel: Kernel, base: Sides, base_path: bytes) -> None:
     """Remove a store of ours that nobody uses; one that somebody uses by now stays as it is.
 
     Where all folders are gone it gets the name of an unfinished one, so that nobody comes to it meanwhile; rmdir
     alone removes directories, so that a folder which appeared all the same is kept, and the store with it.
     """
-    if not _is_emptied(kernel, base_fd, base_path):
+    if not _is_emptied(kernel, base.fd, base_path):
         return
     hidden = Name(NEW_PREFIX + os.urandom(6).hex().encode())
-    kernel.rename_free(base_fd, STORE, base_fd, hidden)
+    names = base.names()
+    kernel.rename_free(names, STORE, names, hidden)
     try:
-        with kernel.open_dir(base_fd, hidden) as fd:
+        with kernel.open_dir(base.fd, hidden) as fd:
             kernel.rmdir(fd, USERS)
     except OSError:
-        kernel.rename_free(base_fd, hidden, base_fd, STORE)
+        kernel.rename_free(names, hidden, names, STORE)
         return
-    discard_unfinished(kernel, base_fd, hidden)
+    discard_unfinished(kernel, base, hidden)
 
 
 def _is_emptied(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:

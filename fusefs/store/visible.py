@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join
@@ -18,12 +16,11 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import Held
 from fusefs.store.layout import FRESH, TREE, UserFolder
+from fusefs.store.sides import is_shown_as, patiently, refresh
 
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-_ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
-_STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
-
-T = TypeVar("T")
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+"""What a mount says whose daemon has ended."""
 
 
 class Move(Enum):
@@ -44,6 +41,9 @@ class Visible(Protocol):
 
     def found(self) -> tuple[int, int] | None:
         """Device and inode number of what has the name now; None if nothing has."""
+
+    def refresh(self, held: Held) -> None:
+        """Tell those who remember them: the mode of what has the name, or of the container's tree, was changed."""
 
 
 class Direct:
@@ -92,19 +92,31 @@ class Direct:
     @contextmanager
     def _renamed_at(self, folder: UserFolder, state: State, container: bytes, fd: Fd) -> Iterator[tuple[Fd, Fd]]:
         """The container and the parent, between which it is renamed."""
-        base, kernel = folder.store.mounted, self._kernel
-        if base is None or self._mounted is None or kernel.fstat(base).st_dev != kernel.fstat(self._mounted).st_dev:
+        mounted = self._open_shown(folder, state, container)
+        if mounted is None or self._mounted is None:
             yield fd, self._parent_fd
             return
-        try:
-            mounted = patiently(partial(self._open_mounted, base, folder.way_to(state, container)))
-        except FileNotFoundError as error:
-            raise _stale(container) from error
         with mounted:
-            there, here = kernel.fstat(mounted), kernel.fstat(fd)
+            there, here = self._kernel.fstat(mounted), self._kernel.fstat(fd)
             if there.st_uid != here.st_uid or not is_shown_as(here, there):
                 raise _stale(container)
             yield mounted, self._mounted
+
+    def _open_shown(self, folder: UserFolder, state: State, container: bytes) -> Fd | None:
+        """The container in the mount that shows the parent too; None if there is none that anybody can see."""
+        base, kernel = folder.store.mounted, self._kernel
+        if base is None or self._mounted is None:
+            return None
+        try:
+            if kernel.fstat(base).st_dev != kernel.fstat(self._mounted).st_dev:
+                return None
+            return patiently(partial(self._open_mounted, base, folder.way_to(state, container)))
+        except FileNotFoundError as error:
+            raise _stale(container) from error
+        except OSError as error:
+            if error.errno not in _DEAD:
+                raise
+            return None
 
     def _open_mounted(self, base: Fd, way: RelPath) -> Fd:
         fd = self._kernel.open_beneath(base, way, _DIR)
@@ -130,29 +142,16 @@ class Direct:
                 raise
             return None
 
+    def refresh(self, held: Held) -> None:
+        """See Visible."""
+        self.refresh_in(held.folder, held.state, held.name())
 
-def patiently(look: Callable[[], T]) -> T:
-    """The result of a look at something in a mount that may have moved behind it.
-
-    The kernel has a directory in one place only. It moves it when it sees it in another, unless somebody renames
-    something at that moment: then it says ESTALE, even to who asks twice.
-    Source  fs/dcache.c, __d_unalias
-    """
-    for _ in range(_STALE_PATIENCE):
-        try:
-            return look()
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            time.sleep(_STALE_PAUSE_S)
-    return look()
+    def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:
+        """The same for a container that is not locked."""
+        if folder.store.mounted is not None and self._mounted is not None:
+            refresh(self._kernel, self._mounted, self._name)
+            refresh(self._kernel, folder.store.mounted, join(folder.way_to(state, container), TREE))
 
 
 def _stale(container: bytes) -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE), container)
-
-
-def is_shown_as(backing: os.stat_result, mounted: os.stat_result) -> bool:
-    """Whether a mount of ours may show the one as the other: it keeps inode numbers, but for a private range."""
-    is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
-    return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)

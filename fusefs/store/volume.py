@@ -27,6 +27,7 @@ from fusefs.store.layout import (
     open_store,
     read_volume,
 )
+from fusefs.store.sides import Sides
 
 _PROBE = (Name(b"probe-a"), Name(b"probe-b"))
 _ATTEMPTS = 8
@@ -56,7 +57,7 @@ def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
             owned.enter_context(mounted)
         for attempt in range(_ATTEMPTS):
             try:
-                _build(kernel, base_fd, Name(NEW_PREFIX + os.urandom(6).hex().encode()))
+                _build(kernel, Sides(base_fd, mounted), Name(NEW_PREFIX + os.urandom(6).hex().encode()))
                 break
             except FileNotFoundError:
                 # An init may take it for an abandoned one in the moment before it is locked: start again.
@@ -69,34 +70,34 @@ def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
     return store
 
 
-def _build(kernel: Kernel, base_fd: Fd, new: Name) -> None:
+def _build(kernel: Kernel, base: Sides, new: Name) -> None:
     """A store under another name, locked while it is in the making, then renamed.
 
     Raises  OSError; FileNotFoundError if an init was faster than the lock
     """
-    kernel.mkdir(base_fd, new)
+    kernel.mkdir(base.fd, new)
     try:
-        with kernel.open_dir(base_fd, new) as fd:
+        with kernel.open_dir(base.fd, new) as fd:
             if kernel.is_local(fd) and not kernel.lock(fd):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
             _fill(kernel, fd)
             with suppress(FileExistsError):
-                kernel.rename_free(base_fd, new, base_fd, STORE)
-                _sync_dir(kernel, base_fd)
+                kernel.rename_free(base.names(), new, base.names(), STORE)
+                _sync_dir(kernel, base.fd)
     finally:
-        discard_unfinished(kernel, base_fd, new)
+        discard_unfinished(kernel, base, new)
 
 
-def _discard_abandoned(kernel: Kernel, base_fd: Fd) -> list[str]:
+def _discard_abandoned(kernel: Kernel, base: Sides) -> list[str]:
     """Remove what killed makers of ours left; whose maker lives is locked, or may be on another host."""
     told = []
-    with suppress(PermissionError), kernel.open_dir(base_fd) as readable:
+    with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
-            if not name.startswith(NEW_PREFIX) or _owner_of(kernel, base_fd, name) != os.geteuid():
+            if not name.startswith(NEW_PREFIX) or _owner_of(kernel, base.fd, name) != os.geteuid():
                 continue
-            with suppress(FileNotFoundError), kernel.open_dir(base_fd, name) as fd:
+            with suppress(FileNotFoundError), kernel.open_dir(base.fd, name) as fd:
                 if kernel.is_local(fd) and kernel.lock(fd):
-                    discard_unfinished(kernel, base_fd, Name(name))
+                    discard_unfinished(kernel, base, Name(name))
                     told.append(f"removed {name.decode()}, which was never finished")
     return told
 
@@ -148,10 +149,10 @@ def _sync_dir(kernel: Kernel, fd: Fd) -> None:
         kernel.fsync(readable)
 
 
-def discard_unfinished(kernel: Kernel, base_fd: Fd, name: Name) -> None:
+def discard_unfinished(kernel: Kernel, base: Sides, name: Name) -> None:
     """Remove what a killed `make_store` left; a store that was finished has no such name."""
     try:
-        fd = kernel.open_dir(base_fd, name)
+        fd = kernel.open_dir(base.fd, name)
     except OSError:
         return
     with fd:
@@ -161,7 +162,7 @@ def discard_unfinished(kernel: Kernel, base_fd: Fd, name: Name) -> None:
             with suppress(FileNotFoundError):
                 kernel.unlink(fd, entry)
         _discard_dir(kernel, fd, USERS)
-    kernel.rmdir(base_fd, name)
+    kernel.rmdir(base.names(), name)
 
 
 def _discard_dir(kernel: Kernel, parent: Fd, name: Name) -> None:
@@ -215,21 +216,21 @@ def _marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
         return []
 
 
-def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes) -> tuple[Store, Initialised]:
-    """Make the store of a directory, or check and repair the one that is there; takes over `base_fd`.
+def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None) -> tuple[Store, Initialised]:
+    """Make the store of a directory, or check and repair the one that is there; takes over the fds.
 
     Root takes over what a user planted or made before: the directories and volume.json become root's, lose
     their ACLs, and keep what is in them, since a user's orphans lie in his own folder whoever owns the rest.
     Raises  NoStore if `.trashd` is something else than a directory
     """
     with ExitStack() as owned:
-        owned.enter_context(base_fd)
-        repaired = _discard_abandoned(kernel, base_fd)
+        base = owned.enter_context(Sides(base_fd, mounted))
+        repaired = _discard_abandoned(kernel, base)
         try:
             fd = kernel.open_beneath(base_fd, STORE, _DIR)
         except FileNotFoundError:
             owned.pop_all()
-            store = make_store(kernel, base_fd, base_path)
+            store = make_store(kernel, base_fd, base_path, mounted)
             return store, Initialised(os.path.join(base_path, STORE), store.volume, True, tuple(repaired))
         except OSError as error:
             where = os.path.join(base_path, STORE)
@@ -240,7 +241,7 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes) -> tuple[Store, In
                 repaired += _take_over(kernel, fd)
             repaired += _renew_volume(kernel, fd, base_path, old)
         owned.pop_all()
-    store_or_none = open_store(kernel, base_fd, base_path)
+    store_or_none = open_store(kernel, base_fd, base_path, mounted)
     if store_or_none is None:
         raise Untrusted(os.path.join(base_path, STORE))
     done = Initialised(os.path.join(base_path, STORE), store_or_none.volume, False, tuple(repaired))

@@ -20,7 +20,7 @@ from tests.support.tree import IMMUTABLE, make_tree, set_flags
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = (
     "init", "swap", "rm", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "mount", "umount",
-    "status", "pause", "resume", "service", "reaper", "config", "doctor",
+    "stats", "status", "pause", "resume", "service", "reaper", "config", "doctor",
 )  # fmt: skip
 CONFIG = ("config check", "config show")
 QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")

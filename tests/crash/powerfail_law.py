@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
+from fusefs.store.listing import Entry
 from tests.support.store import entries, init, problems, reap_now, recover_all
 
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
@@ -125,10 +126,8 @@ def check_state(root: Path, marks: Sequence[str]) -> str | None:
             or _repair(root, marks)
             or _check_shapes(root, {k: one - {Shape.GAP} for k, one in allowed.items()}, "after recovery")
             or _check_modes(root)
-            or _check_list(root)
-            or _check_pins(root, marks)
             or _check_reserves(root)
-            or _finish_reaps(root)
+            or _check_listed(root, entries(root), marks)
         )
     except (OSError, TrashdError) as error:
         return f"recovery raised {error!r}"
@@ -201,17 +200,22 @@ def _check_modes(root: Path) -> str | None:
     return f"not its mode: {wrong}" if wrong else None
 
 
-def _check_list(root: Path) -> str | None:
+def _check_listed(root: Path, listed: Sequence[Entry], marks: Sequence[str]) -> str | None:
+    """What is wrong with a list of the volume's, or with the reaps that it shows; a list costs a child of each user."""
+    return _check_list(root, listed) or _check_pins(listed, marks) or _finish_reaps(root, listed)
+
+
+def _check_list(root: Path, listed: Sequence[Entry]) -> str | None:
     """Whatever store has an orphan, a list of the volume's shows it with its origin: pointers lead there."""
-    listed = {os.fsdecode(entry.path) for entry in entries(root) if not entry.problem}
+    shown = {os.fsdecode(entry.path) for entry in listed if not entry.problem}
     there = {str(path) for path in (*root.glob(_ORPHANS), *root.glob(f"lower/{_ORPHANS}"))}
-    return None if there <= listed else f"not listed: {there - listed}"
+    return None if there <= shown else f"not listed: {there - shown}"
 
 
-def _check_pins(root: Path, marks: Sequence[str]) -> str | None:
+def _check_pins(listed: Sequence[Entry], marks: Sequence[str]) -> str | None:
     """What was pinned stays pinned."""
     pinned = {int(mark.split()[1]) for mark in marks if mark.startswith("pinned ")}
-    for entry in entries(root):
+    for entry in listed:
         k, _kind = _read(Path(os.fsdecode(entry.path), "tree"))
         if k in pinned and entry.expires_ns is not None:
             return f"round {k} is not pinned any more"
@@ -224,12 +228,14 @@ def _check_reserves(root: Path) -> str | None:
     return f"without blocks: {poor}" if poor else None
 
 
-def _finish_reaps(root: Path) -> str | None:
+def _finish_reaps(root: Path, listed: Sequence[Entry]) -> str | None:
     """What a reaper had begun can be ended by the next one."""
-    for entry in entries(root):
-        if entry.state.value == "reaping":
-            reaped = reap_now(root, entry.id)
-            if reaped.lost or reaped.report.n_failed:
-                return f"can't be reaped: {reaped}"
+    begun = [entry.id for entry in listed if entry.state.value == "reaping"]
+    for identifier in begun:
+        reaped = reap_now(root, identifier)
+        if reaped.lost or reaped.report.n_failed:
+            return f"can't be reaped: {reaped}"
     left = [str(path) for path in root.glob(".trashd/u/*/reaping/*")]
-    return f"left in reaping/: {left}" if left else _silence(root)
+    if left:
+        return f"left in reaping/: {left}"
+    return _silence(root) if begun else None

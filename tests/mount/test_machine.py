@@ -1,7 +1,8 @@
 """Any history of files, links, renames, exchanges and open handles: the mount answers as the native filesystem does.
 
 Hypothesis draws the history. One mount serves all of them, each in a fresh directory; its twin is a directory on the
-same filesystem that no FUSE is in front of.
+same filesystem that no FUSE is in front of. So with caches on, off and tiny, whoever else may change the tree, and
+whether the backing filesystem is waited for in threads or not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +24,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.support.mounted import Mounted, trashd_mount
+from tests.support.slowfs import slow_volume
 from tests.support.subjects import Handle, Native, outcome
 from tests.support.volumes import loop_volume, overlay_volume
 
@@ -49,6 +52,13 @@ OFFSETS = st.integers(0, 60) | st.integers(0, 20_000)
 HANDLES = st.integers(0, 3)
 
 
+def attributes(path: bytes) -> tuple[int, ...]:
+    """All but the numbers: whoever still has a deleted file open keeps its inode number from the next."""
+    st = os.lstat(path)
+    times = st.st_atime_ns, st.st_mtime_ns, st.st_ctime_ns
+    return st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_rdev, st.st_size, *times
+
+
 class MountMachine(RuleBasedStateMachine):
     """Two directories, and up to four handles open in both at the same things."""
 
@@ -63,6 +73,7 @@ class MountMachine(RuleBasedStateMachine):
         for top in self.tops:
             top.mkdir()
         self.both = [Native("mount", self.tops[0]), Native("native", self.tops[1])]
+        self.behind = os.fsencode(self.mounted.backing / name)
         self.handles: dict[int, list[Handle]] = {}
         self.n_aside = 0
 
@@ -123,6 +134,12 @@ class MountMachine(RuleBasedStateMachine):
     def xattr(self, path: bytes, value: bytes) -> None:
         self.agree(lambda s: s.setxattr(path, "user.x", value))
         self.agree(lambda s: s.getxattr(path, "user.x"))
+
+    @rule(path=PATHS)
+    def see(self, path: bytes) -> None:
+        """What is there, or that there is nothing."""
+        self.agree(lambda s: s.stat(path))
+        self.agree(lambda s: s.listxattr(path))
 
     @rule(path=PATHS)
     def swap(self, path: bytes) -> None:
@@ -190,8 +207,12 @@ class MountMachine(RuleBasedStateMachine):
         self.mounted.forget_all()
 
     @invariant()
-    def trees_are_equal(self) -> None:
-        self.agree(lambda s: s.tree())
+    def trees_are_equal_and_nothing_is_stale(self) -> None:
+        """First what is remembered of attributes: whoever reads the tree has them asked for again."""
+        tree = self.both[1].tree()
+        for path in tree:
+            assert outcome(attributes, self.both[0].top + b"/" + path) == outcome(attributes, self.behind + b"/" + path)
+        assert self.both[0].tree() == tree
 
     def teardown(self) -> None:
         for slot in list(self.handles):
@@ -200,37 +221,67 @@ class MountMachine(RuleBasedStateMachine):
             shutil.rmtree(top)
 
 
+class Case(NamedTuple):
+    """A mount, and how many histories it gets."""
+
+    name: str
+    n_examples: int
+    options: Sequence[str]
+    fs_type: str = "ext4"  # gives a free inode number to the next file at once
+    n_fds_max: int = 1024
+
+
+EXCLUSIVE, SHARED, SLOW = "coherence=exclusive", "coherence=shared", "backing=slow"
+NONE, TINY = "cache_size=0", "cache_size=4K"
+CASES = [
+    Case("ext4", 120, [EXCLUSIVE]),
+    Case("ext4 without caches", 60, [SHARED, "timeout=0", NONE]),
+    Case("ext4 without the daemon's cache", 50, [EXCLUSIVE, NONE]),
+    Case("ext4 with a tiny cache", 50, [EXCLUSIVE, TINY]),
+    Case("ext4 watched", 50, [SHARED, "timeout=3600"]),
+    Case("ext4 in threads", 50, [EXCLUSIVE, SLOW]),
+    Case("ext4 in threads watched with a tiny cache", 30, [SHARED, "timeout=3600", SLOW, TINY]),
+    # Has no file handles: all is found by its names.
+    Case("overlay", 50, [EXCLUSIVE], "overlay", N_FDS_LEAST),
+    Case("overlay in threads with a tiny cache", 30, [SHARED, "timeout=3600", SLOW, TINY], "overlay", N_FDS_LEAST),
+    Case("slowfs", 30, [EXCLUSIVE, SLOW], "slowfs"),
+]
+
+
 @contextmanager
-def plain_overlay() -> Iterator[Path]:
-    """The root of an overlay with an empty lower directory."""
-    with overlay_volume() as overlay:
-        yield overlay.path
+def volume_of(fs_type: str) -> Iterator[Path]:
+    """A directory on a filesystem of that type: an ext4; an overlay with an empty lower directory; a FUSE mount."""
+    match fs_type:
+        case "overlay":
+            with overlay_volume() as overlay:
+                yield overlay.path
+        case "slowfs":
+            with loop_volume("ext4", 256) as path, slow_volume(path, delay_us=0) as slow:
+                yield slow.path
+        case _:
+            with loop_volume(fs_type, 256) as path:
+                yield path
 
 
-@pytest.mark.parametrize(
-    ("fs_type", "n_examples", "n_fds_max", "options"),
-    [
-        ("ext4", 300, 1024, ("coherence=exclusive",)),  # gives a free inode number to the next file at once
-        ("ext4", 100, 1024, ("coherence=shared", "timeout=0")),
-        ("overlay", 100, N_FDS_LEAST, ("coherence=exclusive",)),  # has no file handles: all is found by its names
-    ],
-    ids=["ext4", "ext4 without caches", "overlay"],
-)
-def test_mount_agrees_over_any_history(fs_type: str, n_examples: int, n_fds_max: int, options: Sequence[str]) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_mount_agrees_over_any_history(case: Case) -> None:
     profile = settings.default
     assert profile is not None
     is_long = profile.max_examples > N_EXAMPLES
     chosen = settings(
         profile,
-        max_examples=profile.max_examples if is_long else n_examples,
+        max_examples=profile.max_examples // len(CASES) if is_long else case.n_examples,
         stateful_step_count=profile.stateful_step_count if is_long else 30,
         suppress_health_check=list(HealthCheck),
     )
-    with loop_volume("ext4", 256) if fs_type == "ext4" else plain_overlay() as volume:
+    with volume_of(case.fs_type) as volume:
         limit_s = 100_000 if is_long else 110
         (volume / "mount").mkdir()
         (volume / "twin").mkdir()
-        with trashd_mount(volume / "mount", options=options, limit_s=limit_s, n_fds_max=n_fds_max) as mounted:
+        point = volume.with_name("mounted")
+        point.mkdir()
+        mount = trashd_mount(volume / "mount", point, case.options, limit_s=limit_s, n_fds_max=case.n_fds_max)
+        with mount as mounted:
 
             class Machine(MountMachine):
                 pass

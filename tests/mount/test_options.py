@@ -3,7 +3,7 @@
 import pytest
 
 from fusefs.core.errors import UsageError
-from fusefs.mount.options import Coherence, Options, parse_options
+from fusefs.mount.options import Backing, Coherence, Options, parse_options
 
 
 def parse(*texts: str, as_root: bool = True, is_sloppy: bool = False, usual: Coherence = Coherence.SHARED) -> Options:
@@ -46,6 +46,34 @@ def test_show_trash_is_off_until_somebody_asks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "size_bytes"), [("65536", 65536), ("64K", 64 << 10), ("1.5G", 3 << 29), ("64GiB", 64 << 30), ("0", 0)]
+)
+def test_a_cache_takes_what_it_is_given(text: str, size_bytes: int) -> None:
+    assert parse(f"cache_size={text}").cache_bytes == size_bytes
+
+
+def test_there_is_a_cache_unless_somebody_wants_none() -> None:
+    assert parse().cache_bytes > 0
+    assert parse("cache_size=1G", "cache_size=0").cache_bytes == 0
+
+
+def test_extended_attributes_are_there_unless_somebody_wants_none() -> None:
+    assert parse().has_xattrs
+    assert not parse("no_xattr").has_xattrs
+
+
+@pytest.mark.parametrize("backing", Backing)
+def test_it_is_found_out_how_the_backing_answers_unless_somebody_says(backing: Backing) -> None:
+    assert parse().backing is Backing.AUTO
+    assert parse(f"backing={backing.value}").backing is backing
+
+
+@pytest.mark.parametrize("n", [1, 64, 1024])
+def test_as_many_are_in_flight_as_somebody_says(n: int) -> None:
+    assert parse(f"in_flight={n}").n_in_flight == n
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "defaults", "_netdev,nofail,noauto,users", "x-systemd.automount,x-systemd.idle-timeout=10min",
@@ -62,6 +90,9 @@ def test_what_others_read_in_fstab_is_passed_over(text: str) -> None:
     [
         "bogus", "show_trash=1", "ro=1", "coherence", "coherence=maybe", "timeout=", "timeout=-1", "timeout=nan",
         "timeout=inf", "timeout=soon", "auto_unmount", "allow_root", "remount", "remount,ro", "show-trash",
+        "cache_size", "cache_size=", "cache_size=much", "cache_size=-1", "cache_size=65G", "cache_size=1e3",
+        "no_xattr=1", "backing", "backing=fast", "in_flight", "in_flight=0", "in_flight=1025", "in_flight=-1",
+        "in_flight=1.5", "in_flight=\N{ARABIC-INDIC DIGIT ONE}", "in_flight=99999999999",
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_told_with_what_to_do(text: str) -> None:
@@ -73,5 +104,6 @@ def test_a_wrong_word_is_told_with_what_to_do(text: str) -> None:
 
 def test_a_sloppy_mount_passes_over_unknown_words_only() -> None:
     assert parse("bogus,ro", is_sloppy=True).flags == {"ro"}
-    with pytest.raises(UsageError):
-        parse("timeout=soon", is_sloppy=True)
+    for text in ("timeout=soon", "cache_size=much", "backing=fast", "in_flight=0"):
+        with pytest.raises(UsageError):
+            parse(text, is_sloppy=True)

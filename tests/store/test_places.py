@@ -16,6 +16,7 @@ from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.for_owner import swap_for_owner
+from fusefs.store.sides import Sides
 from fusefs.store.stage import Options
 from fusefs.store.unmake import unmake_store
 from tests.support.store import (
@@ -280,7 +281,7 @@ def test_a_store_that_somebody_uses_by_now_is_not_even_hidden_for_a_moment(alice
 
     def unmake(kernel: Kernel) -> None:
         with kernel.open_path(raw(alices)) as base_fd:
-            unmake_store(kernel, base_fd, raw(alices))
+            unmake_store(kernel, Sides(base_fd), raw(alices))
 
     assert "renameat2" not in calls_of(unmake)
     assert [entry.id for entry in entries(alices)] == [identifier]

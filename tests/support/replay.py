@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.logdisk import (
     MOUNTED,
@@ -247,6 +248,41 @@ def _replayer(log: Log, fstype: str) -> Iterator[_Replayer]:
         os.close(image_fd)
 
 
+class _Plan(NamedTuple):
+    """What is to be checked: the arguments of `check_states`."""
+
+    log: Log
+    fstype: str
+    check: Check
+    n_torn: int
+    seed: int
+    fsck_stride: int
+    n_processes: int
+    stop_after: int | None
+
+
+def _run_share(plan: _Plan, first: int) -> Result:
+    """Check each n_processes-th state, the one numbered `first` before all."""
+    n_by_kind: Counter[str] = Counter()
+    n_fscks = 0
+    failures: list[Failure] = []
+    with _replayer(plan.log, plan.fstype) as replayer:
+        for number, state in enumerate(crash_states(plan.log, plan.n_torn, plan.seed)):
+            if number % plan.n_processes != first:
+                continue
+            fsck = plan.fsck_stride > 0 and number // plan.n_processes % plan.fsck_stride == 0
+            trouble = replayer.try_state(state, plan.check, fsck=fsck)
+            n_by_kind[state.kind] += 1
+            n_fscks += fsck
+            if trouble is not None:
+                # without the data of its writes: it has to go through a pipe
+                bare = tuple(Write(write.offset, b"") for write in state.extra)
+                failures.append(Failure(dataclasses.replace(state, extra=bare), trouble))
+                if len(failures) == plan.stop_after:
+                    break
+    return Result(n_by_kind, n_fscks, tuple(failures), 0.0)
+
+
 def check_states(
     log: Log,
     fstype: str,
@@ -263,32 +299,12 @@ def check_states(
     check        gets the mountpoint (writable, journal recovered) and the marks; says what is wrong or None.
                  What it raises ends the run: it is an error in the test, not a crash state that fails
     fsck_stride  fsck after every so many states (never if 0), after the check has done what it wanted
-    n_processes  forked; each takes its share of the states
+    n_processes  each takes its share of the states; with several, the check is a function of a module
     stop_after   end a process after so many failures: enough for a negative control
     """
     began = time.monotonic()
-
-    def run_share(first: int) -> Result:
-        n_by_kind: Counter[str] = Counter()
-        n_fscks = 0
-        failures: list[Failure] = []
-        with _replayer(log, fstype) as replayer:
-            for number, state in enumerate(crash_states(log, n_torn, seed)):
-                if number % n_processes != first:
-                    continue
-                fsck = fsck_stride > 0 and number // n_processes % fsck_stride == 0
-                trouble = replayer.try_state(state, check, fsck=fsck)
-                n_by_kind[state.kind] += 1
-                n_fscks += fsck
-                if trouble is not None:
-                    # without the data of its writes: it has to go through a pipe
-                    bare = tuple(Write(write.offset, b"") for write in state.extra)
-                    failures.append(Failure(dataclasses.replace(state, extra=bare), trouble))
-                    if len(failures) == stop_after:
-                        break
-        return Result(n_by_kind, n_fscks, tuple(failures), 0.0)
-
-    shares = [run_share(0)] if n_processes == 1 else _run_forked(run_share, n_processes)
+    plan = _Plan(log, fstype, check, n_torn, seed, fsck_stride, n_processes, stop_after)
+    shares = [_run_share(plan, 0)] if n_processes == 1 else _run_beside(plan)
     return Result(
         sum((share.n_by_kind for share in shares), Counter()),
         sum(share.n_fscks for share in shares),
@@ -297,15 +313,19 @@ def check_states(
     )
 
 
-def _run_forked(run_share: Callable[[int], Result], n_processes: int) -> list[Result]:
-    """run_share(0) … run_share(n - 1), each in a forked process. Raises RuntimeError if one raised."""
-    context = multiprocessing.get_context("fork")
+def _run_beside(plan: _Plan) -> list[Result]:
+    """All shares, each in a process of its own. Raises RuntimeError if one raised.
 
-    def child(first: int, to_parent: Connection) -> None:
-        to_parent.send(run_share(first))
-
-    pipes = [context.Pipe(duplex=False) for _ in range(n_processes)]
-    children = [context.Process(target=child, args=(n, pipes[n][1]), daemon=True) for n in range(n_processes)]
+    Forked by a small server: a check forks for each user, which costs by the size of its process, and ours has all
+    tests in it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([plan.check.__module__])
+    pipes = [context.Pipe(duplex=False) for _ in range(plan.n_processes)]
+    children = [
+        context.Process(target=_send_share, args=(sending, plan, n), daemon=True)
+        for n, (_, sending) in enumerate(pipes)
+    ]
     for process in children:
         process.start()
     for _, sending in pipes:
@@ -319,3 +339,7 @@ def _run_forked(run_share: Callable[[int], Result], n_processes: int) -> list[Re
             process.terminate()
             process.join()
             receiving.close()
+
+
+def _send_share(sending: Connection, plan: _Plan, first: int) -> None:
+    sending.send(_run_share(plan, first))

@@ -1,0 +1,176 @@
+"""Listing through `trashd mount`, beside the filesystem below it and other FUSE daemons: local, slow, large, disturbed.
+
+    python -m bench.listing                       all parts; half an hour
+    python -m bench.listing --quick               all parts in small, one round; three minutes
+    python -m bench.listing --part local --scene tmpfs --rounds 7
+    python -m bench.listing --table               the tables and verdicts of docs/performance.md
+    python -m bench.listing --plot docs/listing.svg
+
+local    10,000 entries: `ls` as people type it, and tight loops of system calls
+slow     the same where a lookup or a getattr takes 1 ms (tests/support/slowfs.c); there, native is direct
+tree     find, du and git status on a repository of 50,000 files; `tree on slow` likewise
+sizes    `ls -l` by directory size, which the plot shows; `sizes on slow` likewise
+million  a directory of a million: how soon its first names are there, and the daemon's memory
+stalls   a stat while 200,000 entries are swapped, and others reaped
+
+All subjects take turns in one run, and the order rotates; the figures are medians of five rounds. Each command has a
+fresh mount: first is with the caches of the whole machine dropped, again is right after. A subject whose turns have
+taken more than --patience seconds gets no more of them: the time of direct on slow backing is its delays, and the same
+each time. A subject that is not installed, or has failed, is left out and named.
+
+bindfs and mergerfs are Debian's packages; passthroughfs is the example of pyfuse3, see bench/mount.py. libfuse's
+passthrough_hp takes part where TRASHD_BENCH_PASSTHROUGH_HP names it.
+
+Each part appends a line for each scene to bench/results/listing.jsonl. As root only; in a mount namespace of its own,
+so that nothing stays mounted, however it ends.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from bench import listing_million as million
+from bench import listing_stalls as stalls
+from bench import listing_steps as steps
+from bench.listing_plot import draw
+from bench.listing_steps import HP, SLOW, Course, Work, all_subjects, scene, take_courses
+from bench.listing_targets import newest, table, tables, verdicts
+from bench.subjects import EXAMPLE, NATIVE, OURS, Row, Unable, summary, tell, versions
+from bench.support import compiled, keep
+from tests.support.namespaces import see_own_mounts_only
+
+RESULTS = Path(__file__).with_name("results") / "listing.jsonl"
+N_ROUNDS, N_ROUNDS_QUICK = 5, 1
+PATIENCE_S = 60.0
+EVERYBODY = (NATIVE, OURS, "bindfs", "mergerfs", EXAMPLE, HP)
+QUICK_ONES = (NATIVE, OURS, "bindfs", "mergerfs", HP)  # the example takes five minutes for a million entries
+ON_SLOW = (NATIVE, OURS, "mergerfs")
+
+
+class Part(NamedTuple):
+    """One table, for each of its scenes."""
+
+    scenes: tuple[str, ...]
+    n: int
+    n_quick: int
+    make: Callable[[Path, int], None]
+    turn: Callable[[Work], dict[str, float]]
+    subjects: tuple[str, ...] = EVERYBODY
+
+
+def _by(courses: Callable[[int], list[Course]]) -> Callable[[Work], dict[str, float]]:
+    return lambda work: take_courses(courses(work.n), work)
+
+
+PARTS = MappingProxyType(
+    {
+        "local": Part(("tmpfs", "ext4"), 10_000, 2000, steps.make_flat, _by(steps.local_courses)),
+        "slow": Part((SLOW,), 10_000, 1000, steps.make_flat, _by(steps.slow_courses), ON_SLOW),
+        "tree": Part(("ext4",), 50_000, 5000, steps.make_repository, _by(steps.tree_courses)),
+        "tree on slow": Part((SLOW,), 50_000, 2000, steps.make_repository, _by(steps.tree_courses), (NATIVE, OURS)),
+        "sizes": Part(("ext4",), 100_000, 1000, steps.make_sizes, _by(steps.size_courses)),
+        "sizes on slow": Part((SLOW,), 10_000, 1000, steps.make_sizes, _by(steps.size_courses), ON_SLOW),
+        "million": Part(("tmpfs",), 1_000_000, 50_000, million.make, million.take_turn, QUICK_ONES),
+        "stalls": Part(("ext4",), 200_000, 20_000, stalls.make, stalls.take_turn, (NATIVE, OURS)),
+    }
+)
+
+
+def compete(part: Part, asked: argparse.Namespace, where: str, n_rounds: int) -> dict[str, Any]:
+    """What each subject took in a scene, or why it is left out."""
+    n = part.n_quick if asked.quick else part.n
+    names = [name for name in asked.subject or part.subjects if name in all_subjects()]
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    taken_s = dict.fromkeys(names, 0.0)
+    out: dict[str, dict[str, str]] = {}
+    with scene(where, lambda path: part.make(path, n)) as source:
+        for number in range(n_rounds):
+            begin = number % len(names)
+            for name in (*names[begin:], *names[:begin]):
+                if name in out or taken_s[name] > asked.patience:
+                    continue
+                tell(f"round {number + 1} of {n_rounds}: {name}")
+                began = time.monotonic()
+                try:
+                    turns[name].append(part.turn(Work(name, where, source, n, asked.example)))
+                except Unable as error:
+                    out[name] = {error.kind: error.told}
+                    tell(f"{name}: {error}")
+                taken_s[name] += time.monotonic() - began
+    return {name: out.get(name) or summary(turns[name]) for name in names}
+
+
+def measure(name: str, where: str, asked: argparse.Namespace) -> Row:
+    """The row of one part in one scene."""
+    part = PARTS[name]
+    n_rounds = asked.rounds or (N_ROUNDS_QUICK if asked.quick else N_ROUNDS)
+    load_before = round(os.getloadavg()[0], 2)
+    tell(f"{name} on {where}")
+    subjects = compete(part, asked, where, n_rounds)
+    return {
+        "part": name,
+        "scene": where,
+        "n_files": part.n_quick if asked.quick else part.n,
+        "options": {"quick": asked.quick, "n_rounds": n_rounds, "subjects": asked.subject, "patience": asked.patience},
+        "n_cpus": len(os.sched_getaffinity(0)),
+        "commands": {one: " ".join(all_subjects()[one]) for one in subjects},
+        "versions": versions(),
+        "subjects": subjects,
+        "load_before": load_before,
+    }
+
+
+def parse() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of less")
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="only this one (may be repeated)")
+    parser.add_argument("--scene", choices=("tmpfs", "ext4", SLOW), help="only there")
+    parser.add_argument("--subject", action="append", help="only this one (may be repeated)")
+    parser.add_argument("--rounds", type=int, help="turns of each subject")
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds; see above")
+    parser.add_argument("--example", type=Path, help="pyfuse3's passthroughfs.py")
+    parser.add_argument("--table", action="store_true", help="measure nothing; print what the newest results say")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="measure nothing; draw the newest results as an SVG")
+    asked = parser.parse_args()
+    if unknown := set(asked.subject or ()) - set(all_subjects()):
+        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
+    if not asked.table and not asked.plot and os.geteuid():
+        parser.error("only root may mount for all, and drop caches")
+    return asked
+
+
+def main() -> None:
+    """Measure, append the results, print them; SIGTERM ends it as cleanly as Ctrl-C."""
+    asked = parse()
+    if asked.table or asked.plot:
+        rows = newest(RESULTS, list(PARTS))
+        if asked.plot:
+            asked.plot.write_text(draw(rows), encoding="utf-8")
+        if asked.table:
+            print(tables(rows))
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        see_own_mounts_only()
+        with compiled():
+            for name in asked.part or PARTS:
+                for where in PARTS[name].scenes:
+                    if asked.scene in (None, where):
+                        row = keep(RESULTS, measure(name, where, asked))
+                        print("\n".join([table(row), "", *verdicts(row), ""]), flush=True)
+    except KeyboardInterrupt:
+        tell("interrupted: everything was unmounted and deleted")
+        sys.exit(130)
+    except OSError as error:
+        sys.exit(f"not measured: {error}")
+
+
+if __name__ == "__main__":
+    main()

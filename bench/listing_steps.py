@@ -1,0 +1,251 @@
+"""What bench/listing.py times: commands as a person types them, in courses that each begin on a fresh mount."""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from bench.operations import OPERATIONS, Worker, drop_caches
+from bench.subjects import NATIVE, OURS, SUBJECTS, Unable, Words, served
+from bench.support import make_files, time_command, volume
+from tests.support.fuse import FuseMount
+from tests.support.slowfs import slow_volume
+
+SLOW = "slow"
+"""The scene whose directory takes 1 ms for each lookup and getattr, and is believed for 1 s: direct is `native`."""
+HP = "passthrough_hp"
+HP_VARIABLE = "TRASHD_BENCH_PASSTHROUGH_HP"
+# Of one command. Direct on slow backing, a tree of 50,000 files takes a minute.
+LIMIT_S = 300.0
+
+FLAT, TREE = "flat", "tree"
+N_PER_DIRECTORY = 100
+AGAIN = " again"
+OF_SIZE = "ls -l of {}"
+
+
+class Step(NamedTuple):
+    """Something timed in a directory."""
+
+    name: str
+    at: str  # the directory below the one that it is given
+    take: Callable[[Path], float]  # seconds
+    is_loop: bool = False
+
+
+class Course(NamedTuple):
+    """Steps one after the other: the first finds a fresh mount, nothing in the caches, and its program in memory."""
+
+    steps: tuple[Step, ...]
+    has_xattrs: bool = True
+
+
+class Work(NamedTuple):
+    """A turn: who is to do it, and where."""
+
+    subject: str
+    scene: str
+    source: Path
+    n: int  # files, entries: as the part says
+    example: Path | None
+
+
+def all_subjects() -> Words:
+    """What each runs; libfuse's own example, where the environment says where it is."""
+    program = os.environ.get(HP_VARIABLE)
+    return {**SUBJECTS, **({HP: (program, "--foreground", "{source}", "{point}")} if program else {})}
+
+
+# Who can do without extended attributes, so that ls -l has less to ask.
+WITHOUT_XATTRS = MappingProxyType(
+    {
+        NATIVE: (),
+        OURS: (*SUBJECTS[OURS], "--no-xattr"),
+        "bindfs": (*SUBJECTS["bindfs"], "--xattr-none"),
+        "mergerfs": tuple(f"{word},xattr=nosys" if "," in word else word for word in SUBJECTS["mergerfs"]),
+    }
+)
+
+
+def command(name: str, *words: str, at: str = FLAT) -> Step:
+    """A command; `{}` in it is the directory, and `{now}` a file that is newer than all in there."""
+
+    def take(path: Path) -> float:
+        return time_command([word.format(path / at, now=path / "now") for word in words], timeout_s=LIMIT_S)
+
+    return Step(name, at, take)
+
+
+def loop(name: str, operation: str, n: int) -> Step:
+    """A tight loop of system calls, as bench/mount.py times them."""
+    asked = next(one for one in OPERATIONS if one.name == operation)._replace(n=n)
+
+    def take(path: Path) -> float:
+        with Worker(path) as worker:
+            return worker.do(asked)
+
+    return Step(name, asked.directory, take, is_loop=True)
+
+
+def twice(step: Step, *, has_xattrs: bool = True) -> Course:
+    """First, and again."""
+    return Course((step, step._replace(name=step.name + AGAIN)), has_xattrs)
+
+
+def list_long(at: str = FLAT) -> Step:
+    """The command that the targets are about."""
+    return command("ls -l", "ls", "-l", "{}", at=at)
+
+
+COLOURED = command("ls -l --color=always", "ls", "-l", "--color=always", "{}")
+NAMES = command("ls -U", "ls", "-U", "{}")
+NO_XATTRS = "ls -l, no xattrs"
+SCAN, STAT, MISS = "scandir, lstat", "stat", "missing name"
+
+
+def local_courses(n: int) -> list[Course]:
+    """One directory on local backing."""
+    loops = (
+        *(loop(SCAN, "ls -l, cold", n), loop(SCAN + AGAIN, "ls -l again", n)),
+        *(loop(STAT, "stat, cold", n), loop(STAT + AGAIN, "stat again", n)),
+        *(loop(MISS, MISS, n), loop(MISS + AGAIN, MISS, n)),
+    )
+    no_xattrs = list_long()._replace(name=NO_XATTRS)
+    return [*map(twice, (list_long(), COLOURED, NAMES)), twice(no_xattrs, has_xattrs=False), Course(loops)]
+
+
+def slow_courses(_n: int) -> list[Course]:
+    """The same on slow backing; a plain `ls` sorts, and asks for nothing."""
+    colours = command("ls --color=always", "ls", "--color=always", "{}")
+    return [*map(twice, (command("ls", "ls", "{}"), list_long(), colours))]
+
+
+def tree_courses(_n: int) -> list[Course]:
+    """What goes through a whole tree."""
+    git = ("git", "--no-optional-locks", "-C", "{}", "status", "--porcelain")
+    steps = (
+        command("find -newer", "find", "{}", "-newer", "{now}", at=TREE),
+        command("find", "find", "{}", at=TREE),
+        command("du -s", "du", "-s", "{}", at=TREE),
+        command("git status", *git, at=TREE),
+    )
+    return [twice(step) for step in steps]
+
+
+def sizes(most: int) -> list[int]:
+    """Powers of ten from a hundred."""
+    return [10**digits for digits in range(2, len(str(most)))]
+
+
+def size_courses(most: int) -> list[Course]:
+    """Directories of different sizes."""
+    return [twice(list_long(at=f"n{n}")._replace(name=OF_SIZE.format(n))) for n in sizes(most)]
+
+
+def make_flat(source: Path, n: int) -> None:
+    """Where the local and slow courses work; the loops call their directories so."""
+    source.mkdir()
+    for directory in (FLAT, "list", "stat"):
+        (source / directory).mkdir()
+        make_files(source / directory, n)
+
+
+def make_sizes(source: Path, most: int) -> None:
+    """A directory of each size."""
+    source.mkdir()
+    for n in sizes(most):
+        (source / f"n{n}").mkdir()
+        make_files(source / f"n{n}", n)
+
+
+def make_repository(source: Path, n_files: int) -> None:
+    """A git repository of directories of a hundred files each, everything committed.
+
+    git believes an inode by its time and size alone here: some peers give it a number of their own, and each would
+    then read all files the first time.
+    """
+    top = source / TREE
+    top.mkdir(parents=True)
+    for number in range(n_files // N_PER_DIRECTORY):
+        directory = top / f"{number // 25}" / f"{number % 25}"
+        directory.mkdir(parents=True)
+        make_files(directory, N_PER_DIRECTORY, b"text\n")
+        for name in os.listdir(directory):
+            os.utime(directory / name, (1_700_000_000, 1_700_000_000))  # before the index is: not to be looked into
+    identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
+    for words in (
+        ("init", "--quiet"),
+        ("config", "core.checkStat", "minimal"),
+        ("config", "core.trustctime", "false"),
+        ("config", "gc.auto", "0"),
+        ("add", "."),
+        (*identity, "commit", "--quiet", "--message", "all"),
+    ):
+        subprocess.run(["git", "-C", top, *words], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    (source / "now").touch()
+
+
+@contextlib.contextmanager
+def scene(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A source in a fresh volume, filled; slow is of tmpfs, which is slow only where it is seen."""
+    with volume("tmpfs" if name == SLOW else name) as root:
+        make(root / "source")
+        yield root / "source"
+
+
+@contextlib.contextmanager
+def _seen(name: str, source: Path) -> Iterator[Path]:
+    """The source as it answers in a scene."""
+    if name != SLOW:
+        yield source
+        return
+    with slow_volume(source, limit_s=2 * LIMIT_S) as slow:
+        yield slow.path
+
+
+def rehearse(step: Step) -> None:
+    """Have a command's program in memory, and what it reads beside the directory. A loop is of a program that runs."""
+    if step.is_loop:
+        return
+    with tempfile.TemporaryDirectory(prefix="trashd-bench-") as name:
+        make_repository(Path(name), N_PER_DIRECTORY)
+        if step.at != TREE:
+            (Path(name) / TREE).rename(Path(name) / step.at)
+        step.take(Path(name))
+
+
+def take_courses(courses: Sequence[Course], work: Work) -> dict[str, float]:
+    """Seconds of all steps, without those that the subject can't do.
+
+    Raises  Unable
+    """
+    found: dict[str, float] = {}
+    for course in courses:
+        words = all_subjects() if course.has_xattrs else WITHOUT_XATTRS
+        if work.subject in words:
+            with taking_part(work, words) as (path, _fuse):
+                rehearse(course.steps[0])
+                found |= {step.name: step.take(path) for step in course.steps}
+    return found
+
+
+@contextlib.contextmanager
+def taking_part(work: Work, words: Words) -> Iterator[tuple[Path, FuseMount | None]]:
+    """The directory as a subject shows it, nothing of it in the caches.
+
+    Raises  Unable: also for what fails in the body
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            source = stack.enter_context(_seen(work.scene, work.source))
+            path, fuse = stack.enter_context(
+                served(work.subject, source, work.example, words=words, limit_s=2 * LIMIT_S)
+            )
+            drop_caches()
+            yield path, fuse
+    except (OSError, RuntimeError) as error:
+        raise Unable("failed", str(error)) from error

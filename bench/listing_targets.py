@@ -1,0 +1,183 @@
+"""What the rows of bench/results/listing.jsonl say: the verdict on each target, and the tables of the documents."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import listing_million as million
+from bench import listing_stalls as stalls
+from bench.listing_steps import AGAIN, MISS, SCAN, SLOW, STAT
+from bench.subjects import NATIVE, OURS, Row, conditions, markdown
+
+Medians = Mapping[str, Mapping[str, float]]
+"""Of a subject, by step."""
+Judge = Callable[[Medians], float | None]
+
+BEST_PEER = "the best peer"
+
+
+class Target(NamedTuple):
+    """Something that a row is to show."""
+
+    part: str
+    scenes: tuple[str, ...]
+    told: str
+    judge: Judge  # None: the row does not say
+    limit: float
+    is_least: bool = True
+    unit: str = ""
+
+
+def faster(step: str, rival: str, medians: Medians) -> float | None:
+    """How many times as fast as a rival ours is."""
+    times = {name: found[step] for name, found in medians.items() if step in found}
+    peers = [took for name, took in times.items() if name not in (NATIVE, OURS)]
+    took = min(peers, default=None) if rival == BEST_PEER else times.get(rival)
+    return took / times[OURS] if took is not None and OURS in times else None
+
+
+def slower(step: str, rival: str, medians: Medians) -> float | None:
+    """How many times a rival's time ours is."""
+    ratio = faster(step, rival, medians)
+    return None if ratio is None else 1 / ratio
+
+
+def times_alone(kind: str, medians: Medians) -> float | None:
+    """How many times as long it takes beside others."""
+    ours = medians.get(OURS, {})
+    alone = ours.get(f"{kind}, {stalls.ALONE}")
+    return ours[f"{kind}, {stalls.BESIDE}"] / alone if alone else None
+
+
+def figure(step: str, scale: float, medians: Medians) -> float | None:
+    """Our own, in another unit."""
+    own = medians.get(OURS, {}).get(step)
+    return None if own is None else own * scale
+
+
+def _is_faster(part: str, scenes: Sequence[str], step: str, limit: float, rival: str) -> Target:
+    told = f"{step}{'' if step.endswith(AGAIN) else ' first'}: times as fast as {rival}"
+    return Target(part, tuple(scenes), told, partial(faster, step, rival), limit)
+
+
+_LOCAL = ("tmpfs", "ext4")
+_SLOW_LISTINGS = ("ls -l", "ls --color=always")
+_TREE_STEPS = ("find -newer", "find", "du -s", "git status")
+
+TARGETS = (
+    *(_is_faster("local", _LOCAL, step, 1.8, BEST_PEER) for step in ("ls -l", SCAN)),
+    *(_is_faster("local", _LOCAL, step + AGAIN, 0.25, NATIVE) for step in ("ls -l", SCAN)),
+    _is_faster("local", _LOCAL, STAT + AGAIN, 0.9, NATIVE),
+    _is_faster("local", _LOCAL, MISS + AGAIN, 1.5, NATIVE),
+    *(_is_faster("slow", (SLOW,), step, 20, rival) for step in _SLOW_LISTINGS for rival in (NATIVE, "mergerfs")),
+    *(
+        _is_faster("slow", (SLOW,), step + AGAIN, 100, rival)
+        for step in _SLOW_LISTINGS
+        for rival in (NATIVE, "mergerfs")
+    ),
+    Target("slow", (SLOW,), "ls first", partial(figure, "ls", 1e3), 60, is_least=False, unit=" ms"),
+    *(
+        Target(
+            "tree", _LOCAL, f"{step} again: times native's", partial(slower, step + AGAIN, NATIVE), 1.3, is_least=False
+        )
+        for step in _TREE_STEPS
+    ),
+    *(_is_faster("tree on slow", (SLOW,), step + AGAIN, 50, NATIVE) for step in _TREE_STEPS),
+    Target("million", _LOCAL, million.FIRST, partial(figure, million.FIRST, 1e3), 50, is_least=False, unit=" ms"),
+    *(
+        Target("million", _LOCAL, step, partial(figure, step, 1), 200, is_least=False, unit=" bytes an entry")
+        for step in (million.AFTER_NAMES, million.FORGOTTEN)
+    ),
+    *(
+        Target(
+            "stalls", _LOCAL, f"{kind}: p99 beside others, times alone", partial(times_alone, kind), 3, is_least=False
+        )
+        for kind in stalls.KINDS
+    ),
+)
+
+
+def verdicts(row: Row) -> Iterator[str]:
+    """Each target that this row can judge, met or MISSED."""
+    failed = row["subjects"].get(OURS, {}).get("failed")
+    if failed:
+        yield f"{title(row)}: {OURS} failed, every target MISSED: {failed}"
+    medians = _medians(row)
+    for target in TARGETS:
+        if target.part != row["part"] or row["scene"] not in target.scenes:
+            continue
+        found = target.judge(medians)
+        if found is not None:
+            is_met = found >= target.limit if target.is_least else found <= target.limit
+            bound = f"at {'least' if target.is_least else 'most'} {target.limit:g}"
+            told = f"{title(row)}: {target.told}: {found:.3g}{target.unit} ({bound})"
+            yield f"{told}: {'met' if is_met else 'MISSED'}"
+
+
+def title(row: Row) -> str:
+    """Its part, its scene and its size."""
+    return f"{row['part']}, {row['scene']}, {row['n_files']:,} files"
+
+
+def _medians(row: Row) -> Medians:
+    return {name: found["medians"] for name, found in row["subjects"].items() if "medians" in found}
+
+
+def table(row: Row) -> str:
+    """All medians of a row, and who is left out."""
+    medians = _medians(row)
+    steps = list(dict.fromkeys(step for found in medians.values() for step in found))
+    heads = [_heading(row), *_names(row, medians)]
+    lines = ([step, *(_cell(step, found, medians.get(NATIVE, {})) for found in medians.values())] for step in steps)
+    out = [
+        f"- {name}: {kind}: {found[kind]}"
+        for name, found in row["subjects"].items()
+        for kind in ("missing", "failed")
+        if kind in found
+    ]
+    return "\n".join([markdown(heads, lines), *(["", *out] if out else [])])
+
+
+def _heading(row: Row) -> str:
+    return f"{title(row)}; ms"
+
+
+def _names(row: Row, medians: Medians) -> Iterable[str]:
+    return ["direct" if name == NATIVE and row["scene"] == SLOW else name for name in medians]
+
+
+def _cell(step: str, found: Mapping[str, float], native: Mapping[str, float]) -> str:
+    """Three digits, and in brackets how many times as fast as native."""
+    if step not in found:
+        return "-"
+    if step in million.BYTES:
+        return f"{found[step]:.0f} bytes an entry"
+    own = f"{found[step] * 1e3:.4g}" if found[step] >= 1e-4 else f"{found[step] * 1e3:.2g}"
+    is_rival = step in native and found is not native
+    return f"{own} ({native[step] / found[step]:.2g})" if is_rival else own
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """The Markdown of docs/performance.md."""
+    measured = dict.fromkeys(f"- {title(row)}: {conditions(row, row['scene'])}" for row in rows)
+    parts = [
+        "Milliseconds, medians; in brackets how many times as fast as native, or direct:",
+        *map(table, rows),
+        "Targets:",
+        "\n".join(f"- {line}" for row in rows for line in verdicts(row)),
+        "Measured on:",
+        "\n".join(measured),
+    ]
+    return "\n\n".join(parts)
+
+
+def newest(results: Path, parts: Sequence[str]) -> list[Row]:
+    """The last complete run of each part and scene: full size, all its subjects."""
+    found: dict[tuple[str, str], Row] = {}
+    for line in results.read_text(encoding="utf-8").splitlines() if results.exists() else ():
+        row = json.loads(line)
+        if not row["options"]["quick"] and not row["options"]["subjects"]:
+            found[row["part"], row["scene"]] = row
+    return sorted(found.values(), key=lambda row: (parts.index(row["part"]), row["scene"] == SLOW, row["scene"]))

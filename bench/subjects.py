@@ -1,0 +1,141 @@
+"""Who takes part in the benchmarks of the mount: what each runs, where it is found, and how its figures are told."""
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from bench.support import PYTHON, TRASHD
+from tests.support.fuse import FuseMount, fuse_mount
+
+NATIVE, OURS, EXAMPLE = "native", "trashd", "passthroughfs"
+MERGERFS_OPTIONS = (
+    "allow_other,use_ino,minfreespace=0,cache.files=auto-full,cache.readdir=true,cache.symlinks=true,"
+    "cache.attr=3600,cache.entry=3600,cache.negative_entry=3600"
+)
+Words = Mapping[str, tuple[str, ...]]
+# What each runs to serve a directory at a mount point, in the foreground; native serves itself.
+SUBJECTS = MappingProxyType[str, tuple[str, ...]](
+    {
+        NATIVE: (),
+        OURS: (TRASHD, "mount", "{source}", "{point}", "--foreground", "--coherence", "exclusive"),
+        "bindfs": ("bindfs", "-f", "{source}", "{point}"),
+        "mergerfs": ("mergerfs", "-f", "-o", MERGERFS_OPTIONS, "{source}", "{point}"),
+        EXAMPLE: (PYTHON, "{example}", "{source}", "{point}"),
+    }
+)
+# Ten times what the slowest needs for a turn; then its watchdog ends it.
+LIMIT_S = 60.0
+DOWNLOAD_LIMIT_S = 120.0
+
+Row = dict[str, Any]
+
+
+class Unable(Exception):
+    """A subject that is not there or did not get it done; what else goes wrong ends the run."""
+
+    def __init__(self, kind: str, told: str) -> None:
+        super().__init__(f"{kind}: {told}")
+        self.kind = kind  # missing or failed
+        self.told = told
+
+
+def tell(text: str) -> None:
+    """Say to whoever waits how far it is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def fetch_example() -> Path:
+    """The example from the source of the pyfuse3 that is installed, which pip fetches once.
+
+    Raises  Unable
+    """
+    version = importlib.metadata.version("pyfuse3")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trashd-bench"
+    example = cache / f"{EXAMPLE}-{version}.py"
+    if example.exists():
+        return example
+    with tempfile.TemporaryDirectory() as scratch:
+        pip = [PYTHON, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "pyfuse3", "--dest", scratch]
+        try:
+            subprocess.run([*pip, f"pyfuse3=={version}"], check=True, capture_output=True, timeout=DOWNLOAD_LIMIT_S)
+            (archive,) = Path(scratch).glob("*.tar.gz")
+            with tarfile.open(archive) as files:
+                member = files.extractfile(f"pyfuse3-{version}/examples/passthroughfs.py")
+                text = member.read() if member else b""
+        except (subprocess.SubprocessError, KeyError) as error:
+            raise Unable("missing", f"the source of pyfuse3 {version}: {error}") from error
+    cache.mkdir(parents=True, exist_ok=True)
+    example.write_bytes(text)
+    return example
+
+
+@contextlib.contextmanager
+def served(
+    name: str, source: Path, example: Path | None = None, *, words: Words = SUBJECTS, limit_s: float = LIMIT_S
+) -> Iterator[tuple[Path, FuseMount | None]]:
+    """A directory as a subject shows it, and its mount; native has none.
+
+    words   what each runs, if not what SUBJECTS says
+    Raises  Unable: its program is not there; see fuse_mount for the rest
+    """
+    if name == NATIVE:
+        yield source, None
+        return
+    with tempfile.TemporaryDirectory(prefix="trashd-mount-") as point:
+        if "{example}" in words[name]:
+            example = example or fetch_example()
+        command = [word.format(source=source, point=point, example=example) for word in words[name]]
+        if not shutil.which(command[0]):
+            raise Unable("missing", command[0])
+        with fuse_mount(command, Path(point), limit_s) as fuse:
+            yield fuse.path, fuse
+
+
+def cpu_s(fuse: FuseMount) -> float:
+    """Seconds of processor time that a mount's daemon has used so far, all its threads together."""
+    # pid (name) state …: the name may hold anything; user and system time are the 14th and 15th field.
+    fields = Path(f"/proc/{fuse.pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def summary(turns: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """All turns of one subject: the medians, and each."""
+    seconds = {key: [round(turn[key], 6) for turn in turns] for key in turns[0]}
+    return {"medians": {key: statistics.median(values) for key, values in seconds.items()}, "seconds": seconds}
+
+
+def versions() -> dict[str, str]:
+    """Of what takes part and is there."""
+    told = {name: importlib.metadata.version(name) for name in ("trashd", "pyfuse3", "trio")}
+    commands = {"commit": ["git", "describe", "--always", "--dirty"]}
+    commands |= {name: [name, "--version"] for name in ("bindfs", "mergerfs")}
+    for name, command in commands.items():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+            told[name] = said.stdout.splitlines()[0].rpartition(" ")[2]
+    return told
+
+
+def conditions(row: Row, where: str) -> str:
+    """Where, when, by what and on which machine a row was measured."""
+    on, said = row["machine"], row["versions"]
+    programs = ", ".join(f"{name} {version}" for name, version in said.items())
+    return (
+        f"{where}, {row['at']}, {programs}; Linux {on['kernel']}, "
+        f"{row['n_cpus']} x {on['cpu']}, {on['memory_gib']} GiB, Python {on['python']}, load {row['load_before']}"
+    )
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *lines))

@@ -1,0 +1,78 @@
+"""Whether a directory takes `FOO` for `foo`: then a missing name can begin to exist without having been made."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import struct
+
+from fusefs.linux import libc
+from fusefs.linux.dirents import Dirents
+from fusefs.linux.fd import Fd
+
+_EXT, _F2FS, _TMPFS, _OVERLAY, _XFS = 0xEF53, 0xF2F52010, 0x01021994, 0x794C7630, 0x58465342
+_BTRFS, _RAMFS, _GFS2, _OCFS2, _LUSTRE = 0x9123683E, 0x858458F6, 0x01161970, 0x7461636F, 0x0BD00BD0
+_FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS = 0x4D44, 0x2011BAB0, 0x5346544E, 0x7366746E, 0x4244, 0x482B
+_SMB, _CIFS, _SMB2, _NCP, _VBOX = 0x517B, 0xFF534D42, 0xFE534D42, 0x564C, 0x786F4256
+_AFFS, _ADFS, _HPFS = 0xADFF, 0xADF5, 0xF995E849
+
+_EXACT = frozenset({_BTRFS, _RAMFS, _GFS2, _OCFS2, _LUSTRE})
+_FOLDING = frozenset(
+    {_FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS, _SMB, _CIFS, _SMB2, _NCP, _VBOX, _AFFS, _ADFS, _HPFS}
+)
+_FLAGGED = frozenset({_EXT, _F2FS, _TMPFS, _OVERLAY})
+"""A directory of these has a flag for it. All others are tried."""
+
+_FS_IOC_GETFLAGS = 0x80086601
+_FLAGS = struct.Struct("=I4x")
+_FS_CASEFOLD_FL = 0x40000000
+_XFS_IOC_FSGEOMETRY_V1 = 0x80705864
+_XFS_GEOMETRY = struct.Struct("=92xI16x")
+"""struct xfs_fsop_geom_v1: its flags alone."""
+_XFS_FSOP_GEOM_FLAGS_DIRV2CI = 1 << 12
+_N_TRIED = 256
+
+
+def folds_case(dir_fd: int) -> bool:
+    """Whether names in a directory are found by other spellings too; True where nobody can tell.
+
+    dir_fd  O_PATH will do
+    Cost    a few calls that don't wait; where there is no flag for it, a part of the directory is read, and two names
+            looked up
+    """
+    kind = libc.statfs_type(dir_fd)
+    if kind in _EXACT:
+        return False
+    if kind in _FOLDING:
+        return True
+    try:
+        with Fd(os.open(b"/proc/self/fd/%d" % dir_fd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            if kind == _XFS:
+                return bool(_asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY) & _XFS_FSOP_GEOM_FLAGS_DIRV2CI)
+            if kind in _FLAGGED:
+                return bool(_asked(fd, _FS_IOC_GETFLAGS, _FLAGS) & _FS_CASEFOLD_FL)
+            return _finds_another_spelling(fd)
+    except OSError as error:
+        # A kernel without flags here (tmpfs until 6.6) has no folding here either; else it may only be searched.
+        return not (kind in _FLAGGED and error.errno == errno.ENOTTY)
+
+
+def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
+    buffer = bytearray(answer.size)
+    libc.ioctl(fd, request, buffer)
+    flags: int = answer.unpack(buffer)[0]
+    return flags
+
+
+def _finds_another_spelling(fd: Fd) -> bool:
+    """Whether the first name that has letters is there in the other case too, as the same inode."""
+    for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
+        other = name.swapcase()
+        if other != name:
+            try:
+                found = os.stat(other, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            return os.path.samestat(found, os.stat(name, dir_fd=fd, follow_symlinks=False))
+    return True

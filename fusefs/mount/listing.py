@@ -1,0 +1,227 @@
+"""Listings: on a local filesystem each entry is looked at when it is told; on a slow one names are told at once.
+
+There, attributes come with the names when they are remembered, or when somebody has begun to ask for them (see ahead).
+Offsets are the backing filesystem's own: what stands in a directory throughout comes exactly once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.entries import Entries
+from fusefs.core.inodes import Node, NodeId, source_key
+from fusefs.core.names import STORE
+from fusefs.linux.dirents import Dirent, Dirents
+from fusefs.linux.fd import Fd
+from fusefs.mount import trashdir
+from fusefs.mount.ahead import Batch, Walk
+from fusefs.mount.memory import Look
+from fusefs.mount.vfs import Known, Vfs
+
+_DOTS = (b".", b"..")
+_N_TOLD = 256
+"""Entries looked at before a reply: a little more than it takes."""
+_N_RECALLED = 1024
+
+
+class Listed(NamedTuple):
+    """An entry of a listing, and where the listing goes on after it.
+
+    known  None: the kernel is told the name, the inode number and the kind, and asks for the rest when it wants it
+    """
+
+    name: bytes
+    known: Known | None
+    ino: int
+    kind: int
+    offset: int
+
+
+class Listing:
+    """A directory that a client reads. Of a slow filesystem:
+
+    at        the offset for which entries are ready
+    ready     the entries from there on; some of them
+    walk      how far it is told
+    batch     what was looked at for the next reply
+    gathered  the entries from the beginning on, to be remembered at the end; the look began with them
+    recalled  all entries, from memory, and how many of them were made ready
+    """
+
+    def __init__(self, node: Node, entries: Dirents) -> None:
+        """entries: from its beginning."""
+        self.node = node
+        self.entries = entries
+        self.at = -1
+        self.ready: Sequence[Dirent] = ()
+        self.walk: Walk | None = None
+        self.batch: Batch | None = None
+        self.gathered: Entries | None = None
+        self.look: Look | None = None
+        self.recalled: Entries | None = None
+        self.n_recalled = 0
+
+    def close(self) -> None:
+        """It is not read any more, or not from one end to the other."""
+        self.gathered = self.recalled = None
+        if self.look is not None:
+            self.look.end()
+            self.look = None
+
+
+def opendir(vfs: Vfs, nodeid: int) -> int:
+    """A handle of a directory."""
+    node = vfs.node(nodeid)
+    if node.last is not None:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    vfs.make_room()
+    path = b"/proc/self/fd/%d" % vfs.directories.fd_of(node)
+    fd = Fd(vfs.gate.call(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    return vfs.handles.add(node, fd, Listing(node, Dirents(fd)))
+
+
+def releasedir(vfs: Vfs, fh: int) -> None:
+    """Close a handle of a directory."""
+    vfs.handles.listing(fh).close()
+    vfs.release(fh)
+
+
+def prepare(vfs: Vfs, fh: int, offset: int) -> None:
+    """Read what comes next from a slow filesystem, so that `read` need not wait; nothing on the loop's own thread."""
+    listing = vfs.handles.listing(fh)
+    if vfs.gate.is_home():
+        listing.at = -1
+        return
+    node = listing.node
+    with vfs.memory.changes(node.source):  # the time of its last access
+        _go_to(vfs, listing, offset)
+    listing.batch = None
+    if trashdir.is_below(node) or vfs.folds(node, listing.entries.fd):
+        listing.walk = None
+        vfs.ahead.drop(node)
+    walk, fd = listing.walk, listing.entries.fd
+    if walk is None or not walk.is_asked:
+        return
+    names = [name for name, *_ in listing.ready if name not in _DOTS]
+    if walk.batch is not None:
+        vfs.gate.call(walk.batch.wait)
+    listing.batch = vfs.ahead.fetch(walk, node, fd, names[:_N_TOLD])
+    if listing.batch is not None:
+        vfs.gate.call(listing.batch.wait)
+    if vfs.memory.is_kept:
+        vfs.ahead.fetch(walk, node, fd, names[_N_TOLD : 2 * _N_TOLD])
+
+
+def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
+    """Have the entries ready that follow an offset."""
+    if offset == 0:
+        listing.close()
+        listing.walk = vfs.ahead.begin(listing.node, listing.entries.fd)
+        listing.look = vfs.memory.looking()
+        listing.gathered = Entries()
+        listing.recalled, listing.n_recalled = vfs.memory.listing(listing.node), 0
+        listing.ready = ()
+    elif offset != listing.at:
+        passed = next((number for number, entry in enumerate(listing.ready, 1) if entry[2] == offset), None)
+        if passed is None:
+            listing.close()  # it was sent elsewhere
+        listing.ready = () if passed is None else listing.ready[passed:]
+    listing.at = offset
+    if not listing.ready:
+        listing.ready = _next(vfs, listing, offset)
+
+
+def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
+    if listing.recalled is not None:
+        part = range(listing.n_recalled, min(listing.n_recalled + _N_RECALLED, len(listing.recalled)))
+        listing.n_recalled = part.stop
+        return [listing.recalled[number] for number in part]
+    entries = vfs.gate.call(listing.entries.block, offset)
+    if listing.look is not None and listing.gathered is not None:
+        if entries:
+            listing.gathered.extend(entries)
+        else:
+            listing.look.learn_listing(listing.node, listing.gathered)
+        if not entries or listing.gathered.n_bytes > vfs.memory.cache.largest_bytes:
+            listing.close()
+    return entries
+
+
+def read(vfs: Vfs, fh: int, offset: int) -> Iterator[Listed]:
+    """The entries from an offset on; `told` must follow each.
+
+    An error after the first entry ends the listing there: the next call meets it again.
+    """
+    listing = vfs.handles.listing(fh)
+    if listing.at == offset:
+        yield from _ready(vfs, listing)
+        return
+    is_first = True
+    try:
+        for listed in _looked_at(vfs, listing, offset):
+            yield listed
+            is_first = False
+    except OSError:
+        if is_first:
+            raise
+
+
+def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
+    node, fd, nodes, identify = listing.node, listing.entries.fd, vfs.nodes, vfs.identify
+    timeout_s = 0 if trashdir.is_below(node) or vfs.folds(node, fd) else vfs.memory.lifetime_s
+    for name, ino, following, kind in listing.entries.read_from(offset):
+        if name in _DOTS:
+            yield Listed(name, _dot(ino), ino, kind, following)
+        elif not trashdir.is_hidden(node, name, shows_trash=vfs.shows_trash):
+            try:
+                seen, handle = identify(fd, name)
+            except FileNotFoundError:
+                continue  # it went meanwhile
+            found = nodes.learn(source_key(seen, handle), seen, node, name)
+            yield Listed(name, Known(found.nodeid, seen, 0 if name == STORE else timeout_s), ino, kind, following)
+
+
+def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
+    node = listing.node
+    is_below = trashdir.is_below(node)
+    for name, ino, following, kind in listing.ready:
+        if name in _DOTS:
+            yield Listed(name, _dot(ino), ino, kind, following)
+        elif not trashdir.is_hidden(node, name, shows_trash=vfs.shows_trash):
+            known = None if is_below else vfs.remembered(node, name) or _just_seen(vfs, listing, name)
+            yield Listed(name, known, ino, kind, following)
+
+
+def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
+    """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
+    batch = listing.batch
+    seen, handle = batch.found.get(name, (None, b"")) if batch is not None else (None, b"")
+    if batch is None or seen is None or name == STORE:
+        return None
+    source = source_key(seen, handle)
+    if not batch.look.is_true(listing.node, name, source):
+        return None
+    return Known(vfs.nodes.learn(source, seen, listing.node, name).nodeid, seen, batch.look.left_s())
+
+
+def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:
+    """Whether the kernel took an entry: of a node a reference more, unless it is `.` or `..`."""
+    if listed.name in _DOTS:
+        return
+    if listed.known is None:
+        walk = vfs.handles.listing(fh).walk
+        if is_taken and walk is not None:
+            walk.names.append(listed.name)
+    elif is_taken:
+        vfs.counted(listed.known)
+    else:
+        vfs.not_taken(listed.known)
+
+
+def _dot(ino: int) -> Known:
+    """What is told of `.` and `..`: the kernel takes no more than the number and the type."""
+    return Known(NodeId(ino), Attributes(0, ino, 0o040755, 1, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0), 0)

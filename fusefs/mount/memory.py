@@ -1,0 +1,184 @@
+"""What the daemon remembers of a slow backing filesystem when the kernel has forgotten it, or has not asked yet.
+
+Of a local one it learns nothing: the kernel below answers as quickly (docs/decisions/0010).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.cache import Cache
+from fusefs.core.entries import Entries
+from fusefs.core.inodes import Node, SourceKey, source_key
+from fusefs.core.mountstats import Sort
+from fusefs.mount.gate import Gate
+from fusefs.mount.stats import Stats
+
+R = TypeVar("R")
+
+Seen = tuple[Attributes, bytes]
+"""What a look at a name finds: attributes and file handle."""
+Place = tuple[Node, bytes]
+"""A name in a directory."""
+
+
+class Look:
+    """A look at the backing filesystem, from its beginning to its `end`: what it finds is as old as its beginning."""
+
+    def __init__(self, cache: Cache, lifetime_s: float) -> None:
+        self._cache = cache
+        self._lifetime_s = lifetime_s
+        self._began_s = time.monotonic()
+        self._epoch = cache.begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """It learns nothing any more."""
+        self._cache.end()
+
+    def left_s(self) -> float:
+        """How long what it found may be believed from now on."""
+        return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
+
+    def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
+        """What a name means, and what that is."""
+        self._cache.learn_name(directory.source, name, source, self._epoch, self._began_s)
+        self.learn_attributes(source, seen)
+
+    def learn_all(self, directory: Node, found: Mapping[bytes, Seen]) -> None:
+        """The same of many names."""
+        for name, (seen, handle) in found.items():
+            self.learn(directory, name, source_key(seen, handle), seen)
+
+    def learn_missing(self, directory: Node, name: bytes) -> None:
+        """Nothing has this name."""
+        self._cache.learn_name(directory.source, name, None, self._epoch, self._began_s)
+
+    def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
+        """What an inode is."""
+        self._cache.learn_attributes(source, seen, self._epoch, self._began_s)
+
+    def learn_target(self, source: SourceKey, target: bytes) -> None:
+        """Where a link leads."""
+        self._cache.learn_target(source, target, self._epoch, self._began_s)
+
+    def learn_listing(self, directory: Node, entries: Entries) -> None:
+        """All entries of a directory."""
+        self._cache.learn_listing(directory.source, entries, self._epoch, self._began_s)
+
+    def is_true(self, directory: Node, name: bytes, source: SourceKey) -> bool:
+        """Whether what it saw under a name has neither changed since nor grown too old."""
+        return self.left_s() > 0 and self._cache.is_unchanged(self._epoch, directory.source, name, source)
+
+
+class _Glance(Look):
+    """A look on the loop's own thread, during which nothing else happens: nothing is learnt, and it is not old."""
+
+    def __init__(self, lifetime_s: float) -> None:
+        self._lifetime_s = lifetime_s
+
+    def end(self) -> None:
+        pass
+
+    def left_s(self) -> float:
+        return self._lifetime_s
+
+    def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
+        pass
+
+    def learn_missing(self, directory: Node, name: bytes) -> None:
+        pass
+
+    def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
+        pass
+
+    def learn_target(self, source: SourceKey, target: bytes) -> None:
+        pass
+
+
+class Memory:
+    """The cache of one mount, as the vfs uses it."""
+
+    def __init__(self, gate: Gate, stats: Stats, size_bytes: int, lifetime_s: float) -> None:
+        """lifetime_s: how long anything may be believed, by the kernel and by us together."""
+        self.size_bytes = size_bytes
+        self.is_kept = size_bytes > 0 and lifetime_s > 0
+        self.lifetime_s = lifetime_s
+        self.cache = Cache(size_bytes, lifetime_s)
+        self._gate = gate
+        self._stats = stats
+        self._glance = _Glance(lifetime_s)
+
+    def looking(self) -> Look:
+        """A look by this operation, to be ended."""
+        return self._glance if self._gate.is_home() else self.looking_ahead()
+
+    def looking_ahead(self) -> Look:
+        """A look by other threads, to be ended."""
+        return Look(self.cache, self.lifetime_s)
+
+    def knows(self, directory: Node, name: bytes) -> bool:
+        """Whether it is remembered what a name means."""
+        return self.cache.name(directory.source, name, time.monotonic()) is not None
+
+    def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
+        """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
+        found = self.cache.name(directory.source, name, time.monotonic())
+        return self._count(Sort.MISSING_NAME if found is not None and found[0] is None else Sort.NAME, found)
+
+    def attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
+        """What an inode is, and for how many seconds that may be believed; None: not known."""
+        return self._count(Sort.ATTRIBUTES, self.cache.attributes(source, time.monotonic()))
+
+    def target(self, node: Node) -> bytes | None:
+        """Where a link leads; None: not known."""
+        return self._count(Sort.LINK_TARGET, self.cache.target(node.source, time.monotonic()))
+
+    def listing(self, directory: Node) -> Entries | None:
+        """All entries of a directory; None: not known."""
+        return self._count(Sort.LISTING, self.cache.listing(directory.source, time.monotonic()))
+
+    def _count(self, sort: Sort, found: R | None) -> R | None:
+        (self._stats.miss if found is None else self._stats.hit)(sort)
+        return found
+
+    @contextmanager
+    def changes(self, *sources: SourceKey, names: Iterable[Place] = ()) -> Iterator[None]:
+        """What the block changes is looked at anew: these inodes, these names, and the directories that have them.
+
+        From its beginning, so that nobody hears what is wrong by then; and from its end, for who looked meanwhile.
+        """
+        self._forget(sources, names)
+        try:
+            yield
+        finally:
+            self._forget(sources, names)
+
+    def changed(self, source: SourceKey, name: bytes | None = None) -> None:
+        """An inode changed behind the mount; or a name in a directory."""
+        if name is None:
+            self.cache.attributes_changed(source)
+        else:
+            self.cache.name_changed(source, name)
+
+    def ended(self, source: SourceKey) -> None:
+        """An incarnation lost its last link: where there are no handles, the next one may look like it."""
+        self.cache.directory_changed(source)
+
+    def _forget(self, sources: Iterable[SourceKey], names: Iterable[Place]) -> None:
+        for source in sources:
+            self.cache.attributes_changed(source)
+        for directory, name in names:
+            self.cache.name_changed(directory.source, name)

@@ -1,0 +1,108 @@
+"""The mounts of ours that are seen from here, and their numbers; no mount is touched, for it may hang."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from fusefs.core.errors import NotFound, NotPermitted
+from fusefs.core.mountstats import MountStats, Seen, decode
+from fusefs.core.names import printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.locks import is_locked
+from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.mount import runtime
+from fusefs.mount.points import top_mount
+
+_MAX_BYTES = 1 << 18
+_MAX_LINKS = 40
+
+
+def all_mounts() -> list[Mount]:
+    """Our mounts whose numbers this user may read, each once."""
+    mounts = read_mounts()
+    seen = [mount for mount in mounts if mount.is_ours() and top_mount(mount.point, mounts) is mount]
+    mine = [mount for mount in seen if mount.owner in (0, os.geteuid())]
+    return list({mount.device: mount for mount in reversed(mine)}.values())[::-1]
+
+
+def mount_at(path: bytes) -> Mount:
+    """Our mount at a path, which may be a link. Raises  NotFound"""
+    mounts = read_mounts()
+    at, is_there = _follow(os.path.abspath(path), mounts)
+    mount = top_mount(at, mounts)
+    if mount is None or not mount.is_ours():
+        raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists its mounts")
+    if not is_there:
+        point = printable(mount.point)
+        raise NotFound(f"a mount of trashd at {printable(path)}", f"it lies in one: trashd stats {point}")
+    return mount
+
+
+def look(mount: Mount) -> Seen:
+    """What a mount's daemon counted.
+
+    Raises  NotFound: there are no numbers of it; NotPermitted: a user's mount; TrashdError: they are not understood
+    """
+    point = printable(mount.point)
+    if mount.owner not in (0, os.geteuid()):
+        raise NotPermitted(f"the numbers of {point}", "who mounted it can ask for them")
+    major, _, minor = mount.device.partition(b":")
+    device = os.makedev(int(major), int(minor))
+    for path in _files(mount):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            stats, is_running = _read(path)
+            if stats.device == device:
+                return Seen(mount.point, mount.source, stats, is_running)
+    hint = "its daemon has no runtime directory, or is of an older version"
+    if mount.owner == 0 and os.geteuid():
+        hint = "its daemon is of an older version, or was started in another mount namespace; root may find them"
+    raise NotFound(f"the numbers of {point}", hint)
+
+
+def _files(mount: Mount) -> Iterator[bytes]:
+    """Where they may be: by the mount's place, or, if it was mounted elsewhere, wherever a mount's are."""
+    above = runtime.HOME if mount.owner == 0 else runtime.home()
+    if above is None:
+        return
+    places = [one.point for one in read_mounts() if one.device == mount.device]
+    usual = [b"/".join([above, runtime.name_of(point), runtime.STATS]) for point in places]
+    yield from usual
+    with suppress(FileNotFoundError, PermissionError):
+        yield from (b"/".join([above, name, runtime.STATS]) for name in os.listdir(above))
+
+
+def _read(path: bytes) -> tuple[MountStats, bool]:
+    with Fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise FileNotFoundError(path)
+        is_running = is_locked(fd)  # before its numbers are read: those of its end are complete
+        return decode(os.read(fd, _MAX_BYTES)), is_running
+
+
+def _follow(path: bytes, mounts: Sequence[Mount]) -> tuple[bytes, bool]:
+    """Where a path leads, up to the first mount of ours, and whether that is the whole of it."""
+    left = path.split(b"/")[:0:-1]
+    at, n_links = b"/", 0
+    while left:
+        name = left.pop()
+        if name in (b"", b"."):
+            continue
+        below = os.path.dirname(at) if name == b".." else os.path.join(at, name)
+        mount = top_mount(below, mounts)
+        if mount is not None and mount.is_ours():
+            return below, not any(left)
+        target = b""
+        with suppress(OSError):  # no link, or not there: then nothing is mounted there either
+            target = os.readlink(below)
+        if not target:
+            at = below
+            continue
+        n_links += 1
+        if n_links > _MAX_LINKS:
+            break
+        at = b"/" if target.startswith(b"/") else at
+        left += target.split(b"/")[::-1]
+    return at, not left

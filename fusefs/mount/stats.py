@@ -1,0 +1,163 @@
+"""What the daemon counts, in a file that it has mapped: always true, read by others without asking the daemon.
+
+No writer wakes for it, and when the daemon is killed its last numbers stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from typing import Final
+
+import trio
+
+from fusefs.core.mountstats import BOUNDS_NS, N_BUCKETS, Gauges, Layout, Sort, Table, encode
+from fusefs.core.names import printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.locks import lock_open_file
+from fusefs.linux.places import make_dir
+from fusefs.linux.replacing import NEW
+from fusefs.mount import runtime
+
+_LAYOUT: Final = Layout(Table(version="", pid=0, started_ns=0))
+CELL_OF: Final = _LAYOUT.operations
+"""Where the counters of an operation begin."""
+_FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS = _LAYOUT.failed, _LAYOUT.total_ns, _LAYOUT.max_ns, _LAYOUT.buckets
+_FIRST_BITS = BOUNDS_NS[0].bit_length() - 1
+_LAST = N_BUCKETS - 1
+_LAG_S = 0.1
+"""From a change to the gauges that tell it: counting everything at each operation would cost more than most of them."""
+
+_log = logging.getLogger(__name__)
+
+
+class Stats:
+    """The numbers of one mount. No operation waits for them: each costs a fraction of a microsecond.
+
+    What is remembered is counted on the trio thread or under the vfs's lock, all else on the trio thread.
+    """
+
+    def __init__(self, cells: memoryview) -> None:
+        """cells: of `core.mountstats.encode`, as numbers that can be changed; in_memory() has some of its own."""
+        self._cells = cells
+        self._has_rested = trio.Event()
+        self._rests = False
+
+    @classmethod
+    def in_memory(cls) -> Stats:
+        """Numbers that nobody else sees."""
+        return cls(memoryview(bytearray(8 * _LAYOUT.n_cells)).cast("Q"))
+
+    def count(self, cell: int, took_ns: int, *, has_failed: bool) -> None:
+        """An operation has ended. cell: of CELL_OF"""
+        cells = self._cells
+        bucket = (took_ns >> _FIRST_BITS).bit_length()
+        if bucket > _LAST:
+            bucket = _LAST
+        cells[cell + _BUCKETS + bucket] += 1
+        cells[cell + _TOTAL_NS] += took_ns
+        if took_ns > cells[cell + _MAX_NS]:
+            cells[cell + _MAX_NS] = took_ns
+        if has_failed:
+            cells[cell + _FAILED] += 1
+        if self._rests:
+            self.changed()
+
+    def hit(self, sort: Sort) -> None:
+        """Something was remembered when it was needed."""
+        self._cells[_LAYOUT.sorts + 2 * sort] += 1
+
+    def miss(self, sort: Sort) -> None:
+        """Something was not."""
+        self._cells[_LAYOUT.sorts + 2 * sort + 1] += 1
+
+    def changed(self) -> None:
+        """A gauge has changed without an operation: on the trio thread."""
+        if self._rests:
+            self._rests = False
+            self._has_rested.set()
+
+    def mounted(self, device: bytes) -> None:
+        """From now on these are the numbers of that mount. device: `major:minor`, as mountinfo has it"""
+        major, _, minor = device.partition(b":")
+        self._cells[_LAYOUT.device] = os.makedev(int(major), int(minor))
+
+    async def keep_gauges(self, gauges: Callable[[], Gauges]) -> None:
+        """Set the gauges a moment after something happened, and never while nothing does.
+
+        Checkpoint  until something happens
+        """
+        while True:
+            self._set_gauges(gauges())
+            self._has_rested = trio.Event()
+            self._rests = True
+            await self._has_rested.wait()
+            await trio.sleep(_LAG_S)
+            self._cells[_LAYOUT.updated_ns] = time.time_ns()
+
+    def _set_gauges(self, gauges: Gauges) -> None:
+        for at, value in enumerate(gauges, _LAYOUT.gauges):
+            self._cells[at] = value
+
+
+@contextmanager
+def kept(target: bytes) -> Iterator[Stats]:
+    """The numbers of a mount to be, all 0, in the file where others look for them; it goes with the mount.
+
+    Without a place for it, or room, the mount works as well, and the log says so.
+    """
+    path = runtime.stats_file_of(target)
+    if path is None:
+        _log.info("%s: no `trashd stats` without a runtime directory of one's own", printable(target))
+        yield Stats.in_memory()
+        return
+    try:
+        fd = _make(path)
+    except OSError as error:
+        _log.warning("%s: no `trashd stats`: %s: %s", printable(target), printable(path), error.strerror)
+        yield Stats.in_memory()
+        return
+    with fd:
+        try:
+            yield Stats(_map(fd))
+        finally:
+            if not runtime.stands(target):
+                _remove(path, fd)
+
+
+def _make(path: bytes) -> Fd:
+    """A new file of zeros, all of it allocated, and locked: whoever can open it can tell that we live."""
+    make_dir(os.path.dirname(path))
+    with suppress(FileNotFoundError):
+        os.unlink(path + NEW)
+    fd = Fd(os.open(path + NEW, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        text = encode(Table(version=version("trashd"), pid=os.getpid(), started_ns=time.time_ns()))
+        os.write(fd, text)
+        lock_open_file(fd)
+        os.fchmod(fd, 0o644)
+        os.rename(path + NEW, path)
+    except BaseException:
+        fd.close()
+        raise
+    return fd
+
+
+def _map(fd: Fd) -> memoryview:
+    """The counters of the file, to be changed in place."""
+    mapped = mmap.mmap(fd, 0)
+    return memoryview(mapped)[mapped.size() - 8 * _LAYOUT.n_cells :].cast("Q")
+
+
+def _remove(path: bytes, fd: Fd) -> None:
+    """Take our file away, and a user's directory for it; not another daemon's of the same mount point."""
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            os.unlink(path)
+            if os.geteuid():  # root's is locked by us, and not only for this
+                os.rmdir(os.path.dirname(path))

@@ -1,0 +1,73 @@
+"""Extended attributes, and ACLs, which are such: by nodeid, on the backing filesystem."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from fusefs.linux import selinux
+from fusefs.linux.attributes import look_at
+from fusefs.linux.caller import Caller, in_group
+from fusefs.linux.fd import Fd
+from fusefs.mount.vfs import Vfs
+
+_LABEL = b"security.selinux"
+_TRUSTED = b"trusted."
+_ACL = b"system.posix_acl_"
+
+
+class Xattrs:
+    """The extended attributes of a mount. All methods raise OSError only.
+
+    SELinux labels are not among them: with SELinux the kernel gives one label to all of a mount and asks nobody;
+    without it `ls -l` asks for each entry's, unless it is told once that there are none.
+    """
+
+    def __init__(self, vfs: Vfs, *, are_shown: bool) -> None:
+        """are_shown: if not, the kernel is told at its first question that there are none, and asks no more."""
+        self._vfs = vfs
+        self._are_shown = are_shown
+        self._hides_labels = not selinux.is_enabled()
+
+    def get(self, nodeid: int, name: bytes) -> bytes:
+        """The value of one."""
+        self._require(name)
+        with self._vfs.hold(self._vfs.node(nodeid)) as fd:
+            return self._vfs.gate.call(os.getxattr, _path(fd), name)
+
+    def names(self, nodeid: int, caller: Caller) -> list[bytes]:
+        """Their names; trusted ones are root's to see."""
+        self._require(b"")
+        with self._vfs.hold(self._vfs.node(nodeid)) as fd:
+            names = [os.fsencode(name) for name in self._vfs.gate.call(os.listxattr, _path(fd))]
+        return [name for name in names if self._shows(name) and (caller.uid == 0 or not name.startswith(_TRUSTED))]
+
+    def set(self, nodeid: int, name: bytes, value: bytes) -> None:
+        """Set one, or an ACL."""
+        self._require(name)
+        node = self._vfs.node(nodeid)
+        with self._vfs.memory.changes(node.source), self._vfs.hold(node) as fd:
+            # For an ACL the kernel below asks whether the daemon is in the file's group.
+            gid = self._vfs.gate.call(look_at, fd).gid if name.startswith(_ACL) else 0
+            with in_group(gid):
+                self._vfs.gate.call(os.setxattr, _path(fd), name, value)
+
+    def remove(self, nodeid: int, name: bytes) -> None:
+        """Remove one."""
+        self._require(name)
+        node = self._vfs.node(nodeid)
+        with self._vfs.memory.changes(node.source), self._vfs.hold(node) as fd:
+            self._vfs.gate.call(os.removexattr, _path(fd), name)
+
+    def _require(self, name: bytes) -> None:
+        if not self._are_shown:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        if not self._shows(name):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def _shows(self, name: bytes) -> bool:
+        return name != _LABEL or not self._hides_labels
+
+
+def _path(fd: Fd) -> bytes:
+    return b"/proc/self/fd/%d" % fd

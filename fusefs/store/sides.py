@@ -1,0 +1,108 @@
+"""A directory on both sides: on the backing filesystem, and the same one as a mount of ours shows it.
+
+What is looked at is looked at on the backing filesystem. Names that others see are changed on the mounted side, so
+that the kernel and the daemon, who remember names, attributes and listings for long, learn of it by doing it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self, TypeVar
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+
+_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+_ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
+_STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
+
+T = TypeVar("T")
+
+
+class Sides(NamedTuple):
+    """One directory.
+
+    fd       on the backing filesystem (O_PATH)
+    mounted  in the mount (O_PATH); None where none of ours shows it
+    """
+
+    fd: Fd
+    mounted: Fd | None = None
+
+    def __enter__(self) -> Self:
+        """Own its fds for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close them."""
+        self.fd.close()
+        if self.mounted is not None:
+            self.mounted.close()
+
+    def names(self) -> Fd:
+        """Where its names are to be changed."""
+        return self.fd if self.mounted is None else self.mounted
+
+    def beneath(self, kernel: Kernel, path: bytes) -> Sides:
+        """A directory beneath it; without a mounted side if the mount shows another one there, or none now.
+
+        Raises  OSError
+        """
+        fd = kernel.open_beneath(self.fd, path or b".", _DIR)
+        with ExitStack() as owned:
+            owned.enter_context(fd)
+            mounted = open_shown_as(kernel, self.mounted, path, fd)
+            owned.pop_all()
+        return Sides(fd, mounted)
+
+
+def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:
+    """What a mount of ours shows as a directory that is open (O_PATH); None if it shows another there, or none now.
+
+    above, path  where that is, from a directory in the mount
+    """
+    if above is None:
+        return None
+    with suppress(OSError), ExitStack() as owned:
+        mounted = owned.enter_context(patiently(lambda: kernel.open_beneath(above, path or b".", _DIR)))
+        if is_shown_as(kernel.fstat(fd), kernel.fstat(mounted)):
+            owned.pop_all()
+            return mounted
+    return None
+
+
+def refresh(kernel: Kernel, above: Fd, path: bytes) -> None:
+    """Let a mount of ours look again at a directory whose attributes were changed behind it; whatever is there now.
+
+    It changes nothing, so that it may fail, or meet another one: then that one is looked at.
+    """
+    with suppress(OSError), kernel.open_beneath(above, path, _DIR) as mounted:
+        kernel.refresh(mounted)
+
+
+def patiently(look: Callable[[], T]) -> T:
+    """The result of a look at something in a mount that may have moved behind it.
+
+    The kernel has a directory in one place only. It moves it when it sees it in another, unless somebody renames
+    something at that moment: then it says ESTALE, even to who asks twice.
+    Source  fs/dcache.c, __d_unalias
+    """
+    for _ in range(_STALE_PATIENCE):
+        try:
+            return look()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            time.sleep(_STALE_PAUSE_S)
+    return look()
+
+
+def is_shown_as(backing: os.stat_result, mounted: os.stat_result) -> bool:
+    """Whether a mount of ours may show the one as the other: it keeps inode numbers, but for a private range."""
+    is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
+    return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)

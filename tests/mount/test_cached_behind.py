@@ -1,0 +1,242 @@
+"""What changes behind a shared mount is seen in time, though the kernel, the daemon or both have remembered it.
+
+Where the kernel tells of changes (fanotify), at once: long before the timeout, which is an hour here. Where it does
+not, after the timeout: however often somebody looked meanwhile, what is believed gets no younger by that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, renameat2
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.sides import Sides, sides
+from tests.support.volumes import bind_mount, loop_volume, overlay_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+AT_ONCE_S = 5.0
+TIMEOUT_S = 0.5
+TICK_S = 0.05  # the kernel counts in jiffies, and rounds up
+LIMIT_S = 60
+N_ROUNDS, N_WRITERS, N_CHANGES = 4, 3, 40
+WATCHED = {
+    "tmpfs": ("tmpfs", []),
+    "ext4": ("ext4", []),
+    "without the daemon's cache": ("tmpfs", ["cache_size=0"]),
+    "tiny": ("tmpfs", ["cache_size=4K"]),
+    "in threads": ("ext4", ["backing=slow"]),
+}
+UNWATCHED = {"local": [], "without the daemon's cache": ["cache_size=0"], "in threads": ["backing=slow"]}
+PATHS = (
+    ".", "file", "hard", "link", "new", "inner", "inner/child", "inner/new", "inner/kid", "other", "other/kid",
+    "other/child", "replaced", "replaced/child",
+)  # fmt: skip
+_NUMBERS = itertools.count()
+
+
+def make(top: Path) -> None:
+    for name in ("inner", "other"):
+        (top / name).mkdir(parents=True)
+    for name in ("file", "inner/child", "other/kid", "replaced"):
+        (top / name).write_bytes(b"content of " + name.encode())
+    os.link(top / "file", top / "hard")
+    (top / "link").symlink_to("file")
+
+
+def exchange(top: Path, one: str, two: str) -> None:
+    renameat2(AT_FDCWD, bytes(top / one), AT_FDCWD, bytes(top / two), RENAME_EXCHANGE)
+
+
+def replace_link(top: Path) -> None:
+    (top / "to come").symlink_to("inner/child")
+    (top / "to come").rename(top / "link")
+
+
+def replace_by_directory(top: Path) -> None:
+    (top / "replaced").unlink()
+    (top / "replaced").mkdir()
+    (top / "replaced/child").touch()
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "create": lambda top: (top / "new").write_bytes(b"new"),
+    "create below": lambda top: (top / "inner/new").mkdir(),
+    "link": lambda top: os.link(top / "file", top / "inner/new"),
+    "unlink": lambda top: (top / "inner/child").unlink(),
+    "unlink one of two names": lambda top: (top / "file").unlink(),
+    "rename": lambda top: (top / "file").rename(top / "inner/new"),
+    "rename over": lambda top: (top / "other/kid").rename(top / "inner/child"),
+    "rename a directory": lambda top: (top / "inner").rename(top / "new"),
+    "exchange directories": lambda top: exchange(top, "inner", "other"),
+    "exchange a link and a directory": lambda top: exchange(top, "link", "inner"),
+    "another link": replace_link,
+    "a directory for a file": replace_by_directory,
+    "write": lambda top: (top / "hard").write_bytes(b"longer content than there was"),
+    "cut": lambda top: os.truncate(top / "hard", 3),
+    "chmod": lambda top: (top / "hard").chmod(0o604),
+    "chmod of a directory": lambda top: (top / "inner").chmod(0o1711),
+    "chown of a link": lambda top: os.lchown(top / "link", 12, 34),
+    "utime": lambda top: os.utime(top / "hard", ns=(10**18, 10**18 + 1)),
+    "xattr": lambda top: os.setxattr(top / "hard", "user.first", b"1"),
+}
+
+
+def is_alike(both: Sides) -> bool:
+    try:
+        both.assert_alike(PATHS)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module", params=WATCHED)
+def watched(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
+    fs_type, options = WATCHED[request.param]
+    with loop_volume("ext4", 64) if fs_type == "ext4" else tmpfs_volume() as volume:
+        (volume / "source").mkdir()
+        with sides(volume / "source", ["coherence=shared", "timeout=3600", *options]) as both:
+            yield both
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True], ids=["known to the kernel", "forgotten by the kernel"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_behind_the_mount_is_seen_at_once(
+    watched: tuple[Mounted, Sides], change: str, is_forgotten: bool
+) -> None:
+    """The daemon too must be told: of what the kernel has forgotten, it answers from its own memory."""
+    mounted, top = watched
+    both = top.below(f"place{next(_NUMBERS)}")
+    make(both.behind)
+    assert until(both.seen.exists, AT_ONCE_S)
+    both.warm(PATHS)
+    assert until(lambda: is_alike(both), AT_ONCE_S)
+    if is_forgotten:
+        mounted.forget_all()
+    CHANGES[change](both.behind)
+    if not until(lambda: is_alike(both), AT_ONCE_S):
+        both.assert_alike(PATHS)
+    mounted.forget_all()
+    both.assert_alike(PATHS)
+
+
+def test_what_is_looked_at_while_it_changes_is_right_when_it_is_quiet(watched: tuple[Mounted, Sides]) -> None:
+    """An answer that was on its way when the change came must not be remembered."""
+    mounted, top = watched
+    both = top.below(f"place{next(_NUMBERS)}")
+    make(both.behind)
+
+    def change(number: int) -> None:
+        for i in range(N_CHANGES):
+            path = both.behind / f"inner/{number}-{i % 7}"
+            path.write_bytes(b"x" * i)
+            os.link(path, path.with_name("to come"))
+            path.with_name("to come").rename(path.with_name(path.name + "-renamed"))
+            if i % 5:
+                path.unlink()
+
+    paths = [
+        "inner",
+        *(f"inner/{number}-{i}{end}" for number in range(1) for i in range(7) for end in ("", "-renamed")),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        for i in range(N_ROUNDS):
+            writer = pool.submit(change, 0)
+            while not writer.done():
+                both.warm(paths)
+            writer.result(LIMIT_S)
+            if i % 2:
+                mounted.forget_all()
+
+            def is_right() -> bool:
+                try:
+                    both.assert_alike(paths)
+                except AssertionError:
+                    return False
+                return True
+
+            if not until(is_right, AT_ONCE_S):
+                both.assert_alike(paths)
+
+
+@pytest.fixture(scope="module", params=UNWATCHED)
+def unwatched(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
+    """An overlay: it has no file handles, so nobody tells."""
+    with overlay_volume() as overlay:
+        (overlay.path / "source").mkdir()
+        options = ["coherence=shared", f"timeout={TIMEOUT_S}", *UNWATCHED[request.param]]
+        with sides(overlay.path / "source", options) as both:
+            yield both
+
+
+@pytest.mark.parametrize("how", ["looking all the time", "forgetting all the time", "not looking"])
+def test_a_change_that_nobody_tells_is_seen_when_the_timeout_is_over(
+    unwatched: tuple[Mounted, Sides], how: str
+) -> None:
+    """All changes at a time, each in a place of its own, so that the timeout passes once."""
+    mounted, top = unwatched
+    places = {change: top.below(f"place{next(_NUMBERS)}") for change in CHANGES}
+    for both in places.values():
+        make(both.behind)
+    (top.seen / "new").touch()  # what was made behind it is listed now
+    for both in places.values():
+        both.warm(PATHS)
+    for change, both in places.items():
+        CHANGES[change](both.behind)
+    deadline_s = time.monotonic() + TIMEOUT_S + TICK_S
+    while time.monotonic() < deadline_s:
+        match how:
+            case "looking all the time":
+                for both in places.values():
+                    both.warm(PATHS)
+            case "forgetting all the time":
+                mounted.forget_all()
+                for both in places.values():
+                    for path in PATHS:
+                        os.path.lexists(both.seen / path)
+            case _:
+                until(lambda: time.monotonic() >= deadline_s, TIMEOUT_S * 2)
+    for both in places.values():
+        both.assert_alike(PATHS)
+
+
+@pytest.mark.parametrize("options", UNWATCHED.values(), ids=UNWATCHED)
+def test_what_nobody_may_believe_is_asked_for_each_time(options: list[str]) -> None:
+    """timeout=0: neither the kernel nor the daemon remembers anything."""
+    with overlay_volume() as overlay:
+        (overlay.path / "source").mkdir()
+        with sides(overlay.path / "source", ["coherence=shared", "timeout=0", *options]) as (_mounted, top):
+            for name, change in CHANGES.items():
+                both = top.below(name)
+                make(both.behind)
+                both.warm(PATHS)
+                change(both.behind)
+                both.assert_alike(PATHS)
+
+
+def test_two_mounts_of_one_directory_tell_each_other() -> None:
+    """What goes through one comes from behind for the other."""
+    with tmpfs_volume() as volume:
+        options = ["coherence=shared", "timeout=3600"]
+        points = [volume.with_name(name) for name in ("source", "one", "two")]
+        for point in points:
+            point.mkdir()
+        with (
+            bind_mount(volume, points[0]) as source,
+            trashd_mount(source, points[1], options) as one,
+            trashd_mount(source, points[2], options) as two,
+        ):
+            for mine, other in ((one, two), (two, one)):
+                name = mine.path.name
+                assert not (other.path / name).exists()
+                (mine.path / name).write_bytes(b"content")
+                assert until((other.path / name).exists, AT_ONCE_S)
+                (other.path / name).write_bytes(b"longer content")
+                assert until(lambda path=mine.path / name: path.stat().st_size == 14)  # type: ignore[misc]

@@ -1,0 +1,228 @@
+"""Replies that are held back, patched and passed on: their bytes, and what a kernel makes of them."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.mount.replies import NAME_ONLY_GENERATION, Replies, keep_listing, leave_out_nodes
+from tests.support.mounted import until
+from tests.support.waitingfs import waiting_mount
+
+HEAD = struct.Struct("=IiQ")
+OPEN_OUT = struct.Struct("=QIi")
+ENTRY_OUT = struct.Struct("=QQQQII88s")
+DIRENT = struct.Struct("=QQII")
+KEEP_CACHE, CACHE_DIR, STREAM = 2, 8, 16
+MIB = 1 << 20
+LIMIT_S = 30.0
+_GETDENTS64 = 217 if os.uname().machine == "x86_64" else 61
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Wire:
+    """A session's fd with a file for a device: what has come to the kernel."""
+
+    def __init__(self) -> None:
+        self.session_fd = os.memfd_create("session")
+        self.device = os.dup(self.session_fd)
+        self.replies = Replies(self.session_fd)
+
+    def reply(self, *parts: bytes, error: int = 0) -> bytes:
+        """What libfuse writes, head and parts; the message."""
+        message = HEAD.pack(HEAD.size + sum(map(len, parts)), -error, 7) + b"".join(parts)
+        assert os.writev(self.session_fd, [message[: HEAD.size], message[HEAD.size :]]) == len(message)
+        return message
+
+    def arrived(self) -> bytes:
+        """All of it."""
+        return os.pread(self.device, 4 * MIB, 0)
+
+
+@contextmanager
+def a_wire() -> Iterator[Wire]:
+    wire = Wire()
+    with ExitStack() as stack:
+        stack.callback(os.close, wire.session_fd)
+        stack.callback(os.close, wire.device)
+        stack.callback(wire.replies.close)
+        yield wire
+
+
+def listed(name: bytes, nodeid: int, offset: int, generation: int = NAME_ONLY_GENERATION) -> bytes:
+    """One entry of a READDIRPLUS reply; of the name alone, unless it is of another generation."""
+    entry = ENTRY_OUT.pack(nodeid, generation, 300, 301, 5, 6, bytes(range(88)))
+    dirent = DIRENT.pack(nodeid, offset, len(name), 8) + name
+    return entry + dirent.ljust(-(-len(dirent) // 8) * 8, b"\0")
+
+
+def unlisted(name: bytes, ino: int, offset: int) -> bytes:
+    """What arrives of it: no node."""
+    return bytes(40) + listed(name, ino, offset)[40:]
+
+
+def test_a_reply_that_nobody_patches_goes_straight_through() -> None:
+    with a_wire() as wire:
+        message = wire.reply(b"x" * 16)
+        assert wire.arrived() == message
+        wire.replies.replied()
+        assert wire.arrived() == message
+
+
+def test_a_reply_arrives_patched_and_the_next_one_untouched() -> None:
+    with a_wire() as wire:
+        wire.replies.patch_next(keep_listing)
+        wire.reply(OPEN_OUT.pack(5, STREAM, 9))
+        assert wire.arrived() == b""
+        wire.replies.replied()
+        first = wire.arrived()
+        assert OPEN_OUT.unpack_from(first, HEAD.size) == (5, STREAM | KEEP_CACHE | CACHE_DIR, 9)
+        second = wire.reply(OPEN_OUT.pack(5, 0, 0))
+        assert wire.arrived() == first + second
+
+
+def test_an_error_is_not_patched() -> None:
+    with a_wire() as wire:
+        wire.replies.patch_next(keep_listing)
+        message = wire.reply(error=errno.ENOTDIR)
+        wire.replies.replied()
+        assert wire.arrived() == message
+
+
+@pytest.mark.parametrize("name_size", [1, 7, 8, 9, 255])
+def test_entries_lose_their_nodes_and_keep_their_names(name_size: int) -> None:
+    names = [bytes([65 + number]) * name_size for number in range(3)]
+    with a_wire() as wire:
+        wire.replies.patch_next(leave_out_nodes)
+        wire.reply(*(listed(name, 100 + at, at) for at, name in enumerate(names)))
+        wire.replies.replied()
+        assert wire.arrived()[HEAD.size :] == b"".join(unlisted(name, 100 + at, at) for at, name in enumerate(names))
+
+
+def test_entries_of_which_more_is_known_stay_as_they_are() -> None:
+    with a_wire() as wire:
+        wire.replies.patch_next(leave_out_nodes)
+        entries = [listed(b"a", 100, 1, 0), listed(b"a name", 101, 2), listed(b"another name", 102, 3, 7)]
+        wire.reply(*entries)
+        wire.replies.replied()
+        assert wire.arrived()[HEAD.size :] == entries[0] + unlisted(b"a name", 101, 2) + entries[2]
+
+
+def test_the_end_of_a_listing_has_nothing_to_patch() -> None:
+    with a_wire() as wire:
+        wire.replies.patch_next(leave_out_nodes)
+        message = wire.reply()
+        wire.replies.replied()
+        assert wire.arrived() == message
+
+
+def test_a_listing_of_a_megabyte_is_held_back_and_a_short_one_after_it_is_short() -> None:
+    one = listed(b"a name of some length", 100, 1)
+    n_entries = MIB // len(one)
+    with a_wire() as wire:
+        for n in (n_entries, 1):
+            wire.replies.patch_next(leave_out_nodes)
+            wire.reply(one * n)
+            wire.replies.replied()
+        whole = unlisted(b"a name of some length", 100, 1)
+        assert wire.arrived()[HEAD.size : HEAD.size + n_entries * len(one)] == whole * n_entries
+        assert wire.arrived()[HEAD.size + n_entries * len(one) :][HEAD.size :] == whole
+
+
+def test_nothing_is_held_back_where_nobody_would_pass_it_on() -> None:
+    with a_wire() as wire:
+        wire.replies.let_pass()
+        assert not wire.replies.can_patch
+        wire.replies.patch_next(keep_listing)
+        message = wire.reply(OPEN_OUT.pack(5, 0, 0))
+        assert wire.arrived() == message
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="trashd-replies-") as path:
+        yield Path(path)
+
+
+def forget_all(path: Path) -> None:
+    """Let the kernel drop the nodes of a mount that nobody uses: any reconfiguration does that."""
+    subprocess.run(["mount", "-i", "-o", "remount,ro", path], check=True)
+
+
+def names_at_once(path: Path, size: int) -> list[bytes]:
+    """A listing by getdents64 with a buffer of a size: the kernel asks for as much, up to its own limit."""
+    buffer = ctypes.create_string_buffer(size)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    names = []
+    try:
+        while (n_bytes := _libc.syscall(_GETDENTS64, fd, buffer, size)) > 0:
+            at = 0
+            while at < n_bytes:
+                length = struct.unpack_from("=H", buffer, at + 16)[0]
+                names.append(buffer.raw[at + 19 : at + length].split(b"\0", 1)[0])
+                at += length
+    finally:
+        os.close(fd)
+    assert n_bytes == 0
+    return names
+
+
+@pytest.mark.needs("root", "fuse")
+def test_a_kept_listing_is_not_asked_for_again(place: Path) -> None:
+    with waiting_mount(place, "--entries", "500", "--keep", limit_s=LIMIT_S) as mount:
+        first = os.listdir(place)
+        n_readdirs = mount.count("readdirs")
+        assert len(first) == 500
+        assert os.listdir(place) == first
+        assert mount.count("readdirs") == n_readdirs
+
+
+@pytest.mark.needs("root", "fuse")
+def test_without_the_bits_a_listing_is_asked_for_again(place: Path) -> None:
+    with waiting_mount(place, "--entries", "500", limit_s=LIMIT_S) as mount:
+        first = os.listdir(place)
+        n_readdirs = mount.count("readdirs")
+        assert os.listdir(place) == first
+        assert mount.count("readdirs") == 2 * n_readdirs
+
+
+@pytest.mark.needs("root", "fuse")
+def test_names_alone_give_the_kernel_no_node_and_no_reference(place: Path) -> None:
+    with waiting_mount(place, "--entries", "300", "--names-only", limit_s=LIMIT_S) as mount:
+        with os.scandir(place) as entries:
+            assert {(entry.name, entry.inode(), entry.is_file()) for entry in entries} == {
+                (str(number), 1000 + number, True) for number in range(300)
+            }
+        assert mount.count("lookups") == 0
+        assert (place / "7").stat().st_size == 7
+        assert mount.count("lookups") == 1
+        forget_all(place)
+        assert until(lambda: mount.count("forgotten") == 1)
+
+
+@pytest.mark.needs("root", "fuse")
+def test_with_nodes_a_listing_answers_for_the_attributes_too(place: Path) -> None:
+    with waiting_mount(place, "--entries", "300", limit_s=LIMIT_S) as mount:
+        assert len(os.listdir(place)) == 300
+        assert (place / "7").stat().st_size == 7
+        assert mount.count("lookups") == 0
+        forget_all(place)
+        assert until(lambda: mount.count("forgotten") == 300)
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("words", [("--names-only",), ("--keep", "--names-only")], ids=["names", "kept"])
+def test_a_large_listing_comes_in_large_replies(place: Path, words: tuple[str, ...]) -> None:
+    n_entries = 20_000
+    with waiting_mount(place, "--entries", str(n_entries), *words, limit_s=LIMIT_S) as mount:
+        assert sorted(map(int, names_at_once(place, MIB))) == list(range(n_entries))
+        assert mount.count("readdirs") < n_entries / 100 or "--keep" in words

@@ -1,0 +1,396 @@
+"""`trashd stats`: numbers that agree with what was done, whatever became of the mount, its daemon, or who asks."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from prometheus_client.parser import text_string_to_metric_families
+
+from fusefs.core.mountstats import BOUNDS_NS, OPERATIONS, Gauges, Layout, Remembered, Sort, Table, decode, encode
+from fusefs.mount.runtime import directory_of
+from fusefs.mount.stats import CELL_OF, Stats
+from tests.support.command import TRASHD, Done, done_well, trashd
+from tests.support.daemons import daemon_of, ended, kill_daemon, mount, our_mount, workbench
+from tests.support.mounted import until
+from tests.support.users import run_as
+from tests.support.volumes import bind_mount, tmpfs_volume, unmount
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+USER, OTHER = 1000, 1001
+LOGINS = Path("/run/user")
+DOCUMENT = Path(__file__).parents[2] / "docs/monitoring.md"
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    with workbench() as path:
+        yield path
+
+
+@pytest.fixture
+def target(bench: Path) -> Path:
+    """A mount that is used by nobody else."""
+    mount(bench / "source", bench / "target", "--coherence", "exclusive")
+    return bench / "target"
+
+
+def stats_of(target: Path) -> dict[str, Any]:
+    (told,) = done_well("stats", "--json", target).objects()
+    return dict(told)
+
+
+def n_of(target: Path, operation: str) -> int:
+    return int(stats_of(target)["operations"][operation]["n"])
+
+
+def gauge_comes_to(target: Path, name: str, value: int) -> bool:
+    return until(lambda: stats_of(target)["gauges"][name] == value)
+
+
+def test_counts_agree_with_what_was_done(target: Path) -> None:
+    for name in ("a", "b", "c"):
+        (target / name).mkdir()
+    (target / "a/inside").touch()
+    with pytest.raises(OSError, match="not empty"):
+        (target / "a").rmdir()
+    (target / "b").rmdir()
+    told = stats_of(target)["operations"]
+    assert {name: (told[name]["n"], told[name]["n_failed"]) for name in ("mkdir", "create", "rmdir", "unlink")} == {
+        "mkdir": (3, 0), "create": (1, 0), "rmdir": (2, 1), "unlink": (0, 0),
+    }  # fmt: skip
+    assert set(told) == set(OPERATIONS)
+
+
+def test_times_agree_with_each_other(target: Path) -> None:
+    (target / "made").mkdir()
+    told = stats_of(target)["operations"]["mkdir"]
+    assert told["mean_ns"] == told["total_ns"] == told["max_ns"] == told["p99_ns"] > 1000
+    assert told["p50_ns"] <= told["p99_ns"]
+    assert sum(told["counts"]) == 1
+
+
+def test_gauges_follow_a_moment_later(target: Path) -> None:
+    with open(target / "file", "rb"):
+        assert gauge_comes_to(target, "n_handles", 1)
+    assert gauge_comes_to(target, "n_handles", 0)
+    assert stats_of(target)["updated_ns"] >= stats_of(target)["started_ns"]
+
+
+def test_the_table_tells_what_was_done(target: Path) -> None:
+    (target / "made").mkdir()
+    told = done_well("stats", target).out
+    assert re.search(r"^  mkdir +1 +0 +[0-9.]+ [mµ]?s ", told, re.MULTILINE)
+    assert "  unlink" not in told
+    assert "(" not in told.splitlines()[0]
+
+
+def test_a_killed_daemon_leaves_its_last_numbers(target: Path) -> None:
+    (target / "made").mkdir()
+    kill_daemon(target)
+    done = trashd("stats", "--json", target)
+    assert done.code == 5
+    (told,) = done.objects()
+    assert told["is_running"] is False
+    assert told["operations"]["mkdir"]["n"] == 1
+    assert json.loads(done.err)["error"] == "DaemonGone"
+
+
+def test_a_killed_daemon_is_told_to_people(target: Path) -> None:
+    kill_daemon(target)
+    done = trashd("stats", target)
+    assert "is gone" in done.out
+    assert "--replace" in done.err
+
+
+def test_an_aborted_connection_leaves_the_last_numbers(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    (bench / "target/made").mkdir()
+    entry, pid_fd = our_mount(bench / "target"), os.pidfd_open(daemon_of(bench / "target"))
+    assert entry is not None
+    Path(f"/sys/fs/fuse/connections/{entry.minor}/abort").write_text("1")
+    ended(pid_fd)
+    done = trashd("stats", "--json", bench / "target")
+    assert (done.code, done.objects()[0]["operations"]["mkdir"]["n"]) == (5, 1)
+
+
+def test_a_hung_daemon_hangs_nobody_who_asks(bench: Path, target: Path) -> None:
+    (bench / "link").symlink_to(target)
+    (target / "made").mkdir()
+    pid = daemon_of(target)
+    os.kill(pid, signal.SIGSTOP)
+    assert stats_of(target)["operations"]["mkdir"]["n"] == 1
+    assert stats_of(bench / "link")["is_running"] is True
+    assert trashd("stats").code == 0
+    assert trashd("stats", bench / "link/made").code == 5
+    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("over_itself", [False, True])
+def test_a_remount_begins_at_zero(bench: Path, over_itself: bool) -> None:
+    words = (bench / "source",) if over_itself else (bench / "source", bench / "target")
+    mount(*words)
+    (words[-1] / "first").mkdir()
+    done_well("umount", words[-1])
+    mount(*words)
+    assert n_of(words[-1], "mkdir") == 0
+
+
+@pytest.mark.parametrize("over_itself", [False, True])
+def test_a_replaced_mount_begins_at_zero(bench: Path, over_itself: bool) -> None:
+    words = (bench / "source",) if over_itself else (bench / "source", bench / "target")
+    mount(*words)
+    (words[-1] / "first").mkdir()
+    kill_daemon(words[-1])
+    mount("--replace", *words)
+    assert n_of(words[-1], "mkdir") == 0
+    assert stats_of(words[-1])["pid"] == daemon_of(words[-1])
+
+
+def test_numbers_of_a_mount_that_is_gone_are_nobodys(target: Path) -> None:
+    kill_daemon(target)
+    unmount(target)
+    done = trashd("stats", target)
+    assert (done.code, done.out) == (5, "")
+    assert done_well("mount", target.with_name("source"), target)
+    assert n_of(target, "mkdir") == 0
+
+
+def test_two_mounts_are_not_mixed(bench: Path, target: Path) -> None:
+    (target / "made").mkdir()
+    other = bench / "other"
+    other.mkdir()
+    with tmpfs_volume() as volume:
+        mount(volume, other)
+        (other / "made").touch()
+        assert (n_of(target, "mkdir"), n_of(other, "mkdir")) == (1, 0)
+        assert (n_of(target, "create"), n_of(other, "create")) == (0, 1)
+        told = done_well("stats", "--json").objects()
+        assert {one["mount_point"]: one["operations"]["mkdir"]["n"] for one in told} == {str(target): 1, str(other): 0}
+        done_well("umount", other)
+
+
+def test_a_stranger_may_look_at_roots(target: Path) -> None:
+    (target / "made").mkdir()
+    done = run_as(USER, [TRASHD, "stats", "--json", target])
+    assert json.loads(done.stdout)["operations"]["mkdir"]["n"] == 1
+
+
+def test_a_stranger_can_change_nothing(target: Path) -> None:
+    file = Path(os.fsdecode(directory_of(os.fsencode(target)))) / "stats"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert file.stat().st_uid == 0
+    assert run_as(USER, ["flock", "--exclusive", "--nonblock", file, "true"]).returncode in (0, 1, 66)
+    assert stats_of(target)["is_running"] is True
+
+
+def test_a_bind_mount_has_the_numbers_too(bench: Path, target: Path) -> None:
+    (target / "made").mkdir()
+    (bench / "bound").mkdir()
+    with bind_mount(target, bench / "bound"):
+        assert n_of(bench / "bound", "mkdir") == 1
+        assert len(done_well("stats", "--json").objects()) == 1
+
+
+def test_another_mount_namespace_finds_them(target: Path) -> None:
+    (target / "made").mkdir()
+    done = subprocess.run(["unshare", "--mount", TRASHD, "stats", "--json", target], capture_output=True, check=True)
+    assert json.loads(done.stdout)["operations"]["mkdir"]["n"] == 1
+
+
+@pytest.mark.parametrize("name", ["../source", "../missing", "file", "missing"])
+def test_what_is_no_mount_point_is_refused(target: Path, name: str) -> None:
+    done = trashd("stats", target / name)
+    assert (done.code, done.out) == (5, "")
+    assert "a mount of trashd at" in done.err
+
+
+def test_nothing_mounted_is_told() -> None:
+    done = trashd("stats")
+    assert (done.code, done.out) == (5, "")
+    assert "trashd mount" in done.err
+
+
+def test_missing_numbers_are_told(target: Path) -> None:
+    os.unlink(directory_of(os.fsencode(target)) + b"/stats")
+    done = trashd("stats", target)
+    assert (done.code, done.out) == (5, "")
+    assert "the numbers of" in done.err
+
+
+def test_missing_numbers_of_one_mount_hide_no_other(bench: Path, target: Path) -> None:
+    os.unlink(directory_of(os.fsencode(target)) + b"/stats")
+    mount(bench / "source")
+    done = trashd("stats", "--json")
+    assert done.code == 13
+    assert [one["mount_point"] for one in done.objects()] == [str(bench / "source")]
+
+
+def test_json_with_prometheus_makes_no_sense(target: Path) -> None:
+    assert trashd("stats", "--json", "--prometheus", target).code == 2
+
+
+def metrics_of(done: Done) -> dict[str, dict[str, float]]:
+    """Values by metric, and by the labels but the mount's."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(done.out):
+        assert family.documentation.endswith(".")
+        for sample in family.samples:
+            label = ",".join(f"{value}" for name, value in sorted(sample.labels.items()) if name != "mount")
+            found.setdefault(sample.name, {})[label] = sample.value
+    return found
+
+
+def test_prometheus_reads_what_was_done(target: Path) -> None:
+    (target / "made").mkdir()
+    (target / "made").rmdir()
+    told = metrics_of(done_well("stats", "--prometheus", target))
+    count, total = (told[f"trashd_mount_operation_seconds_{end}"]["mkdir"] for end in ("count", "sum"))
+    assert count == 1
+    assert 0 < total < 1
+    assert told["trashd_mount_operation_seconds_bucket"]["+Inf,mkdir"] == 1
+    assert told["trashd_mount_errors_total"]["mkdir"] == 0
+    assert told["trashd_mount_up"][""] == 1
+    assert "unlink" not in told["trashd_mount_errors_total"]
+
+
+def test_prometheus_learns_that_a_daemon_is_gone(target: Path) -> None:
+    kill_daemon(target)
+    done = trashd("stats", "--prometheus")
+    assert done.code == 5
+    assert metrics_of(done)["trashd_mount_up"][""] == 0
+
+
+def test_every_metric_is_documented(target: Path) -> None:
+    (target / "made").mkdir()
+    text = done_well("stats", "--prometheus", target).out
+    told = set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
+    documented = re.findall(r"^\| `(trashd_mount_\w+)`", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(documented) == sorted(told)
+
+
+@pytest.fixture
+def own_bench(bench: Path) -> Iterator[Path]:
+    """The user's own `source`, `target` and runtime directory `run`, and a /dev/fuse for all, as udev makes it."""
+    with tmpfs_volume(options=["dev"]) as devices:
+        node = devices / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+        node.chmod(0o666)
+        (bench / "run").mkdir(0o700)
+        for one in (bench, bench / "source", bench / "target", bench / "run"):
+            os.chown(one, USER, USER)
+        with ExitStack() as stack:
+            stack.enter_context(bind_mount(node, Path("/dev/fuse")))
+            if LOGINS.exists():  # somebody who is logged in here has a runtime directory without being told of it
+                stack.enter_context(bind_mount(devices, LOGINS))
+            yield bench
+
+
+def as_user(bench: Path, *words: str | Path, uid: int = USER) -> Done:
+    env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(bench / "run")}
+    env |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    done = run_as(uid, [TRASHD, *words], env=env)
+    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+
+
+def test_a_users_mount_has_its_numbers_in_his_runtime_directory(own_bench: Path) -> None:
+    target = own_bench / "target"
+    assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
+    assert run_as(USER, ["mkdir", target / "made"]).returncode == 0
+    assert as_user(own_bench, "stats", "--json", target).objects()[0]["operations"]["mkdir"]["n"] == 1
+    (directory,) = (own_bench / "run/trashd").iterdir()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert as_user(own_bench, "umount", target).code == 0
+    assert until(lambda: not any((own_bench / "run/trashd").iterdir()))
+
+
+def test_a_users_numbers_are_his_alone(own_bench: Path) -> None:
+    target = own_bench / "target"
+    assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
+    assert as_user(own_bench, "stats", target, uid=OTHER).code == 4
+    assert trashd("stats", target).code == 4
+    assert trashd("stats").code == 5
+    assert as_user(own_bench, "umount", target).code == 0
+
+
+@pytest.mark.parametrize("mode", [None, 0o500], ids=["missing", "closed"])
+def test_without_a_runtime_directory_the_mount_works_and_says_why(own_bench: Path, mode: int | None) -> None:
+    target = own_bench / "target"
+    if mode is None:
+        (own_bench / "run").rmdir()
+    else:
+        (own_bench / "run").chmod(mode)
+    assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
+    assert run_as(USER, ["mkdir", target / "made"]).returncode == 0
+    done = as_user(own_bench, "stats", target)
+    assert done.code == 5
+    assert "runtime directory" in done.err
+    assert as_user(own_bench, "umount", target).code == 0
+
+
+@pytest.fixture
+def counted() -> tuple[Stats, bytearray]:
+    """Numbers, and the file that they are."""
+    table = Table(version="", pid=0, started_ns=0)
+    data = bytearray(encode(table))
+    return Stats(memoryview(data)[-8 * Layout(table).n_cells :].cast("Q")), data
+
+
+def test_what_is_remembered_is_counted_by_sort(counted: tuple[Stats, bytearray]) -> None:
+    stats, data = counted
+    for i, sort in enumerate(Sort):
+        for _ in range(i):
+            stats.hit(sort)
+        stats.miss(sort)
+    assert decode(data).remembered == {sort.label(): Remembered(i, 1) for i, sort in enumerate(Sort)}
+
+
+@pytest.mark.parametrize(
+    "took_ns", [1, BOUNDS_NS[0] - 1, BOUNDS_NS[0], BOUNDS_NS[0] + 1, BOUNDS_NS[-1] - 1, BOUNDS_NS[-1], 10**12]
+)
+def test_an_answer_is_counted_in_the_bucket_of_its_time(counted: tuple[Stats, bytearray], took_ns: int) -> None:
+    stats, data = counted
+    stats.count(CELL_OF["read"], took_ns, has_failed=True)
+    told = decode(data).operations
+    bucket = bisect_right(BOUNDS_NS, took_ns)
+    assert told["read"].counts == tuple(int(i == bucket) for i in range(len(BOUNDS_NS) + 1))
+    assert (told["read"].n_failed, told["read"].total_ns, told["read"].max_ns) == (1, took_ns, took_ns)
+    assert sum(one.n() for one in told.values()) == 1
+
+
+def test_an_idle_daemon_is_not_woken(counted: tuple[Stats, bytearray]) -> None:
+    """Gauges are looked at after something happened, once for all that happened, and then no more."""
+    stats, data = counted
+    n_looks = 0
+
+    def look() -> Gauges:
+        nonlocal n_looks
+        n_looks += 1
+        return Gauges(n_nodes=n_looks)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stats.keep_gauges, look)
+            await trio.testing.wait_all_tasks_blocked()
+            assert n_looks == 1
+            for _ in range(1000):
+                stats.count(CELL_OF["lookup"], 1000, has_failed=False)
+            await trio.sleep(3600)
+            assert n_looks == 2
+            stats.changed()
+            await trio.sleep(3600)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert decode(data).gauges["n_nodes"] == n_looks == 3

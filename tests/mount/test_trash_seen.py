@@ -1,0 +1,338 @@
+"""What the store changes of names that others see is seen at once, by who had looked before and may remember for long.
+
+Nothing here is remembered for less than an hour (coherence=exclusive), so that what is done behind the mount stays
+unseen.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from fusefs.store.discover import discover
+from fusefs.store.layout import open_user
+from fusefs.store.tend import tend
+from tests.support.daemons import backing_of
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.scenes import DyingAfter, forbid_exchange
+from tests.support.store import (
+    Before,
+    DyingAt,
+    assert_silent,
+    in_child,
+    init,
+    raw,
+    recover_all,
+    remove,
+    restore,
+    swap,
+)
+from tests.support.tree import Dir, Spec, make_tree, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+ALICE = 4711
+TREE: Spec = {"results": "x", "deep": Dir({"er": Dir({"leaf": "y"}, mode=0o711)}, mode=0o750)}
+
+
+class Place(NamedTuple):
+    """Alice's home in a mount, and on the backing filesystem."""
+
+    mounted: Mounted
+    top: Path
+    backing: Path
+
+    def home(self) -> Path:
+        """Where her things are, in the mount."""
+        return self.top / "home"
+
+    def job(self, mode: int = 0o755) -> Path:
+        """A tree of hers, made through the mount."""
+        path = self.home() / "job"
+        as_user(ALICE, lambda: make_tree(path, Dir(TREE, mode=mode)) and None)
+        return path
+
+    def look(self) -> None:
+        """Let a client see what there is and what there isn't, so that it may be remembered."""
+        snapshot(self.home())
+        # After the listings: each makes the kernel ask for the time of the last access, and so for all attributes.
+        for name in ("", "job", "job2", "job/deep", "job/deep/er", "job/deep/er/leaf", "job/results"):
+            with suppress(FileNotFoundError):
+                os.lstat(self.home() / name)
+
+    def assert_seen(self) -> None:
+        """The mount shows what there is: names one by one, listings, attributes."""
+        home = self.backing / "home"
+        for path in (home, *home.rglob("*")):
+            assert seen_of(self.top / path.relative_to(self.backing)) == seen_of(path), path
+
+
+def seen_of(path: Path) -> tuple[object, ...]:
+    """What may be remembered of something."""
+    st = path.lstat()
+    names = sorted(os.listdir(path)) if path.is_dir() else []
+    return names, st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_mtime_ns
+
+
+@pytest.fixture(params=["elsewhere", "over itself"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A mounted volume with a store."""
+    with tmpfs_volume() as path:
+        source = make_tree(path / "source", {"home": Dir(owner=(ALICE, ALICE))})
+        init(source)
+        as_user(ALICE, lambda: init(source))
+        with trashd_mount(source, source if request.param == "over itself" else None) as mounted:
+            yield Place(mounted, mounted.path, backing_of(mounted.path))
+        assert_silent(source)
+
+
+def killed(act: Callable[[Kernel], object], call: str, n: int = 1, uid: int = ALICE) -> None:
+    """Leave what an act leaves that is killed after its n-th call of that name."""
+
+    def die() -> int:
+        return in_child(lambda: act(Kernel(DyingAfter(call, n))))
+
+    assert (as_user(uid, die) if uid else die()) == DyingAt.EXIT_CODE
+
+
+def is_dead(path: Path) -> bool:
+    """Whether nobody serves a mount any more."""
+    try:
+        os.statvfs(path)
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
+
+
+# Names
+
+
+def test_a_removed_name_is_gone_for_who_knew_it(place: Place) -> None:
+    job = place.job()
+    place.look()
+    as_user(ALICE, lambda: remove(job))
+    assert not job.exists()
+    place.assert_seen()
+
+
+def test_a_restored_name_is_there_for_who_missed_it(place: Place) -> None:
+    job = place.job()
+    removed = as_user(ALICE, lambda: remove(job))
+    place.look()
+    restore(place.top, removed.id)
+    assert job.is_dir()
+    place.assert_seen()
+
+
+def test_a_tree_restored_elsewhere_is_there_for_who_missed_it(place: Place) -> None:
+    job = place.job()
+    swapped = as_user(ALICE, lambda: swap(job))
+    place.look()
+    as_user(ALICE, lambda: restore(place.top, swapped.id, to=place.home() / "job2"))
+    place.assert_seen()
+
+
+def test_a_tree_that_root_restored_elsewhere_is_there_for_who_missed_it(place: Place) -> None:
+    job = place.job(0o555)
+    swapped = as_user(ALICE, lambda: swap(job))
+    place.look()
+    restore(place.top, swapped.id, to=place.home() / "job2")
+    place.assert_seen()
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_the_directories_made_for_a_restored_part_are_there_for_who_missed_them(place: Place, is_gone: bool) -> None:
+    job = place.job()
+    swapped = as_user(ALICE, lambda: swap(job))
+    if is_gone:
+        job.rmdir()
+    place.look()
+    as_user(ALICE, lambda: restore(place.top, swapped.id, inside=b"deep/er/leaf"))
+    assert (job / "deep/er/leaf").read_text() == "y"
+    assert [(job / name).stat().st_mode & 0o7777 for name in ("deep", "deep/er")] == [0o750, 0o711]
+    place.assert_seen()
+
+
+@pytest.mark.parametrize("is_roots", [False, True])
+def test_the_fresh_directory_that_recovery_places_is_there_for_who_missed_it(place: Place, is_roots: bool) -> None:
+    job = place.job()
+    forbid_exchange(place.backing)
+    killed(lambda kernel: swap(job, kernel), "rename", uid=0 if is_roots else ALICE)
+    place.look()
+    assert not job.exists()
+    assert recover_all(place.top) == []
+    assert os.listdir(job) == []
+    place.assert_seen()
+
+
+def test_the_tree_that_recovery_puts_back_is_there_for_who_missed_it(place: Place) -> None:
+    job = place.job()
+    before = snapshot(job)
+    forbid_exchange(place.backing)
+    swapped = as_user(ALICE, lambda: swap(job))
+    killed(lambda kernel: restore(place.top, swapped.id, kernel), "rename", 2)
+    place.look()
+    assert not job.exists()
+    assert recover_all(place.top) == []
+    assert snapshot(job) == before
+    place.assert_seen()
+
+
+def test_recovery_changes_names_by_the_mounts_own(place: Place) -> None:
+    job = place.job()
+    forbid_exchange(place.backing)
+    killed(lambda kernel: swap(job, kernel), "rename")
+    device = os.stat(place.home()).st_dev
+    renamed: list[int] = []
+
+    class Watching(Kernel):
+        def rename_free(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+            renamed.append(os.fstat(new_dir).st_dev)
+            super().rename_free(old_dir, old, new_dir, new)
+
+    assert as_user(ALICE, lambda: recover_all(place.top, Watching()) or renamed) == [device]
+
+
+def test_a_mount_whose_daemon_is_dead_does_not_keep_recovery_from_its_work() -> None:
+    with tmpfs_volume() as path:
+        source = make_tree(path / "source", {"job": TREE})
+        init(source)
+        forbid_exchange(source)
+        with trashd_mount(source, expect_end=True) as mounted:
+            killed(lambda kernel: swap(mounted.path / "job", kernel), "rename", uid=0)
+            [store] = discover(Kernel(), [raw(mounted.path)])
+            with store:
+                os.kill(mounted.pid, signal.SIGKILL)
+                assert until(lambda: is_dead(mounted.path))
+                folder = open_user(store, 0)
+                assert folder is not None
+                with folder:
+                    assert tend(folder) == []
+            assert os.listdir(source / "job") == []
+        assert_silent(source)
+
+
+def test_a_store_made_further_down_is_there_for_who_had_listed_its_directory(place: Place) -> None:
+    above = place.home() / "above"
+    as_user(ALICE, lambda: make_tree(above, {"job": TREE}) and None)
+    moved = place.backing / ".trashd"
+    moved.rename(place.backing / "aside")  # as if it could not be made at the mount's start
+    try:
+        place.look()
+        swapped = as_user(ALICE, lambda: swap(above / "job"))
+        assert swapped.volume == raw(place.home())
+        place.assert_seen()
+        as_user(ALICE, lambda: restore(place.home(), swapped.id))
+    finally:
+        (place.backing / "aside").rename(moved)
+
+
+# Modes
+
+
+def test_the_fresh_directory_shows_its_mode_to_who_saw_it_in_the_moment_of_the_loan(place: Place) -> None:
+    job = place.job(0o555)
+    place.look()
+    as_user(ALICE, lambda: swap(job, Kernel(AtChmodAfter("exchange", job.stat))))
+    assert job.stat().st_mode & 0o7777 == 0o555
+    place.assert_seen()
+
+
+def test_who_holds_the_old_tree_sees_its_mode(place: Place) -> None:
+    job = place.job(0o555)
+    fd = os.open(job, os.O_RDONLY)
+    try:
+        as_user(ALICE, lambda: swap(job, Kernel(AtChmodAfter("exchange", lambda: os.fstat(fd)))))
+        assert os.fstat(fd).st_mode & 0o7777 == 0o555
+    finally:
+        os.close(fd)
+
+
+def test_who_holds_the_old_tree_may_do_no_more_in_it_than_before(place: Place) -> None:
+    job = place.job(0o555)
+
+    def swap_and_write() -> None:
+        fd = os.open(job, os.O_RDONLY)
+        swap(job)
+        with pytest.raises(PermissionError):
+            os.mkdir("new", dir_fd=fd)
+
+    as_user(ALICE, swap_and_write)
+
+
+def test_a_victim_that_stayed_shows_its_mode_to_who_saw_it_in_the_moment_of_the_loan(place: Place) -> None:
+    job = place.job(0o555)
+
+    def look_and_fail() -> None:
+        assert job.stat().st_mode & 0o7777 == 0o755
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(Exception, match="Input/output"):
+        as_user(ALICE, lambda: swap(job, Kernel(Before("exchange", look_and_fail))))
+    assert job.stat().st_mode & 0o7777 == 0o555
+    place.assert_seen()
+
+
+def test_a_restored_tree_shows_its_mode_to_who_saw_it_in_the_moment_of_the_loan(place: Place) -> None:
+    job = place.job(0o555)
+    swapped = as_user(ALICE, lambda: swap(job))
+    place.look()
+    as_user(ALICE, lambda: restore(place.top, swapped.id, Kernel(AtChmodAfter("exchange", job.stat))))
+    assert job.stat().st_mode & 0o7777 == 0o555
+    assert os.listdir(job) != []
+    place.assert_seen()
+
+
+def test_the_loan_of_a_killed_restore_is_over_for_who_saw_it(place: Place) -> None:
+    job = place.job(0o555)
+    swapped = as_user(ALICE, lambda: swap(job))
+    killed(lambda kernel: restore(place.top, swapped.id, kernel), "exchange")
+    assert job.stat().st_mode & 0o7777 == 0o755
+    assert recover_all(place.top) == []
+    place.assert_seen()
+    assert job.stat().st_mode & 0o7777 == 0o555
+
+
+@pytest.mark.parametrize("call", ["chmod", "exchange"])
+def test_the_loan_of_a_killed_swap_is_over_for_who_saw_it(place: Place, call: str) -> None:
+    job = place.job(0o555)
+    killed(lambda kernel: swap(job, kernel), call)
+    place.mounted.forget_all()
+    assert job.stat().st_mode & 0o7777 == 0o755
+    assert recover_all(place.top) == []
+    assert job.stat().st_mode & 0o7777 == 0o555
+    place.assert_seen()
+
+
+def test_nothing_of_it_is_left_in_the_store_s_states(place: Place) -> None:
+    job = place.job(0o555)
+    killed(lambda kernel: swap(job, kernel), "exchange")
+    assert recover_all(place.top) == []
+    folder = place.backing / ".trashd" / "u" / str(ALICE)
+    assert [os.listdir(folder / state.value) for state in (State.STAGE, State.RESTORING)] == [[], []]
+
+
+class AtChmodAfter:
+    """A gate that does something before the first chmod after a call of that name."""
+
+    def __init__(self, call: str, action: Callable[[], object]) -> None:
+        self.call = call
+        self.action = action
+        self.is_due = False
+
+    def __call__(self, call: str) -> None:
+        if call == "chmod" and self.is_due:
+            self.is_due = False
+            self.action()
+        self.is_due = self.is_due or call == self.call

@@ -1,0 +1,190 @@
+"""A FUSE filesystem on the seam (mount/loop.py) whose handlers wait, and whose listings have patched replies.
+
+    python -m tests.support.waitingfs MNT [--entries N] [--keep] [--names-only]
+
+Who reads an attribute of its only directory gets one of the `Counts` (`user.waiting`), or has something done:
+`user.wait-…` waits for `user.go`, `user.thread-…` does so in a thread, `user.cancel` ends the service. The entries
+have the names 0 to N-1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, ModeT, ReaddirToken, RequestContext
+
+from fusefs.mount import loop
+from fusefs.mount.replies import NAME_ONLY_GENERATION, Replies, keep_listing, leave_out_nodes
+from tests.support.fuse import FuseMount, fuse_mount
+from tests.support.mounted import until
+
+N_WORKERS = 4
+_TIMEOUT_S = 300.0
+_FIRST_INO = 1000
+_DEVICE = "/dev/fuse"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a client may ask for."""
+
+    waiting: int = 0  # handlers
+    lookups: int = 0  # of entries that exist
+    readdirs: int = 0
+    forgotten: int = 0  # references
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A live mount of it."""
+
+    path: Path
+    fuse: FuseMount
+
+    def count(self, name: str) -> int:
+        """One of `Counts`, now."""
+        return int(os.getxattr(self.path, f"user.{name}"))
+
+    def ask(self, command: str) -> None:
+        """Have something done, and wait until it is."""
+        self.count(command)
+
+    def waits(self, n_handlers: int) -> bool:
+        """Whether so many handlers come to wait in time."""
+        return until(lambda: self.count("waiting") == n_handlers)
+
+
+@contextlib.contextmanager
+def waiting_mount(mount_point: Path, *words: str, limit_s: float = 30) -> Iterator[Waiting]:
+    """The filesystem on an empty directory. Raises  TimeoutError: it hung, see fuse_mount"""
+    repo = Path(__file__).resolve().parents[2]
+    module = ["env", f"PYTHONPATH={repo}", sys.executable, "-m", "tests.support.waitingfs"]
+    with fuse_mount([*module, str(mount_point), *words], mount_point, limit_s) as fuse:
+        yield Waiting(mount_point, fuse)
+
+
+class WaitingFs(pyfuse3.Operations):
+    """The handlers."""
+
+    def __init__(self, n_entries: int, *, keeps: bool, names_only: bool) -> None:
+        """See the module."""
+        super().__init__()
+        self.counts = Counts()
+        self.scope = trio.CancelScope()
+        self.replies: Replies | None = None
+        self._n_entries, self._keeps, self._names_only = n_entries, keeps, names_only
+        self._go, self._thread_go = trio.Event(), threading.Event()
+
+    async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        """See the module."""
+        if name.isdigit() and int(name) < self._n_entries:
+            self.counts.lookups += 1
+            return _entry(int(name))
+        raise FUSEError(errno.ENOENT)
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        """Count."""
+        self.counts.forgotten += sum(n for inode, n in inode_list if inode != pyfuse3.ROOT_INODE)
+
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        """The directory's, or an entry's."""
+        return _directory() if inode == pyfuse3.ROOT_INODE else _entry(inode - _FIRST_INO)
+
+    async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
+        """A counter, or a command."""
+        command = name.decode().removeprefix("user.")
+        self.counts.waiting += 1
+        match command.partition("-")[0]:
+            case "wait":
+                await self._go.wait()
+            case "thread":
+                await trio.to_thread.run_sync(self._thread_go.wait)
+            case "go":
+                self._go.set()
+                self._thread_go.set()
+            case "cancel":
+                self.scope.cancel()
+        self.counts.waiting -= 1
+        return b"%d" % getattr(self.counts, command, 0)
+
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        """The directory."""
+        if self._keeps:
+            assert self.replies is not None
+            self.replies.patch_next(keep_listing)
+        return FileHandleT(0)
+
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        """The entries."""
+        self.counts.readdirs += 1
+        for number in range(start_id, self._n_entries):
+            entry = _entry(number)
+            if self._names_only:
+                entry.generation = NAME_ONLY_GENERATION
+            if not pyfuse3.readdir_reply(token, b"%d" % number, entry, number + 1):
+                break
+        if self._names_only:
+            assert self.replies is not None
+            self.replies.patch_next(leave_out_nodes)
+
+
+def _directory() -> EntryAttributes:
+    entry = EntryAttributes()
+    entry.st_ino = InodeT(pyfuse3.ROOT_INODE)
+    entry.st_mode = ModeT(stat.S_IFDIR | 0o755)
+    return entry
+
+
+def _entry(number: int) -> EntryAttributes:
+    entry = EntryAttributes()
+    entry.st_ino = InodeT(_FIRST_INO + number)
+    entry.st_mode = ModeT(stat.S_IFREG | 0o644)
+    entry.st_size = number
+    entry.entry_timeout = entry.attr_timeout = _TIMEOUT_S
+    return entry
+
+
+async def _serve(fs: WaitingFs) -> None:
+    with fs.scope:
+        await pyfuse3.main(min_tasks=N_WORKERS, max_tasks=N_WORKERS)
+
+
+def _session_fd() -> int:
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.fspath(entry.readlink()) == _DEVICE:
+                return int(entry.name)
+    raise FileNotFoundError(_DEVICE)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mount_point")
+    parser.add_argument("--entries", type=int, default=0)
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--names-only", action="store_true")
+    asked = parser.parse_args()
+    fs = WaitingFs(asked.entries, keeps=asked.keep, names_only=asked.names_only)
+    assert loop.hook(lambda: fs.replies and fs.replies.replied())
+    pyfuse3.init(fs, asked.mount_point, {"fsname=waiting"})
+    fs.replies = Replies(_session_fd())
+    try:
+        trio.run(_serve, fs)
+    finally:
+        fs.replies.close()  # or the connection stays open, and unmounting waits for it
+        pyfuse3.close()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,327 @@
+"""The cache may forget anything, and never tells what has expired or changed since it was seen."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.cache import Cache, Epoch
+from fusefs.core.entries import Entries
+from fusefs.core.inodes import SourceKey
+
+LARGE = 1 << 20
+LIFETIME_S = 10.0
+DIRECTORY, FILE, OTHER = (8, b"directory"), (8, b"file"), (8, b"other")
+NEVER_LEFT = Epoch(0)
+
+
+def seen(ino: int = 12, *, mtime_ns: int = 5) -> Attributes:
+    return Attributes(8, ino, stat.S_IFREG | 0o644, 1, 1000, 100, 0, 1 << 40, 8, 4096, -1, mtime_ns, 6, 7)
+
+
+def listed(*names: bytes) -> Entries:
+    return Entries((name, 12, number + 1, 8) for number, name in enumerate(names))
+
+
+def full_cache(limit_bytes: int = LARGE) -> Cache:
+    """Knows a directory with one name, and the file that has it."""
+    cache = Cache(limit_bytes, LIFETIME_S)
+    cache.learn_attributes(FILE, seen(), cache.epoch, 0.0)
+    cache.learn_attributes(DIRECTORY, seen(2), cache.epoch, 0.0)
+    cache.learn_name(DIRECTORY, b"a", FILE, cache.epoch, 0.0)
+    cache.learn_name(DIRECTORY, b"missing", None, cache.epoch, 0.0)
+    cache.learn_listing(DIRECTORY, listed(b"a"), cache.epoch, 0.0)
+    cache.learn_target(OTHER, b"to/somewhere", cache.epoch, 0.0)
+    return cache
+
+
+def knows(cache: Cache, now_s: float = 1.0) -> set[str]:
+    answers = {
+        "file": cache.attributes(FILE, now_s),
+        "directory": cache.attributes(DIRECTORY, now_s),
+        "a": cache.name(DIRECTORY, b"a", now_s),
+        "missing": cache.name(DIRECTORY, b"missing", now_s),
+        "listing": cache.listing(DIRECTORY, now_s),
+        "target": cache.target(OTHER, now_s),
+    }
+    return {what for what, answer in answers.items() if answer is not None}
+
+
+ALL = {"file", "directory", "a", "missing", "listing", "target"}
+
+
+def test_attributes_come_back_with_the_time_that_is_left() -> None:
+    assert full_cache().attributes(FILE, 4.0) == (seen(), 6.0)
+
+
+def test_name_comes_back_with_the_time_that_is_left() -> None:
+    assert full_cache().name(DIRECTORY, b"a", 4.0) == (FILE, 6.0)
+
+
+def test_absence_of_a_name_is_knowledge() -> None:
+    assert full_cache().name(DIRECTORY, b"missing", 4.0) == (None, 6.0)
+
+
+def test_name_never_seen_is_not_known() -> None:
+    assert full_cache().name(DIRECTORY, b"b", 1.0) is None
+
+
+def test_target_comes_back() -> None:
+    assert full_cache().target(OTHER, 1.0) == b"to/somewhere"
+
+
+def test_listing_comes_back_in_order() -> None:
+    entries = full_cache().listing(DIRECTORY, 1.0)
+    assert entries is not None
+    assert list(entries) == list(listed(b"a"))
+
+
+def test_empty_listing_is_known() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    cache.learn_listing(DIRECTORY, listed(), cache.epoch, 0.0)
+    entries = cache.listing(DIRECTORY, 1.0)
+    assert entries is not None
+    assert len(entries) == 0
+
+
+def test_all_expires_at_the_end_of_its_lifetime() -> None:
+    cache = full_cache()
+    assert knows(cache, LIFETIME_S - 0.1) == ALL
+    assert knows(cache, LIFETIME_S) == set()
+
+
+def test_lifetime_without_end_never_expires() -> None:
+    cache = Cache(LARGE, float("inf"))
+    cache.learn_attributes(FILE, seen(), cache.epoch, 0.0)
+    assert cache.attributes(FILE, 1e12) == (seen(), float("inf"))
+
+
+def test_lifetime_of_nothing_remembers_nothing() -> None:
+    cache = Cache(LARGE, 0.0)
+    cache.learn_attributes(FILE, seen(), cache.epoch, 1.0)
+    assert cache.attributes(FILE, 1.0) is None
+
+
+def test_what_is_seen_again_lives_longer() -> None:
+    cache = full_cache()
+    cache.learn_attributes(FILE, seen(), cache.epoch, 5.0)
+    assert cache.attributes(FILE, 6.0) == (seen(), 9.0)
+
+
+def test_what_was_seen_earlier_does_not_replace_what_was_seen_later() -> None:
+    cache = full_cache()
+    cache.learn_attributes(FILE, seen(mtime_ns=99), cache.epoch, -1.0)
+    cache.learn_name(DIRECTORY, b"a", None, cache.epoch, -1.0)
+    cache.learn_target(OTHER, b"elsewhere", cache.epoch, -1.0)
+    cache.learn_listing(DIRECTORY, listed(b"b"), cache.epoch, -1.0)
+    assert cache.attributes(FILE, 1.0) == (seen(), 9.0)
+    assert cache.name(DIRECTORY, b"a", 1.0) == (FILE, 9.0)
+    assert cache.target(OTHER, 1.0) == b"to/somewhere"
+    assert list(cache.listing(DIRECTORY, 1.0) or ()) == list(listed(b"a"))
+
+
+def test_changed_attributes_are_forgotten_alone() -> None:
+    cache = full_cache()
+    cache.attributes_changed(DIRECTORY)
+    assert knows(cache) == ALL - {"directory"}
+
+
+def test_changed_name_is_forgotten_with_its_directorys_listing_and_attributes() -> None:
+    cache = full_cache()
+    cache.name_changed(DIRECTORY, b"a")
+    assert knows(cache) == {"file", "missing", "target"}
+
+
+def test_new_name_is_not_missing_any_more() -> None:
+    cache = full_cache()
+    cache.name_changed(DIRECTORY, b"missing")
+    assert knows(cache) == {"file", "a", "target"}
+
+
+def test_of_a_changed_directory_all_is_forgotten() -> None:
+    cache = full_cache()
+    cache.directory_changed(DIRECTORY)
+    assert knows(cache) == {"file", "target"}
+
+
+def test_of_a_link_that_is_gone_the_target_is_forgotten() -> None:
+    cache = full_cache()
+    cache.directory_changed(OTHER)
+    assert knows(cache) == ALL - {"target"}
+
+
+def test_clear_forgets_all_and_the_memory_too() -> None:
+    cache = full_cache()
+    cache.clear()
+    assert knows(cache) == set()
+    assert cache.size_bytes == Cache(LARGE, LIFETIME_S).size_bytes
+
+
+def test_incarnation_without_a_handle_is_known_too() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    source: SourceKey = (8, 12, 777)
+    cache.learn_attributes(source, seen(), cache.epoch, 0.0)
+    cache.learn_name(DIRECTORY, b"a", source, cache.epoch, 0.0)
+    assert cache.attributes(source, 1.0) == (seen(), 9.0)
+    assert cache.name(DIRECTORY, b"a", 1.0) == (source, 9.0)
+
+
+def test_time_too_late_for_nanoseconds_is_not_remembered_nor_what_was_before() -> None:
+    cache = full_cache()
+    cache.learn_attributes(FILE, seen(mtime_ns=2**63), cache.epoch, 1.0)
+    assert cache.attributes(FILE, 1.0) is None
+
+
+def learn_all(cache: Cache, epoch: Epoch) -> set[str]:
+    """What is known after somebody who began with an epoch has learnt all."""
+    cache.learn_attributes(FILE, seen(), epoch, 0.0)
+    cache.learn_attributes(DIRECTORY, seen(2), epoch, 0.0)
+    cache.learn_name(DIRECTORY, b"a", FILE, epoch, 0.0)
+    cache.learn_name(DIRECTORY, b"missing", None, epoch, 0.0)
+    cache.learn_listing(DIRECTORY, listed(b"a"), epoch, 0.0)
+    cache.learn_target(OTHER, b"to/somewhere", epoch, 0.0)
+    return knows(cache)
+
+
+def test_look_that_saw_no_change_learns_all() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.attributes_changed((8, b"stranger"))
+    cache.name_changed((8, b"strange directory"), b"a")
+    assert learn_all(cache, epoch) == ALL
+
+
+def test_attributes_that_changed_since_are_not_learnt() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.attributes_changed(FILE)
+    assert learn_all(cache, epoch) == ALL - {"file"}
+
+
+def test_name_that_changed_since_is_not_learnt_nor_its_directory_but_its_neighbours_are() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.name_changed(DIRECTORY, b"a")
+    assert learn_all(cache, epoch) == {"file", "missing", "target"}
+
+
+def test_directory_that_changed_since_is_not_learnt() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.directory_changed(DIRECTORY)
+    assert learn_all(cache, epoch) == {"file", "target"}
+
+
+def test_link_that_went_since_is_not_learnt() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.directory_changed(OTHER)
+    assert learn_all(cache, epoch) == ALL - {"target"}
+
+
+def test_nothing_is_learnt_of_before_clear() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.clear()
+    assert learn_all(cache, epoch) == set()
+
+
+def test_look_that_began_after_the_change_learns_it() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    cache.begin()
+    cache.name_changed(DIRECTORY, b"a")
+    cache.attributes_changed(FILE)
+    assert learn_all(cache, cache.begin()) == ALL
+
+
+def test_who_learns_at_once_needs_no_begin() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    cache.attributes_changed(FILE)
+    assert learn_all(cache, cache.epoch) == ALL
+
+
+def test_end_of_one_look_leaves_the_others_refused() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.begin()
+    cache.name_changed(DIRECTORY, b"a")
+    cache.end()
+    assert learn_all(cache, epoch) == {"file", "missing", "target"}
+
+
+def test_who_learns_after_his_end_is_refused_all_that_may_have_changed() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.attributes_changed((8, b"stranger"))
+    cache.end()
+    assert learn_all(cache, epoch) == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "is_unchanged"),
+    [
+        (lambda _: None, True),
+        (lambda cache: cache.name_changed(DIRECTORY, b"missing"), True),
+        (lambda cache: cache.attributes_changed(DIRECTORY), True),
+        (lambda cache: cache.name_changed(DIRECTORY, b"a"), False),
+        (lambda cache: cache.attributes_changed(FILE), False),
+        (lambda cache: cache.directory_changed(DIRECTORY), False),
+        (Cache.clear, False),
+    ],
+    ids=["nothing", "other name", "directory's attributes", "name", "attributes", "directory", "all"],
+)
+@pytest.mark.parametrize("limit_bytes", [0, LARGE])
+def test_says_whether_what_a_look_saw_is_unchanged(limit_bytes: int, change: object, is_unchanged: bool) -> None:
+    cache = Cache(limit_bytes, LIFETIME_S)
+    epoch = cache.begin()
+    assert callable(change)
+    change(cache)
+    assert cache.is_unchanged(epoch, DIRECTORY, b"a", FILE) == is_unchanged
+
+
+def test_what_was_not_asked_for_longest_goes_first() -> None:
+    cache = Cache(4096, LIFETIME_S)
+    cache.learn_attributes(FILE, seen(), cache.epoch, 0.0)
+    for number in range(100):
+        cache.learn_attributes((8, b"%d" % number), seen(), cache.epoch, 0.0)
+        assert cache.attributes(FILE, 1.0) is not None
+    assert cache.attributes((8, b"99"), 1.0) is not None
+    assert cache.attributes((8, b"0"), 1.0) is None
+
+
+def test_name_that_is_asked_for_keeps_its_directory() -> None:
+    cache = Cache(8192, LIFETIME_S)
+    cache.learn_name(DIRECTORY, b"a", FILE, cache.epoch, 0.0)
+    for number in range(100):
+        cache.learn_attributes((8, b"%d" % number), seen(), cache.epoch, 0.0)
+        assert cache.name(DIRECTORY, b"a", 1.0) is not None
+
+
+def test_directory_with_very_many_names_does_not_push_out_the_others() -> None:
+    cache = full_cache()
+    for number in range(100_000):
+        cache.learn_name(OTHER, b"%d" % number, None, cache.epoch, 0.0)
+    assert knows(cache) >= {"file", "directory", "a"}
+
+
+def test_very_long_listing_is_not_remembered() -> None:
+    cache = full_cache()
+    entries = listed(*(b"%d" % number for number in range(20_000)))
+    assert entries.n_bytes > cache.largest_bytes
+    cache.learn_listing(OTHER, entries, cache.epoch, 0.0)
+    assert cache.listing(OTHER, 1.0) is None
+    assert knows(cache) == ALL
+
+
+def test_listing_that_is_too_long_by_now_is_forgotten_as_it_was() -> None:
+    cache = full_cache()
+    cache.learn_listing(DIRECTORY, listed(*(b"%d" % number for number in range(20_000))), cache.epoch, 1.0)
+    assert knows(cache) == ALL - {"listing"}
+
+
+def test_cache_of_no_size_remembers_nothing() -> None:
+    cache = full_cache(0)
+    assert knows(cache) == set()
+    assert len(cache) == 0

@@ -1,0 +1,130 @@
+"""The cache takes the memory that it says, and no more than it may."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.cache import Cache
+from fusefs.core.entries import Entries
+from fusefs.core.inodes import SourceKey
+
+N = 100_000
+"""More than fit into 64 MiB."""
+MIB = 1 << 20
+
+
+def device() -> int:
+    return int("2049")  # not the one number that a constant is
+
+
+def handle(number: int) -> SourceKey:
+    return (device(), b"%012d" % number)
+
+
+def birth(number: int) -> SourceKey:
+    return (device(), 1 << 32 | number, 1 << 60 | number)
+
+
+def seen(number: int) -> Attributes:
+    large, time_ns = 1 << 32 | number, 1 << 60 | number
+    return Attributes(2049, large, 33188, 1, 1000, 1000, 0, large, large, 4096, time_ns, time_ns, time_ns, time_ns)
+
+
+def learn_tree(cache: Cache, n: int, source_of: Callable[[int], SourceKey] = handle) -> None:
+    """Entries as lookups find them: a hundred in a directory, each with a name of 20 bytes."""
+    for number in range(n):
+        now_s = number / N
+        cache.learn_name(source_of(N + number // 100), b"name-%015d" % number, source_of(number), cache.epoch, now_s)
+        cache.learn_attributes(source_of(number), seen(number), cache.epoch, now_s)
+
+
+def learn_attributes(cache: Cache, n: int) -> None:
+    for number in range(n):
+        cache.learn_attributes(handle(number), seen(number), cache.epoch, number / N)
+
+
+def learn_births(cache: Cache, n: int) -> None:
+    learn_tree(cache, n, birth)
+
+
+def learn_missing(cache: Cache, n: int) -> None:
+    for number in range(n):
+        cache.learn_name(handle(number // 1000), b"name-%015d" % number, None, cache.epoch, number / N)
+
+
+def learn_links(cache: Cache, n: int) -> None:
+    for number in range(n):
+        source = handle(number)
+        cache.learn_target(source, b"../target-%010d" % number, cache.epoch, number / N)
+        cache.learn_attributes(source, seen(number), cache.epoch, number / N)
+
+
+def learn_listings(cache: Cache, n: int) -> None:
+    for at in range(0, n, 100):
+        entries = Entries((b"name-%015d" % number, number, number, 8) for number in range(at, at + 100))
+        cache.learn_listing(handle(at), entries, cache.epoch, at / N)
+
+
+def learn_and_delete(cache: Cache, n: int) -> None:
+    """Directories of 1000 that lose all names but one: what is left of them is room."""
+    for number in range(n):
+        cache.learn_name(handle(number // 1000), b"name-%015d" % number, handle(number), cache.epoch, 0.0)
+        if number % 1000 == 999:
+            for gone in range(number - 999, number):
+                cache.name_changed(handle(number // 1000), b"name-%015d" % gone)
+
+
+LEARN = (
+    learn_tree, learn_births, learn_attributes, learn_missing, learn_links, learn_listings, learn_and_delete,
+)  # fmt: skip
+
+
+def taken_bytes(learn: Callable[[Cache, int], None], limit_bytes: int, n: int) -> tuple[int, int]:
+    """What a cache takes in truth, and what it says."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        cache = Cache(limit_bytes, 60.0)
+        learn(cache, n)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return after - before, cache.size_bytes
+
+
+@pytest.mark.parametrize("learn", LEARN, ids=lambda learn: learn.__name__.removeprefix("learn_"))
+def test_cache_says_what_it_takes(learn: Callable[[Cache, int], None]) -> None:
+    taken, said = taken_bytes(learn, 1 << 30, 20_000)
+    assert 0.8 * said <= taken <= 1.05 * said
+
+
+@pytest.mark.parametrize(("limit_bytes", "n"), [(MIB // 64, 1000), (MIB, 10_000), (64 * MIB, N)])
+def test_full_cache_keeps_to_its_size(limit_bytes: int, n: int) -> None:
+    taken, said = taken_bytes(learn_tree, limit_bytes, n)
+    assert 0.75 * limit_bytes < said <= limit_bytes
+    assert taken <= 1.2 * limit_bytes
+
+
+def test_look_that_never_ends_costs_bounded_memory() -> None:
+    def change(cache: Cache, n: int) -> None:
+        cache.begin()
+        for number in range(n):
+            cache.name_changed(handle(number), b"name-%015d" % number)
+
+    taken, _ = taken_bytes(change, 0, 50_000)
+    assert taken < 2 * MIB
+
+
+def test_after_the_last_look_no_changes_are_noted() -> None:
+    def look(cache: Cache, n: int) -> None:
+        cache.begin()
+        for number in range(n):
+            cache.attributes_changed(handle(number))
+        cache.end()
+
+    taken, _ = taken_bytes(look, 0, 1000)
+    assert taken < 4096

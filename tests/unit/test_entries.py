@@ -1,0 +1,64 @@
+"""The packed entries of a directory: what goes in comes out."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.core.entries import Dirent, Entries
+
+DIRENTS = st.lists(
+    st.tuples(
+        st.binary(min_size=1, max_size=255).filter(lambda name: b"/" not in name),
+        st.integers(0, 2**64 - 1),
+        st.integers(-(2**63), 2**63 - 1),
+        st.integers(0, 255),
+    )
+)
+
+
+def entries(n: int) -> list[Dirent]:
+    return [(b"name-%015d" % number, 1000 + number, 7 * number + 7, 8) for number in range(n)]
+
+
+@given(parts=st.lists(DIRENTS, max_size=4))
+def test_what_was_added_comes_back_in_order(parts: list[list[Dirent]]) -> None:
+    packed = Entries()
+    for part in parts:
+        packed.extend(part)
+    together = [entry for part in parts for entry in part]
+    assert list(packed) == together
+    assert [packed[index] for index in range(len(packed))] == together
+
+
+def test_extends_from_an_iterator() -> None:
+    assert list(Entries(iter(entries(3)))) == entries(3)
+
+
+def test_offset_zero_is_the_first_entry() -> None:
+    assert Entries(entries(3)).index_at(0) == 0
+
+
+def test_each_offset_is_found() -> None:
+    packed = Entries(entries(3))
+    assert [packed.index_at(following) for _, _, following, _ in entries(3)] == [1, 2, 3]
+
+
+def test_offset_of_no_entry_is_not_found() -> None:
+    assert Entries(entries(3)).index_at(8) is None
+
+
+def test_entry_takes_little_more_than_its_name() -> None:
+    source = entries(20_000)
+    tracemalloc.start()
+    try:
+        packed = Entries()
+        for at in range(0, len(source), 100):
+            packed.extend(source[at : at + 100])
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / len(source) < 20 + 40
+    assert 0.95 * taken <= packed.n_bytes <= 1.05 * taken
