@@ -83,6 +83,8 @@ def _watch(path: Path, is_over: Callable[[], bool]) -> dict[str, list[float]]:
     """Seconds of each stat, by kind, until it is over."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     names = [path / STAT / f"f{number}" for number in range(N_NAMES)]
+    for name in names:
+        name.lstat()
     n_asked = 0
     while not is_over():
         for _ in range(_BATCH):

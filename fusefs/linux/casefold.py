@@ -35,13 +35,25 @@ _N_TRIED = 256
 
 
 def folds_case(dir_fd: int) -> bool:
-    """Whether names in a directory are found by other spellings too; True where nobody can tell.
+    """Whether names in a directory are found by other spellings too; True where nobody can tell (yet).
 
     dir_fd  O_PATH will do
     Cost    a few calls that don't wait; where there is no flag for it, a part of the directory is read, and two names
             looked up
     """
+    return _folds(dir_fd, libc.statfs_type(dir_fd)) is not False
+
+
+def folds_throughout(dir_fd: int) -> bool | None:
+    """The same of all directories of the filesystem, if they have it in common; None: ask each of them.
+
+    dir_fd  of any of them; one that has names with letters, or else nobody can tell
+    """
     kind = libc.statfs_type(dir_fd)
+    return None if kind in _FLAGGED else _folds(dir_fd, kind)
+
+
+def _folds(dir_fd: int, kind: int) -> bool | None:
     if kind in _EXACT:
         return False
     if kind in _FOLDING:
@@ -55,7 +67,7 @@ def folds_case(dir_fd: int) -> bool:
             return _finds_another_spelling(fd)
     except OSError as error:
         # A kernel without flags here (tmpfs until 6.6) has no folding here either; else it may only be searched.
-        return not (kind in _FLAGGED and error.errno == errno.ENOTTY)
+        return False if kind in _FLAGGED and error.errno == errno.ENOTTY else None
 
 
 def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
@@ -65,8 +77,8 @@ def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
     return flags
 
 
-def _finds_another_spelling(fd: Fd) -> bool:
-    """Whether the first name that has letters is there in the other case too, as the same inode."""
+def _finds_another_spelling(fd: Fd) -> bool | None:
+    """Whether the first name that has letters is there in the other case too, as the same inode; None: there is none."""
     for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
         other = name.swapcase()
         if other != name:
@@ -75,4 +87,4 @@ def _finds_another_spelling(fd: Fd) -> bool:
             except FileNotFoundError:
                 return False
             return os.path.samestat(found, os.stat(name, dir_fd=fd, follow_symlinks=False))
-    return True
+    return None

@@ -45,7 +45,7 @@ class Stats:
     def __init__(self, cells: memoryview) -> None:
         """cells: of `core.mountstats.encode`, as numbers that can be changed; in_memory() has some of its own."""
         self._cells = cells
-        self._has_rested = trio.Event()
+        self._has_changed = trio.Event()
         self._rests = False
 
     @classmethod
@@ -77,26 +77,28 @@ class Stats:
         self._cells[_LAYOUT.sorts + 2 * sort + 1] += 1
 
     def changed(self) -> None:
-        """A gauge has changed without an operation: on the trio thread."""
+        """A gauge has changed, and no operation has ended: on the trio thread."""
         if self._rests:
             self._rests = False
-            self._has_rested.set()
+            self._has_changed.set()
 
     def mounted(self, device: bytes) -> None:
         """From now on these are the numbers of that mount. device: `major:minor`, as mountinfo has it"""
         major, _, minor = device.partition(b":")
         self._cells[_LAYOUT.device] = os.makedev(int(major), int(minor))
 
-    async def keep_gauges(self, gauges: Callable[[], Gauges]) -> None:
-        """Set the gauges a moment after something happened, and never while nothing does.
+    async def keep_gauges(self, look: Callable[[], Gauges]) -> None:
+        """Set the gauges a moment after something happened, and on while threads work; never while nothing happens.
 
-        Checkpoint  until something happens
+        Checkpoint  between two looks
         """
         while True:
-            self._set_gauges(gauges())
-            self._has_rested = trio.Event()
-            self._rests = True
-            await self._has_rested.wait()
+            gauges = look()
+            self._set_gauges(gauges)
+            if not gauges.n_threads and not gauges.n_prefetches:  # their end tells nobody
+                self._has_changed = trio.Event()
+                self._rests = True
+                await self._has_changed.wait()
             await trio.sleep(_LAG_S)
             self._cells[_LAYOUT.updated_ns] = time.time_ns()
 
@@ -138,7 +140,8 @@ def _make(path: bytes) -> Fd:
     fd = Fd(os.open(path + NEW, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         text = encode(Table(version=version("trashd"), pid=os.getpid(), started_ns=time.time_ns()))
-        os.write(fd, text)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(text)
         lock_open_file(fd)
         os.fchmod(fd, 0o644)
         os.rename(path + NEW, path)

@@ -6,14 +6,15 @@ import errno
 import inspect
 import logging
 from collections.abc import Callable
-from typing import NoReturn, cast
+from typing import Any, NoReturn
 
 import pyfuse3
 import pytest
 
 from fusefs.mount.adapter import Adapter
-from fusefs.mount.translate import Timeouts
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.gate import Gate
+from fusefs.mount.hands import Hands
+from fusefs.mount.stats import Stats
 
 NOT_HANDLED = {"poll"}
 """Answered by pyfuse3 with ENOSYS: the kernel then takes every file as ready, as on other filesystems."""
@@ -21,7 +22,6 @@ NOT_HANDLED = {"poll"}
 HANDLERS = sorted(
     name for name, method in inspect.getmembers(pyfuse3.Operations) if inspect.iscoroutinefunction(method)
 )
-ENOSYS_ALWAYS = {"flush"}
 
 
 class Broken:
@@ -42,7 +42,8 @@ class Context:
 
 def answer_of(name: str, error: Exception) -> int:
     """The errno that a handler answers with when all below it raises that."""
-    adapter = Adapter(cast("Vfs", Broken(error)), Timeouts(1, 1), keeps_pages=True)
+    broken: Any = Broken(error)
+    adapter = Adapter(broken, broken, Hands(Gate(), 1), broken, Stats.in_memory(), keeps_pages=True)
     handler: Callable[..., object] = getattr(adapter, name)
     values = {"ctx": Context(), "name": b"a", "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
     values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}
@@ -63,7 +64,7 @@ def test_every_handler_is_ours_but_those_that_nobody_needs() -> None:
     assert set(HANDLERS) - ours == NOT_HANDLED
 
 
-@pytest.mark.parametrize("name", sorted(set(HANDLERS) - NOT_HANDLED - ENOSYS_ALWAYS))
+@pytest.mark.parametrize("name", sorted(set(HANDLERS) - NOT_HANDLED))
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 def test_error_of_the_kernel_goes_to_who_asked(name: str, number: int) -> None:
     assert answer_of(name, OSError(number, "refused")) == number
@@ -71,7 +72,7 @@ def test_error_of_the_kernel_goes_to_who_asked(name: str, number: int) -> None:
 
 @pytest.mark.allows_warnings
 @pytest.mark.parametrize("error", [KeyError("a bug"), OSError("no errno"), ValueError("embedded null byte")])
-@pytest.mark.parametrize("name", sorted(set(HANDLERS) - NOT_HANDLED - ENOSYS_ALWAYS))
+@pytest.mark.parametrize("name", sorted(set(HANDLERS) - NOT_HANDLED))
 def test_bug_is_told_as_eio_and_in_the_log(name: str, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     assert answer_of(name, error) == errno.EIO
     has_logged = any(record.levelno == logging.ERROR for record in caplog.records)

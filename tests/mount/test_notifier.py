@@ -22,6 +22,7 @@ from fusefs.mount import vfs_write
 from fusefs.mount.notifier import Watched, notify
 from fusefs.mount.teller import ANSWER, MESSAGE_MAX
 from fusefs.mount.vfs import Vfs
+from tests.support.mounts import vfs_on
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -48,7 +49,7 @@ def known() -> Iterator[Known]:
         (top / "directory").mkdir()
         (top / "directory" / "file").write_bytes(b"content")
         (top / "unknown").mkdir()
-        vfs = Vfs(root, max_fds=100, is_shared=True)
+        vfs = vfs_on(root, max_fds=100, is_shared=True)
         directory = vfs.lookup(ROOT, b"directory", ME).nodeid
         yield Known(top, vfs, directory, vfs.lookup(directory, b"file", ME).nodeid)
         vfs.close()

@@ -13,6 +13,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.libc import RENAME_EXCHANGE
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import link, mkdir, rename, unlink
+from tests.support.mounts import vfs_on
 from tests.support.volumes import overlay_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -28,7 +29,7 @@ def vfs() -> Iterator[Vfs]:
             (overlay.path / path).mkdir(parents=True)
             (overlay.path / path / "f").write_text(path)
         with Fd(os.open(overlay.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
-            vfs = Vfs(root, max_fds=0)
+            vfs = vfs_on(root, max_fds=0)
             try:
                 yield vfs
             finally:

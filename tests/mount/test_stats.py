@@ -6,20 +6,16 @@ import re
 import signal
 import stat
 import subprocess
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
-import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
-from fusefs.core.mountstats import BOUNDS_NS, OPERATIONS, Gauges, Layout, Remembered, Sort, Table, decode, encode
+from fusefs.core.mountstats import OPERATIONS
 from fusefs.mount.runtime import directory_of
-from fusefs.mount.stats import CELL_OF, Stats
 from tests.support.command import TRASHD, Done, done_well, trashd
 from tests.support.daemons import daemon_of, ended, kill_daemon, mount, our_mount, workbench
 from tests.support.mounted import until
@@ -337,60 +333,3 @@ def test_without_a_runtime_directory_the_mount_works_and_says_why(own_bench: Pat
     assert done.code == 5
     assert "runtime directory" in done.err
     assert as_user(own_bench, "umount", target).code == 0
-
-
-@pytest.fixture
-def counted() -> tuple[Stats, bytearray]:
-    """Numbers, and the file that they are."""
-    table = Table(version="", pid=0, started_ns=0)
-    data = bytearray(encode(table))
-    return Stats(memoryview(data)[-8 * Layout(table).n_cells :].cast("Q")), data
-
-
-def test_what_is_remembered_is_counted_by_sort(counted: tuple[Stats, bytearray]) -> None:
-    stats, data = counted
-    for i, sort in enumerate(Sort):
-        for _ in range(i):
-            stats.hit(sort)
-        stats.miss(sort)
-    assert decode(data).remembered == {sort.label(): Remembered(i, 1) for i, sort in enumerate(Sort)}
-
-
-@pytest.mark.parametrize(
-    "took_ns", [1, BOUNDS_NS[0] - 1, BOUNDS_NS[0], BOUNDS_NS[0] + 1, BOUNDS_NS[-1] - 1, BOUNDS_NS[-1], 10**12]
-)
-def test_an_answer_is_counted_in_the_bucket_of_its_time(counted: tuple[Stats, bytearray], took_ns: int) -> None:
-    stats, data = counted
-    stats.count(CELL_OF["read"], took_ns, has_failed=True)
-    told = decode(data).operations
-    bucket = bisect_right(BOUNDS_NS, took_ns)
-    assert told["read"].counts == tuple(int(i == bucket) for i in range(len(BOUNDS_NS) + 1))
-    assert (told["read"].n_failed, told["read"].total_ns, told["read"].max_ns) == (1, took_ns, took_ns)
-    assert sum(one.n() for one in told.values()) == 1
-
-
-def test_an_idle_daemon_is_not_woken(counted: tuple[Stats, bytearray]) -> None:
-    """Gauges are looked at after something happened, once for all that happened, and then no more."""
-    stats, data = counted
-    n_looks = 0
-
-    def look() -> Gauges:
-        nonlocal n_looks
-        n_looks += 1
-        return Gauges(n_nodes=n_looks)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stats.keep_gauges, look)
-            await trio.testing.wait_all_tasks_blocked()
-            assert n_looks == 1
-            for _ in range(1000):
-                stats.count(CELL_OF["lookup"], 1000, has_failed=False)
-            await trio.sleep(3600)
-            assert n_looks == 2
-            stats.changed()
-            await trio.sleep(3600)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert decode(data).gauges["n_nodes"] == n_looks == 3

@@ -19,10 +19,17 @@ import pytest
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.discover import discover
+from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.layout import open_user
+from fusefs.store.mounted import open_shown
+from fusefs.store.sides import Sides
+from fusefs.store.stage import Options
 from fusefs.store.tend import tend
+from fusefs.store.unmake import unmake_store
+from fusefs.store.volume import make_store
 from tests.support.daemons import backing_of
 from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.on_mount import ALICE, NOGROUP
 from tests.support.scenes import DyingAfter, forbid_exchange
 from tests.support.store import (
     Before,
@@ -42,7 +49,6 @@ from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-ALICE = 4711
 TREE: Spec = {"results": "x", "deep": Dir({"er": Dir({"leaf": "y"}, mode=0o711)}, mode=0o750)}
 
 
@@ -238,13 +244,33 @@ def test_a_store_made_further_down_is_there_for_who_had_listed_its_directory(pla
         (place.backing / "aside").rename(moved)
 
 
+def test_a_store_made_in_vain_is_gone_for_who_had_seen_it(place: Place) -> None:
+    kernel, path = Kernel(), raw(place.home())
+    shown = open_shown(kernel, path)
+    make_store(kernel, shown.fd, path, shown.mounted).__exit__()
+    place.look()
+    with open_shown(kernel, path) as base:
+        unmake_store(kernel, Sides(base.fd, base.mounted), path)
+    assert os.listdir(place.home()) == []
+    place.assert_seen()
+
+
 # Modes
 
 
 def test_the_fresh_directory_shows_its_mode_to_who_saw_it_in_the_moment_of_the_loan(place: Place) -> None:
     job = place.job(0o555)
     place.look()
-    as_user(ALICE, lambda: swap(job, Kernel(AtChmodAfter("exchange", job.stat))))
+    as_user(ALICE, lambda: swap(job, Kernel(AtChmod(2, job.stat))))
+    assert job.stat().st_mode & 0o7777 == 0o555
+    place.assert_seen()
+
+
+def test_the_fresh_directory_of_a_swap_for_its_owner_shows_its_mode(place: Place) -> None:
+    job = place.job(0o555)
+    os.chown(job, ALICE, NOGROUP)
+    place.look()
+    swap_for_owner(Kernel(AtChmod(2, job.stat)), raw(job), Options())
     assert job.stat().st_mode & 0o7777 == 0o555
     place.assert_seen()
 
@@ -253,7 +279,7 @@ def test_who_holds_the_old_tree_sees_its_mode(place: Place) -> None:
     job = place.job(0o555)
     fd = os.open(job, os.O_RDONLY)
     try:
-        as_user(ALICE, lambda: swap(job, Kernel(AtChmodAfter("exchange", lambda: os.fstat(fd)))))
+        as_user(ALICE, lambda: swap(job, Kernel(AtChmod(2, lambda: os.fstat(fd)))))
         assert os.fstat(fd).st_mode & 0o7777 == 0o555
     finally:
         os.close(fd)
@@ -288,7 +314,7 @@ def test_a_restored_tree_shows_its_mode_to_who_saw_it_in_the_moment_of_the_loan(
     job = place.job(0o555)
     swapped = as_user(ALICE, lambda: swap(job))
     place.look()
-    as_user(ALICE, lambda: restore(place.top, swapped.id, Kernel(AtChmodAfter("exchange", job.stat))))
+    as_user(ALICE, lambda: restore(place.top, swapped.id, Kernel(AtChmod(2, job.stat))))
     assert job.stat().st_mode & 0o7777 == 0o555
     assert os.listdir(job) != []
     place.assert_seen()
@@ -323,16 +349,14 @@ def test_nothing_of_it_is_left_in_the_store_s_states(place: Place) -> None:
     assert [os.listdir(folder / state.value) for state in (State.STAGE, State.RESTORING)] == [[], []]
 
 
-class AtChmodAfter:
-    """A gate that does something before the first chmod after a call of that name."""
+class AtChmod:
+    """A gate that does something before the n-th chmod (from 0): 0 and 1 are before the exchange, 2 is after it."""
 
-    def __init__(self, call: str, action: Callable[[], object]) -> None:
-        self.call = call
+    def __init__(self, n: int, action: Callable[[], object]) -> None:
+        self.left = n
         self.action = action
-        self.is_due = False
 
     def __call__(self, call: str) -> None:
-        if call == "chmod" and self.is_due:
-            self.is_due = False
+        self.left -= call == "chmod"
+        if call == "chmod" and self.left == -1:
             self.action()
-        self.is_due = self.is_due or call == self.call

@@ -13,6 +13,7 @@ from pathlib import Path
 from fusefs.linux.fd import Fd
 from fusefs.mount.vfs import Vfs
 from tests.support.mounted import Mounted
+from tests.support.mounts import vfs_on
 from tests.support.player import Player
 from tests.support.subjects import Native, Story, Subject
 
@@ -109,7 +110,7 @@ def arena_on(volume: Path, mount: Mounted) -> Iterator[Arena]:
     native.mkdir()
     inside.mkdir()
     with Fd(os.open(inside, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
-        vfs = Vfs(root, max_fds=256)
+        vfs = vfs_on(root, max_fds=256)
         try:
             yield Arena(native, inside, vfs, mount)
             assert len(vfs.nodes) == 1  # the root (I7)

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 from fusefs.core.attributes import Attributes
 from fusefs.linux.caller import Caller
-from fusefs.mount import vfs_write
+from fusefs.mount import listing, vfs_write
 from fusefs.mount.vfs import Known, Vfs
 from fusefs.mount.vfs_write import Changes
+from fusefs.mount.xattrs import Xattrs
 from tests.support.subjects import KEEP, Handle, Seen, Subject, Times, see
 
 ROOT = 1
@@ -38,6 +39,7 @@ class Player(Subject):
         self.vfs = vfs
         self.top = top
         self.references: Counter[int] = Counter()
+        self._xattrs = Xattrs(vfs, are_shown=True)
         self._umask = 0o022
         self._late: list[int] | None = None
 
@@ -79,7 +81,10 @@ class Player(Subject):
     # Walking.
 
     def _lookup(self, parent: int, name: bytes) -> int:
-        return self._count(self.vfs.lookup(parent, name, self._caller))
+        known = self.vfs.lookup(parent, name, self._caller)
+        if not known.nodeid:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return self._count(known)
 
     def _resolve(self, path: bytes, *, follow: bool) -> tuple[int, bytes, int | None]:
         """The last directory on a path, the last name, and its node if it has one: a reference to each node.
@@ -223,23 +228,25 @@ class Player(Subject):
         with self._node(path, follow=True) as nodeid:
             if not stat.S_ISDIR(self._attributes(nodeid).mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            fh = self.vfs.opendir(nodeid)
+            fh = listing.opendir(self.vfs, nodeid)
             try:
                 return sorted(self._list(fh))
             finally:
-                self.vfs.release(fh)
+                listing.releasedir(self.vfs, fh)
 
     def _list(self, fh: int) -> Iterator[bytes]:
         """Names, a few an answer, so that every offset is a place to go on from."""
         offset = 0
         while True:
             n_taken = 0
-            for listed in self.vfs.readdir(fh, offset):
-                self.vfs.told(listed, is_taken=n_taken < _N_AN_ANSWER)
+            listing.prepare(self.vfs, fh, offset)
+            for listed in listing.read(self.vfs, fh, offset):
+                listing.told(self.vfs, fh, listed, is_taken=n_taken < _N_AN_ANSWER)
                 if n_taken == _N_AN_ANSWER:
                     break
                 n_taken, offset = n_taken + 1, listed.offset
                 if listed.name not in (b".", b".."):
+                    assert listed.known is not None
                     self._forget(self._count(listed.known))
                     yield listed.name
             if not n_taken:
@@ -252,11 +259,11 @@ class Player(Subject):
     def getxattr(self, path: bytes, name: str) -> bytes:
         _check_length(name)
         with self._node(path) as nodeid:
-            return self.vfs.getxattr(nodeid, name.encode())
+            return self._xattrs.get(nodeid, name.encode())
 
     def listxattr(self, path: bytes) -> list[str]:
         with self._node(path) as nodeid:
-            return sorted(os.fsdecode(name) for name in self.vfs.listxattr(nodeid, self._caller))
+            return sorted(os.fsdecode(name) for name in self._xattrs.names(nodeid, self._caller))
 
     # Changing.
 
@@ -321,14 +328,14 @@ class Player(Subject):
             self._check_kind(nodeid, name)
             if flags:  # pyfuse3 looks by itself, and hands no flags on
                 try:
-                    self.vfs.getxattr(nodeid, name.encode())
+                    self._xattrs.get(nodeid, name.encode())
                 except OSError as error:
                     if error.errno != errno.ENODATA or flags & os.XATTR_REPLACE:
                         raise
                 else:
                     if flags & os.XATTR_CREATE:
                         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-            vfs_write.setxattr(self.vfs, nodeid, name.encode(), value)
+            self._xattrs.set(nodeid, name.encode(), value)
 
     def _check_kind(self, nodeid: int, name: str) -> None:
         """Only files and directories have users' attributes."""
@@ -340,7 +347,7 @@ class Player(Subject):
         _check_length(name)
         with self._node(path) as nodeid:
             self._check_kind(nodeid, name)
-            vfs_write.removexattr(self.vfs, nodeid, name.encode())
+            self._xattrs.remove(nodeid, name.encode())
 
     @contextlib.contextmanager
     def umask(self, mask: int) -> Iterator[None]:

@@ -104,18 +104,16 @@ class WaitingFs(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
         """A counter, or a command."""
         command = name.decode().removeprefix("user.")
-        self.counts.waiting += 1
-        match command.partition("-")[0]:
-            case "wait":
-                await self._go.wait()
-            case "thread":
-                await trio.to_thread.run_sync(self._thread_go.wait)
+        match kind := command.partition("-")[0]:
+            case "wait" | "thread":
+                self.counts.waiting += 1
+                await (self._go.wait() if kind == "wait" else trio.to_thread.run_sync(self._thread_go.wait))
+                self.counts.waiting -= 1
             case "go":
                 self._go.set()
                 self._thread_go.set()
             case "cancel":
                 self.scope.cancel()
-        self.counts.waiting -= 1
         return b"%d" % getattr(self.counts, command, 0)
 
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:

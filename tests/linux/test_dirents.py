@@ -1,0 +1,88 @@
+"""Entries as getdents(2) has them: any name, the offset to go on at, and the kind where it is known."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.dirents import Dirents
+from fusefs.linux.fd import Fd
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+N = 3000
+"""More than one system call tells."""
+
+
+@pytest.fixture
+def top() -> Iterator[Path]:
+    with tmpfs_volume() as path:
+        yield path
+
+
+@pytest.fixture
+def entries(top: Path) -> Iterator[Dirents]:
+    with Fd(os.open(top, os.O_RDONLY)) as fd:
+        yield Dirents(fd)
+
+
+def test_names_are_any_bytes_of_any_length(top: Path, entries: Dirents) -> None:
+    names = [b"\xff" * length for length in range(1, 256)]
+    for name in names:
+        os.close(os.open(os.fsencode(top) + b"/" + name, os.O_CREAT | os.O_WRONLY))
+    assert sorted(name for name, *_ in entries.read_from(0)) == sorted([b".", b"..", *names])
+
+
+def test_each_entry_has_its_inode_number_and_kind(top: Path, entries: Dirents) -> None:
+    (top / "file").touch()
+    (top / "directory").mkdir()
+    (top / "link").symlink_to("file")
+    os.mkfifo(top / "fifo")
+    os.mknod(top / "device", stat.S_IFCHR, os.makedev(1, 3))
+    seen = {name: (ino, kind) for name, ino, _, kind in entries.read_from(0) if name not in (b".", b"..")}
+    stats = {os.fsencode(path.name): path.lstat() for path in top.iterdir()}
+    assert seen == {name: (st.st_ino, st.st_mode >> 12) for name, st in stats.items()}
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000])
+def test_who_goes_on_at_an_offset_gets_each_entry_once(top: Path, entries: Dirents, n: int) -> None:
+    for number in range(N):
+        (top / f"{number}").touch()
+    found, offset = [], 0
+    while taken := list(islice(entries.read_from(offset), n)):
+        found += [name for name, *_ in taken]
+        offset = taken[-1][2]
+    assert sorted(found) == sorted(os.fsencode(name) for name in (".", "..", *map(str, range(N))))
+
+
+def test_an_entry_that_was_not_taken_comes_again(top: Path, entries: Dirents) -> None:
+    for number in range(10):
+        (top / f"{number}").touch()
+    everything = list(entries.read_from(0))
+    first, _refused = islice(entries.read_from(0), 2)
+    assert list(entries.read_from(first[2])) == everything[1:]
+
+
+def test_a_block_goes_on_where_another_ended(top: Path, entries: Dirents) -> None:
+    for number in range(N):
+        (top / f"{number}").touch()
+    everything = list(entries.read_from(0))
+    found, offset = [], 0
+    while block := entries.block(offset):
+        found += block
+        offset = block[-1][2]
+    assert found == everything
+
+
+def test_a_block_may_begin_at_any_offset(top: Path, entries: Dirents) -> None:
+    for number in range(N):
+        (top / f"{number}").touch()
+    everything = list(entries.read_from(0))
+    for index in (N, 5, 1500):
+        assert entries.block(everything[index - 1][2])[:3] == everything[index : index + 3]

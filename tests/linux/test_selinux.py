@@ -1,0 +1,37 @@
+"""Whether the kernel labels files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux import selinux
+
+
+def test_it_is_on_iff_its_filesystem_can_be_mounted() -> None:
+    """The kernel refuses a type that it has not got as unknown, to everybody and before anything else."""
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "selinuxfs", "none", "/mnt"],
+        env=dict(os.environ, LC_ALL="C"), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert selinux.is_enabled() == ("unknown filesystem type" not in done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_enabled"),
+    [("nodev\tsysfs\nnodev\tselinuxfs\n\text4\n", True), ("nodev\tsysfs\n\text4\n", False), ("", False)],
+)
+def test_the_kernel_lists_its_filesystem_iff_it_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_enabled: bool
+) -> None:
+    (tmp_path / "filesystems").write_text(text)
+    monkeypatch.setattr(selinux, "_FILESYSTEMS", tmp_path / "filesystems")
+    assert selinux.is_enabled() == is_enabled
+
+
+def test_without_proc_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selinux, "_FILESYSTEMS", tmp_path / "none")
+    assert not selinux.is_enabled()

@@ -1,0 +1,13 @@
+"""A vfs without a mount: what the daemon has below pyfuse3, asked directly."""
+
+from __future__ import annotations
+
+from fusefs.linux.fd import Fd
+from fusefs.mount.gate import Gate
+from fusefs.mount.stats import Stats
+from fusefs.mount.vfs import Vfs
+
+
+def vfs_on(root: Fd, *, max_fds: int, is_shared: bool = False) -> Vfs:
+    """The tree below a directory of a local filesystem; `close` must follow."""
+    return Vfs(root, Gate(), Stats.in_memory(), max_fds=max_fds, is_shared=is_shared)
