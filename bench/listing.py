@@ -111,7 +111,7 @@ def measure(name: str, where: str, asked: argparse.Namespace) -> Row:
     part = PARTS[name]
     n_rounds = asked.rounds or (N_ROUNDS_QUICK if asked.quick else N_ROUNDS)
     load_before = round(os.getloadavg()[0], 2)
-    tell(f"{name} on {where}")
+    tell(name if where == SLOW else f"{name}, {where}")
     subjects = compete(part, asked, where, n_rounds)
     return {
         "part": name,
@@ -151,6 +151,8 @@ def main() -> None:
     asked = parse()
     if asked.table or asked.plot:
         rows = newest(RESULTS, list(PARTS))
+        if not rows:
+            sys.exit("nothing measured yet")
         if asked.plot:
             asked.plot.write_text(draw(rows), encoding="utf-8")
         if asked.table:

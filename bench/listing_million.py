@@ -19,7 +19,7 @@ UNCACHED = "memory: the same with --cache-size 0"
 FORGOTTEN = "memory: it has forgotten all"
 BYTES = (AFTER_NAMES, KNOWN, UNCACHED, FORGOTTEN)
 """Figures in bytes for each entry, above what the daemon had before; the others are seconds."""
-_IDLE_S, _IDLE_MAX_S = 0.3, 30.0
+_IDLE_S, _IDLE_MAX_S = 1.0, 60.0
 
 
 def take_turn(work: Work) -> dict[str, float]:

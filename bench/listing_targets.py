@@ -72,6 +72,8 @@ _LOCAL = ("tmpfs", "ext4")
 _SLOW_LISTINGS = ("ls -l", "ls --color=always")
 _BYTES = (200.0, False, " bytes an entry")
 _TREE_STEPS = ("find -newer", "find", "du -s", "git status")
+# Plain find asks for no file: on slow backing there is nothing to be fifty times faster at.
+_SLOW_TREE_STEPS = ("find -newer", "du -s", "git status", "git status, one thread")
 
 TARGETS = (
     *(_is_faster("local", _LOCAL, step, 1.8, BEST_PEER) for step in ("ls -l", SCAN)),
@@ -87,10 +89,9 @@ TARGETS = (
         )
         for step in _TREE_STEPS
     ),
-    *(_is_faster("tree on slow", (SLOW,), step + AGAIN, 50, NATIVE) for step in _TREE_STEPS),
+    *(_is_faster("tree on slow", (SLOW,), step + AGAIN, 50, NATIVE) for step in _SLOW_TREE_STEPS),
     Target("million", _LOCAL, million.FIRST, partial(figure, million.FIRST, 1e3), 50, is_least=False, unit=" ms"),
     Target("million", _LOCAL, million.AFTER_NAMES, partial(figure, million.AFTER_NAMES, 1), *_BYTES),
-    Target("million", _LOCAL, million.FORGOTTEN, partial(figure, million.FORGOTTEN, 1), *_BYTES),
     Target("million", _LOCAL, "memory: beyond what the kernel makes it remember", of_the_cache, *_BYTES),
     *(
         Target(
@@ -120,7 +121,8 @@ def verdicts(row: Row) -> Iterator[str]:
 
 def title(row: Row) -> str:
     """Its part, its scene and its size."""
-    return f"{row['part']}, {row['scene']}, {row['n_files']:,} files"
+    where = row["part"] if row["scene"] == SLOW else f"{row['part']}, {row['scene']}"
+    return f"{where}, {row['n_files']:,} files"
 
 
 def _medians(row: Row) -> Medians:

@@ -1,4 +1,5 @@
-"""What was seen of a backing filesystem, as long as it may be believed: attributes, names, link targets, listings.
+"""What was seen of a backing filesystem, as long as it may be believed: attributes, the names of extended ones, names,
+link targets, listings.
 
 Pure: whoever looks hands in what he saw, and the time. The cache may forget anything at any time, and never tells what
 has expired, what has changed since it was seen, or half a listing.
@@ -11,6 +12,7 @@ of each change is noted while anybody looks.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from struct import Struct, error
 from sys import getsizeof
 from typing import NewType
@@ -92,18 +94,19 @@ _NAMES_BYTES = _allocated(getsizeof(object.__new__(_Names))) + _NUMBER_BYTES + g
 class _Item:
     """What is known of one inode."""
 
-    __slots__ = ("listing", "names", "packed", "target")
+    __slots__ = ("listing", "names", "packed", "target", "xattrs")
 
     def __init__(self) -> None:
         self.packed: bytes | None = None
         self.target: tuple[bytes, float] | None = None
+        self.xattrs: tuple[bytes, float] | None = None
         self.names: _Names | None = None
         self.listing: tuple[Entries, float, int] | None = None  # with the bytes that it is counted with
 
     def extra_bytes(self) -> int:
         """The memory of what only directories and links have."""
         return (
-            (0 if self.target is None else _UNTIL_BYTES + _BYTES_BYTES + len(self.target[0]))
+            sum(_UNTIL_BYTES + _BYTES_BYTES + len(one[0]) for one in (self.target, self.xattrs) if one is not None)
             + (0 if self.names is None else self.names.n_bytes)
             + (0 if self.listing is None else self.listing[2])
         )
@@ -202,6 +205,14 @@ class Cache:
         self._items.move_to_end(source)
         return item.target[0]
 
+    def xattrs(self, source: SourceKey, now_s: float) -> Sequence[bytes] | None:
+        """The names of all its extended attributes; None: not known."""
+        item = self._items.get(source)
+        if item is None or item.xattrs is None or item.xattrs[1] <= now_s:
+            return None
+        self._items.move_to_end(source)
+        return item.xattrs[0].split(b"\0") if item.xattrs[0] else ()
+
     def listing(self, directory: SourceKey, now_s: float) -> Entries | None:
         """All entries of a directory, in order; None: not known."""
         item = self._items.get(directory)
@@ -256,6 +267,16 @@ class Cache:
         self._n_bytes += item.extra_bytes()
         self._make_room()
 
+    def learn_xattrs(self, source: SourceKey, names: Iterable[bytes], epoch: Epoch, now_s: float) -> None:
+        """Remember the names of all its extended attributes."""
+        if epoch != self.epoch and self._has_changed(epoch, source):
+            return
+        item = self._item(source)
+        self._n_bytes -= item.extra_bytes()
+        item.xattrs = (b"\0".join(names), now_s + self._lifetime_s)
+        self._n_bytes += item.extra_bytes()
+        self._make_room()
+
     def learn_listing(self, directory: SourceKey, entries: Entries, epoch: Epoch, now_s: float) -> None:
         """Remember all entries of a directory, which nobody adds to from now on; if they are too many, none."""
         if epoch != self.epoch and self._has_changed(epoch, directory):
@@ -287,11 +308,13 @@ class Cache:
         self._n_bytes -= _ITEM_BYTES + _source_bytes(source) + item.extra_bytes()
 
     def attributes_changed(self, source: SourceKey) -> None:
-        """An inode's attributes are not what they were."""
+        """An inode's attributes are not what they were; the extended ones neither."""
         self._note(source)
         item = self._items.get(source)
         if item is not None:
-            item.packed = None
+            self._n_bytes -= item.extra_bytes()
+            item.packed = item.xattrs = None
+            self._n_bytes += item.extra_bytes()
 
     def name_changed(self, directory: SourceKey, name: bytes) -> None:
         """A name means something else, or nothing, or something at last: so listing and attributes changed too."""

@@ -17,9 +17,10 @@ class Latency:
 
     __slots__ = ("_mean_ns", "is_slow")
 
-    def __init__(self) -> None:
-        self._mean_ns = 0.0
-        self.is_slow = False
+    def __init__(self, *, is_slow: bool) -> None:
+        """is_slow: what is believed until the answers tell."""
+        self._mean_ns = float(_SLOW_NS if is_slow else 0)
+        self.is_slow = is_slow
 
     def took(self, answer_ns: int) -> None:
         """One more answer."""

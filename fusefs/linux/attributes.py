@@ -125,6 +125,20 @@ def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
         _close_held(fd)
 
 
+def peek_closely(dir_fd: int, name: bytes) -> tuple[Attributes, bytes, list[bytes] | None]:
+    """The same, and the names of all extended attributes; None where they can't be told."""
+    fd = os.open(name, _OPENED, dir_fd=dir_fd)
+    try:
+        seen, handle = _mine.looker.peek(fd)
+        try:
+            names = [os.fsencode(name) for name in os.listxattr(b"/proc/self/fd/%d" % fd)]
+        except OSError:
+            return seen, handle, None
+        return seen, handle, names
+    finally:
+        _held.close(fd)
+
+
 def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:
     """Set the times of what an fd of any kind holds; None leaves one as it is."""
     times = _TIMES.pack(*_timespec(atime_ns), *_timespec(mtime_ns))

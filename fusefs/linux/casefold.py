@@ -41,7 +41,7 @@ def folds_case(dir_fd: int) -> bool:
     Cost    a few calls that don't wait; where there is no flag for it, a part of the directory is read, and two names
             looked up
     """
-    return _folds(dir_fd, libc.statfs_type(dir_fd)) is not False
+    return _answer(dir_fd)[0] is not False
 
 
 def folds_throughout(dir_fd: int) -> bool | None:
@@ -49,25 +49,27 @@ def folds_throughout(dir_fd: int) -> bool | None:
 
     dir_fd  of any of them; one that has names with letters, or else nobody can tell
     """
-    kind = libc.statfs_type(dir_fd)
-    return None if kind in _FLAGGED else _folds(dir_fd, kind)
+    folds, is_common = _answer(dir_fd)
+    return folds if is_common else None
 
 
-def _folds(dir_fd: int, kind: int) -> bool | None:
-    if kind in _EXACT:
-        return False
-    if kind in _FOLDING:
-        return True
+def _answer(dir_fd: int) -> tuple[bool | None, bool]:
+    """Whether it folds; None: nobody can tell. And whether all the others do the same."""
+    is_flagged = False
     try:
+        kind = libc.statfs_type(dir_fd)
+        if kind in _EXACT or kind in _FOLDING:
+            return kind in _FOLDING, True
+        is_flagged = kind in _FLAGGED
         with Fd(os.open(b"/proc/self/fd/%d" % dir_fd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            if is_flagged:
+                return bool(_asked(fd, _FS_IOC_GETFLAGS, _FLAGS) & _FS_CASEFOLD_FL), False
             if kind == _XFS:
-                return bool(_asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY) & _XFS_FSOP_GEOM_FLAGS_DIRV2CI)
-            if kind in _FLAGGED:
-                return bool(_asked(fd, _FS_IOC_GETFLAGS, _FLAGS) & _FS_CASEFOLD_FL)
-            return _finds_another_spelling(fd)
+                return bool(_asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY) & _XFS_FSOP_GEOM_FLAGS_DIRV2CI), True
+            return _finds_another_spelling(fd), True
     except OSError as error:
         # A kernel without flags here (tmpfs until 6.6) has no folding here either; else it may only be searched.
-        return False if kind in _FLAGGED and error.errno == errno.ENOTTY else None
+        return False if is_flagged and error.errno == errno.ENOTTY else None, False
 
 
 def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
@@ -78,7 +80,7 @@ def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
 
 
 def _finds_another_spelling(fd: Fd) -> bool | None:
-    """Whether the first name that has letters is there in the other case too, as the same inode; None: there is none."""
+    """Whether the first name that has letters is there in the other case too, as the same inode; None: no such name."""
     for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
         other = name.swapcase()
         if other != name:

@@ -28,30 +28,30 @@ class Dirents:
         self.fd = fd
         self._ahead: list[Dirent] = []
         self._at = 0
-        self._block_at = 0
+        self._position = -1
 
     def read_from(self, offset: int) -> Iterator[Dirent]:
         """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took."""
         if offset == 0 or offset != self._at:
             self._ahead = []
             self._at = offset
-            os.lseek(self.fd, offset, os.SEEK_SET)
         while True:
-            while self._ahead:
-                entry = self._ahead[-1]
+            ahead = self._ahead
+            while ahead:
+                entry = ahead[-1]
                 yield entry
-                self._ahead.pop()
+                ahead.pop()
                 self._at = entry[2]
-            self._ahead = self._read()[::-1]
+            self._ahead = self.block(self._at)[::-1]
             if not self._ahead:
                 return
 
     def block(self, offset: int) -> list[Dirent]:
         """The entries from an offset on that one system call tells; none at the end."""
-        if offset != self._block_at:
+        if offset == 0 or offset != self._position:
             os.lseek(self.fd, offset, os.SEEK_SET)
         found = self._read()
-        self._block_at = found[-1][2] if found else -1
+        self._position = found[-1][2] if found else -1
         return found
 
     def _read(self) -> list[Dirent]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyfuse3
-from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, InodeT, ModeT, RequestContext
+from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from fusefs.linux.caller import Caller
 from fusefs.mount import listing, vfs_write
@@ -138,6 +138,8 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
+        if self._hands.recall(self._xattrs.is_missing, inode, name):
+            raise FUSEError(pyfuse3.ENOATTR)
         return await self._do(self._xattrs.get, inode, name)
 
     @answered

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from fusefs.core.inodes import Node
-from fusefs.linux.attributes import peek
+from fusefs.linux.attributes import peek, peek_closely
 from fusefs.linux.fd import Fd
 from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Look, Memory, Seen
@@ -38,8 +38,15 @@ class Batch:
         directory: Node,
         fd: Fd,
         names: Sequence[bytes],
+        *,
+        is_close: bool,
     ) -> None:
-        """fd: of the directory; the batch's own from now on, as the look is."""
+        """Begin.
+
+        fd        of the directory; the batch's own from now on, as the look is
+        is_close  extended attributes' names are looked for too
+        """
+        self._is_close = is_close
         self._lasting = lasting
         self.found: dict[bytes, Seen] = {}
         self.look = look
@@ -58,8 +65,8 @@ class Batch:
                 return
             name = self._names[number]
             try:
-                seen, handle = peek(self._fd, name)
-                self.found[name] = (seen, self._lasting(handle))
+                seen, handle, xattrs = peek_closely(self._fd, name) if self._is_close else (*peek(self._fd, name), None)
+                self.found[name] = (seen, self._lasting(handle), xattrs)
             except OSError:
                 pass  # whoever asks for it is told
             with self._gate.lock:
@@ -119,6 +126,7 @@ class Ahead:
         self._n_in_flight = n_in_flight
         self._walks: OrderedDict[Node, Walk] = OrderedDict()
         self._crew = _Crew()
+        self._wants_xattrs = self._is_new = False
 
     @property
     def n_under_way(self) -> int:
@@ -132,6 +140,8 @@ class Ahead:
 
     def begin(self, directory: Node, fd: Fd) -> Walk:
         """A listing begins; fd: of the directory, which stays its owner's."""
+        self._wants_xattrs &= self._is_new
+        self._is_new = False
         self.drop(directory)
         walk = self._walks[directory] = Walk(Fd(os.dup(fd)))
         if len(self._walks) > _N_WALKS:
@@ -144,19 +154,32 @@ class Ahead:
         if walk is not None:
             walk.fd.close()
 
-    def is_walked(self, directory: Node) -> bool:
-        """Whether anything in it may be fetched ahead."""
-        return directory in self._walks
-
-    def asked(self, directory: Node) -> None:
-        """Somebody asks what a name in this directory is."""
-        walk = self._walks[directory]
+    def asked(self, directory: Node, fd: Fd | None = None) -> None:
+        """Somebody asks what a name in this directory is; fd: of the directory, which stays its owner's."""
+        walk = self._walks.get(directory)
+        if walk is None and fd is not None:
+            walk = self._listed_long_ago(directory, fd)
+        if walk is None:
+            return
         walk.is_asked = True
         walk.n_allowed += self._n_in_flight
         if walk.names and self._memory.is_kept and not walk.is_busy():
             n = min(len(walk.names), walk.n_allowed, _BATCH)
             walk.n_allowed -= n
             self.fetch(walk, directory, walk.fd, [walk.names.popleft() for _ in range(n)])
+
+    def asked_xattr(self) -> None:
+        """Somebody asks for an extended attribute, as `ls -l` does of all that it lists: this listing, and the next."""
+        self._wants_xattrs = self._is_new = True
+
+    def _listed_long_ago(self, directory: Node, fd: Fd) -> Walk | None:
+        """A walk of a directory that the kernel has a listing of, as we have."""
+        entries = self._memory.listing(directory)
+        if entries is None:
+            return None
+        walk = self.begin(directory, fd)
+        walk.names.extend(name for name, *_ in entries)
+        return walk
 
     def fetch(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> Batch | None:
         """Begin to look at those of some names that are not remembered.
@@ -168,7 +191,9 @@ class Ahead:
         if not missing or self._crew.n_waiting > _N_THREADS_MAX:
             return None
         look = self._memory.looking_ahead()
-        walk.batch = batch = Batch(self._gate, look, self._lasting, directory, Fd(os.dup(fd)), missing)
+        walk.batch = batch = Batch(
+            self._gate, look, self._lasting, directory, Fd(os.dup(fd)), missing, is_close=self._wants_xattrs
+        )
         self._crew.help(batch, min(self._n_in_flight, len(missing)))
         return batch
 

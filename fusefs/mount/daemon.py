@@ -51,7 +51,7 @@ class _Announcing(Adapter):
 
     def __init__(self, vfs: Vfs, options: Options, replies: Replies, stats: Stats, ready: Callable[[], None]) -> None:
         xattrs = Xattrs(vfs, are_shown=options.has_xattrs)
-        hands = Hands(vfs.gate, _N_THREADS)
+        hands = Hands(vfs.gate, stats, _N_THREADS)
         super().__init__(vfs, xattrs, hands, replies, stats, keeps_pages=options.coherence is Coherence.EXCLUSIVE)
         self._ready = ready
 
@@ -106,15 +106,12 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
 
 def _vfs(root: Fd, options: Options, stats: Stats, n_fds_max: int) -> Vfs:
     kernel = Kernel()
-    is_local = kernel.is_local(root)
-    match options.backing:
-        case Backing.AUTO if is_local or kernel.filesystem(root) == FUSE_MAGIC:
-            is_slow = None
-        case backing:
-            is_slow = backing is not Backing.LOCAL
+    is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
+    is_auto = options.backing is Backing.AUTO
+    is_slow = not is_local if is_auto else options.backing is Backing.SLOW
     return Vfs(
         root,
-        Gate(is_slow=is_slow),
+        Gate(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
         stats,
         max_fds=n_fds_max,
         timeout_s=options.timeout_s,
@@ -189,17 +186,18 @@ async def _loop(mount: Mount, vfs: Vfs, stats: Stats, watched: Watched | None) -
 
 def _gauges(vfs: Vfs) -> Gauges:
     """How much there is at the moment."""
-    return Gauges(
-        n_nodes=len(vfs.nodes),
-        n_handles=len(vfs.handles),
-        n_directory_fds=len(vfs.directories),
-        n_cached=len(vfs.memory.cache),
-        cache_bytes=vfs.memory.cache.size_bytes if len(vfs.memory.cache) else 0,
-        cache_size_bytes=vfs.memory.size_bytes,
-        n_threads=vfs.gate.n_inside,
-        n_prefetches=vfs.ahead.n_under_way,
-        is_slow=int(vfs.gate.is_slow),
-    )
+    with vfs.gate.lock:
+        return Gauges(
+            n_nodes=len(vfs.nodes),
+            n_handles=len(vfs.handles),
+            n_directory_fds=len(vfs.directories),
+            n_cached=len(vfs.memory.cache),
+            cache_bytes=vfs.memory.cache.size_bytes if len(vfs.memory.cache) else 0,
+            cache_size_bytes=vfs.memory.size_bytes,
+            n_threads=vfs.gate.n_inside,
+            n_prefetches=vfs.ahead.n_under_way,
+            is_slow=int(vfs.gate.is_slow),
+        )
 
 
 async def _tell_watchdog() -> None:

@@ -25,17 +25,18 @@ R = TypeVar("R")
 class Gate:
     """The tables' lock, and the fds that operations in threads were lent."""
 
-    def __init__(self, *, is_slow: bool | None = False) -> None:
+    def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
         """To be made by the loop's own thread.
 
-        is_slow  whether the backing filesystem is; None: found out by its answers
+        is_slow      whether the backing filesystem is
+        is_measured  until its answers tell otherwise
         """
         self.lock = threading.Lock()
         self.n_inside = 0
         self._home = get_ident()
         self._own = threading.local()
-        self._latency = Latency() if is_slow is None else None
-        self._is_slow = bool(is_slow)
+        self._latency = Latency(is_slow=is_slow) if is_measured else None
+        self._is_slow = is_slow
 
     @property
     def is_slow(self) -> bool:

@@ -8,6 +8,7 @@ from typing import ParamSpec, TypeVar
 import trio
 
 from fusefs.mount.gate import Gate
+from fusefs.mount.stats import Stats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,9 +20,10 @@ _PART = 256
 class Hands:
     """The threads of one mount; they are given up, not waited for, when it ends."""
 
-    def __init__(self, gate: Gate, n_threads: int) -> None:
+    def __init__(self, gate: Gate, stats: Stats, n_threads: int) -> None:
         """Begin with none. n_threads: that may be at work at a time"""
         self._gate = gate
+        self._stats = stats
         self._limiter = trio.CapacityLimiter(n_threads)
 
     async def do(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,6 +35,8 @@ class Hands:
 
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation that takes its time on any filesystem. Checkpoint"""
+
+        self._stats.changed()
 
         def run() -> R:
             return self._gate.run(act, *args, **kwargs)
@@ -54,8 +58,3 @@ class Hands:
             with self._gate.lock:
                 for nodeid, n in forgotten[at : at + _PART]:
                     act(nodeid, n)
-
-    @property
-    def n_busy(self) -> int:
-        """Threads at work."""
-        return self._limiter.borrowed_tokens

@@ -125,7 +125,9 @@ def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
         listing.gathered = Entries()
         listing.recalled, listing.n_recalled = vfs.memory.listing(listing.node), 0
         listing.ready = ()
-    elif offset != listing.at:
+    elif listing.walk is None:
+        listing.walk = vfs.ahead.begin(listing.node, listing.entries.fd)  # the filesystem was quick before
+    if offset != 0 and offset != listing.at:
         passed = next((number for number, entry in enumerate(listing.ready, 1) if entry[2] == offset), None)
         if passed is None:
             listing.close()  # it was sent elsewhere
@@ -199,7 +201,7 @@ def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
 def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
     """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
     batch = listing.batch
-    seen, handle = batch.found.get(name, (None, b"")) if batch is not None else (None, b"")
+    seen, handle, _ = batch.found.get(name, (None, b"", None)) if batch is not None else (None, b"", None)
     if batch is None or seen is None or name == STORE:
         return None
     source = source_key(seen, handle)

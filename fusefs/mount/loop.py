@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import re
 import select
-import threading
 from collections.abc import Callable
 from time import monotonic
 from types import ModuleType
@@ -49,15 +48,15 @@ class _Glance:
         self._n_to_leave_out = 0
         self._n_left_out_next = 1
 
-    def sees(self) -> bool:
+    def is_there(self) -> bool:
         """Whether reading would not block, or fail at once: the connection is gone."""
-        if self._poll(0):
-            return True
+        return bool(self._poll(0))
+
+    def comes(self) -> bool:
+        """The same, soon."""
         if self._n_to_leave_out:
             self._n_to_leave_out -= 1
             return False
-        if threading.active_count() > 1:
-            return False  # handlers wait for their threads, and those for the interpreter that we would hold
         end_s = monotonic() + _GLANCE_S
         while monotonic() < end_s:
             if self._poll(0):
@@ -80,12 +79,14 @@ class _Reading(trio.abc.Instrument):
         self._replied = replied
         self._is_taken = False
         self._standby: dict[trio.lowlevel.Task, None] = {}  # who came last is called first: its memory is warm
+        self._serving: set[trio.lowlevel.Task] = set()  # who has read a request, until it is back
         self._turn_end_s = 0.0
         self._glance: _Glance | None = None  # once we know the fd
 
     async def __aenter__(self) -> None:
         """Be the reader. Checkpoint  when the turn is over, or while somebody else reads"""
         self._replied()
+        self._serving.discard(trio.lowlevel.current_task())
         if monotonic() > self._turn_end_s and not self._is_taken:
             await trio.lowlevel.checkpoint()
             self._begin_turn()
@@ -97,13 +98,17 @@ class _Reading(trio.abc.Instrument):
     async def __aexit__(self, *_error: object) -> None:
         """A request is to be read and answered. Checkpoint  none: reading follows"""
         self._is_taken = False
+        self._serving.add(trio.lowlevel.current_task())
 
     async def wait_readable(self, fd: int) -> None:
         """Wait for a request. Checkpoint  when none comes at once"""
         if self._glance is None:
             self._glance = _Glance(fd)
             trio.lowlevel.add_instrument(self)
-        if not self._glance.sees():
+        if self._glance.is_there():
+            return
+        # While handlers wait for threads, those wait for the interpreter: we must not hold it.
+        if self._serving or not self._glance.comes():
             await trio.lowlevel.wait_readable(fd)
             self._begin_turn()
 

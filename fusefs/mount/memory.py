@@ -6,7 +6,7 @@ Of a local one it learns nothing: the kernel below answers as quickly (docs/deci
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
@@ -21,8 +21,8 @@ from fusefs.mount.stats import Stats
 
 R = TypeVar("R")
 
-Seen = tuple[Attributes, bytes]
-"""What a look at a name finds: attributes and file handle."""
+Seen = tuple[Attributes, bytes, Sequence[bytes] | None]
+"""What a look at a name finds: attributes, file handle, and, if that was looked for, extended attributes' names."""
 Place = tuple[Node, bytes]
 """A name in a directory."""
 
@@ -59,8 +59,11 @@ class Look:
 
     def learn_all(self, directory: Node, found: Mapping[bytes, Seen]) -> None:
         """The same of many names."""
-        for name, (seen, handle) in found.items():
-            self.learn(directory, name, source_key(seen, handle), seen)
+        for name, (seen, handle, xattrs) in found.items():
+            source = source_key(seen, handle)
+            self.learn(directory, name, source, seen)
+            if xattrs is not None:
+                self._cache.learn_xattrs(source, xattrs, self._epoch, self._began_s)
 
     def learn_missing(self, directory: Node, name: bytes) -> None:
         """Nothing has this name."""
@@ -145,6 +148,11 @@ class Memory:
     def target(self, node: Node) -> bytes | None:
         """Where a link leads; None: not known."""
         return self._count(Sort.LINK_TARGET, self.cache.target(node.source, time.monotonic()))
+
+    def lacks_xattr(self, node: Node, name: bytes) -> bool:
+        """Whether it is known that there is no such extended attribute."""
+        names = self.cache.xattrs(node.source, time.monotonic())
+        return names is not None and name not in names
 
     def listing(self, directory: Node) -> Entries | None:
         """All entries of a directory; None: not known."""

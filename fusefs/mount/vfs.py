@@ -131,8 +131,8 @@ class Vfs:
         if trashdir.is_drop(directory, name):
             return self._drop(caller.uid, caller)
         is_fickle = self.is_fickle(directory, fd, name)
-        if self.ahead.is_walked(directory):
-            self.ahead.asked(directory)
+        if not is_fickle and not self.gate.is_home():
+            self.ahead.asked(directory, fd)
         with self.memory.looking() as look:
             try:
                 seen, handle = self.identify(fd, name)
@@ -153,8 +153,7 @@ class Vfs:
         known = self.remembered(directory, name)
         if known is not None and known.nodeid:
             self.counted(known)
-            if self.ahead.is_walked(directory):
-                self.ahead.asked(directory)
+            self.ahead.asked(directory)
         return known
 
     def remembered(self, directory: Node, name: bytes) -> Known | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from fusefs.core.inodes import NodeId
 from fusefs.linux import selinux
 from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, in_group
@@ -34,6 +35,12 @@ class Xattrs:
         self._require(name)
         with self._vfs.hold(self._vfs.node(nodeid)) as fd:
             return self._vfs.gate.call(os.getxattr, _path(fd), name)
+
+    def is_missing(self, nodeid: int, name: bytes) -> bool:
+        """Whether it is remembered that there is none of this name; if not, look."""
+        node = self._vfs.nodes.get(NodeId(nodeid))
+        self._vfs.ahead.asked_xattr()
+        return node is not None and self._are_shown and self._shows(name) and self._vfs.memory.lacks_xattr(node, name)
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
         """Their names; trusted ones are root's to see."""

@@ -98,13 +98,21 @@ def test_who_may_not_ask_takes_it_to_fold(top: Path, monkeypatch: pytest.MonkeyP
     assert asked(top) == (True, None)
 
 
+def test_a_filesystem_without_statfs_is_taken_to_fold(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def statfs_type(_fd: int) -> int:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(libc, "statfs_type", statfs_type)
+    assert asked(top) == (True, None)
+
+
 def test_who_may_only_search_a_directory_takes_it_to_fold(top: Path) -> None:
     (top / "passage").mkdir(0o711)
     (top / "passage").chmod(0o711)
     assert as_user(OTHER, partial(asked, top / "passage")) == (True, None)
 
 
-def test_a_name_that_is_found_in_upper_case_too_tells(top: Path) -> None:
+def test_a_name_that_is_found_in_upper_case_too_tells() -> None:
     with folding_volume(["1234", "Readme"]) as path:
         assert asked(path) == (True, True)
 

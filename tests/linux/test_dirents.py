@@ -86,3 +86,19 @@ def test_a_block_may_begin_at_any_offset(top: Path, entries: Dirents) -> None:
     everything = list(entries.read_from(0))
     for index in (N, 5, 1500):
         assert entries.block(everything[index - 1][2])[:3] == everything[index : index + 3]
+
+
+def test_blocks_and_entries_may_take_turns(top: Path, entries: Dirents) -> None:
+    for number in range(N):
+        (top / f"{number}").touch()
+    everything = list(entries.read_from(0))
+    ten = list(islice(entries.read_from(0), 10))
+    entries.block(ten[-1][2])
+    assert list(entries.read_from(ten[-2][2])) == everything[9:]
+    assert entries.block(0)[:10] == ten
+
+
+def test_what_is_made_later_comes_when_it_is_read_again(top: Path, entries: Dirents) -> None:
+    n_empty = len(list(entries.read_from(0)))
+    (top / "new").touch()
+    assert len(list(entries.read_from(0))) == len(entries.block(0)) == n_empty + 1

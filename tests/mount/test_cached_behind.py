@@ -27,14 +27,20 @@ TIMEOUT_S = 0.5
 TICK_S = 0.05  # the kernel counts in jiffies, and rounds up
 LIMIT_S = 60
 N_ROUNDS, N_CHANGES, N_NAMES = 4, 100, 7
+SLOW, TINY, NONE = "backing=slow", "cache_size=4K", "cache_size=0"
 WATCHED = {
-    "tmpfs": ("tmpfs", []),
+    "tmpfs": ("tmpfs", list[str]()),
     "ext4": ("ext4", []),
-    "without the daemon's cache": ("tmpfs", ["cache_size=0"]),
-    "tiny": ("tmpfs", ["cache_size=4K"]),
-    "in threads": ("ext4", ["backing=slow"]),
+    "tmpfs in threads": ("tmpfs", [SLOW]),
+    "ext4 in threads": ("ext4", [SLOW]),
+    "in threads, tiny": ("tmpfs", [SLOW, TINY]),
 }
-UNWATCHED = {"local": [], "without the daemon's cache": ["cache_size=0"], "in threads": ["backing=slow"]}
+UNWATCHED = {
+    "local": list[str](),
+    "in threads": [SLOW],
+    "in threads, tiny": [SLOW, TINY],
+    "in threads, without a cache": [SLOW, NONE],
+}
 PATHS = (
     ".", "file", "hard", "link", "new", "inner", "inner/child", "inner/new", "inner/kid", "other", "other/kid",
     "other/child", "replaced", "replaced/child",

@@ -30,15 +30,14 @@ from tests.support.volumes import loop_volume, overlay_volume, tmpfs_volume
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 STRANGER = 4712
-HOUR = "timeout=3600"
+HOUR, SLOW = "timeout=3600", "backing=slow"
 OLD_NS = 10**18
 MOUNTS = {
     "exclusive": ("tmpfs", ["coherence=exclusive"]),
-    "without the daemon's cache": ("tmpfs", ["coherence=exclusive", "cache_size=0"]),
     "shared": ("tmpfs", ["coherence=shared", HOUR]),
-    "in threads": ("ext4", ["coherence=exclusive", "backing=slow"]),
-    "in threads, shared, tiny": ("tmpfs", ["coherence=shared", HOUR, "backing=slow", "cache_size=4K"]),
-    "overlay": ("overlay", ["coherence=exclusive"]),
+    "in threads": ("ext4", ["coherence=exclusive", SLOW]),
+    "in threads, shared, tiny": ("tmpfs", ["coherence=shared", HOUR, SLOW, "cache_size=4K"]),
+    "in threads, by names": ("overlay", ["coherence=exclusive", SLOW]),
 }
 PATHS = (
     ".", "from", "from/file", "from/link", "from/new", "from/inner", "from/inner/child", "from/inner/new", "from/suid",

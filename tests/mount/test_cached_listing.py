@@ -19,13 +19,13 @@ from tests.support.workers import workers
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
-HOUR = "timeout=3600"
+HOUR, SLOW = "timeout=3600", "backing=slow"
 MOUNTS = {
     "exclusive": ["coherence=exclusive"],
-    "tiny": ["coherence=exclusive", "cache_size=4K"],
     "shared": ["coherence=shared", HOUR],
-    "in threads": ["coherence=exclusive", "backing=slow"],
-    "in threads, shared": ["coherence=shared", HOUR, "backing=slow"],
+    "in threads": ["coherence=exclusive", SLOW],
+    "in threads, tiny": ["coherence=exclusive", SLOW, "cache_size=4K"],
+    "in threads, shared": ["coherence=shared", HOUR, SLOW],
 }
 N_STANDING = 300  # several replies, and some 10 KiB of names
 N_ROUNDS, N_READERS, N_WRITERS, N_CHANGES = 4, 2, 2, 30

@@ -21,12 +21,12 @@ from tests.support.volumes import bind_mount, loop_volume
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 STRANGER = 4712
-HOUR = "timeout=3600"
+HOUR, SLOW = "timeout=3600", "backing=slow"
 MOUNTS = {
     "exclusive": ["coherence=exclusive"],
-    "tiny": ["coherence=exclusive", "cache_size=4K"],
     "shared": ["coherence=shared", HOUR],
-    "in threads": ["coherence=shared", HOUR, "backing=slow"],
+    "in threads": ["coherence=exclusive", SLOW],
+    "in threads, shared, tiny": ["coherence=shared", HOUR, SLOW, "cache_size=4K"],
 }
 _NUMBERS = itertools.count()
 

@@ -9,13 +9,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import pyfuse3
 import pytest
+import trio
 
+from fusefs.mount import loop
 from tests.support.command import done_well
 from tests.support.daemons import ended
 from tests.support.fuse import fuse_mount
@@ -29,6 +34,7 @@ REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
 N_CLIENTS = 3
 MIB = 1 << 20
+TOO_MANY = 300_000
 
 # Asks for names that are not there, as fast as it can, and lists, until the mount is gone.
 HAMMER = """
@@ -97,7 +103,49 @@ def status_of(pid: int, field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
+def seam_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What pyfuse3 takes for trio."""
+    monkeypatch.setitem(vars(pyfuse3), "trio", trio)
+    assert loop.hook(lambda: None)
+    return vars(pyfuse3)["trio"]
+
+
 # Everybody's turn.
+
+
+def test_requests_without_end_let_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seam = seam_of(monkeypatch)
+    n_requests, n_turns = 0, 0
+
+    async def read_on(fd: int) -> None:
+        nonlocal n_requests
+        lock = seam.Lock()
+        while n_turns < 20 and n_requests < TOO_MANY:
+            async with lock:
+                await seam.lowlevel.wait_readable(fd)
+            n_requests += 1
+
+    async def go_on() -> None:
+        nonlocal n_turns
+        while n_requests == 0:
+            await trio.lowlevel.checkpoint()
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+            n_turns += 1
+
+    async def both(fd: int) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on)
+            for _ in range(N_WORKERS):
+                nursery.start_soon(read_on, fd)
+
+    always_readable = os.memfd_create("requests")
+    try:
+        trio.run(both, always_readable)
+    finally:
+        os.close(always_readable)
+    assert n_turns == 20
+    assert 20 < n_requests < TOO_MANY  # nor does each of them wait for the others
 
 
 def test_other_tasks_go_on_while_clients_hammer(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +268,22 @@ def is_idle(mounted: Mounted, for_s: float = 0.3) -> bool:
     before_ns = ran_ns(mounted.pid)
     select.select([], [], [], for_s)
     return ran_ns(mounted.pid) - before_ns < for_s * 1e9 / 100
+
+
+def test_a_client_that_comes_seldom_is_not_watched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 1000
+
+    async def wait_in_vain(low: Any, fd: int) -> float:
+        start_s = time.thread_time()
+        for _ in range(n):
+            with trio.move_on_after(0):
+                await low.wait_readable(fd)
+        return time.thread_time() - start_s
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as silent:
+        with_trio_s = trio.run(wait_in_vain, trio.lowlevel, silent.fileno())
+        with_seam_s = trio.run(wait_in_vain, seam_of(monkeypatch).lowlevel, silent.fileno())
+    assert with_seam_s - with_trio_s < n * 15e-6
 
 
 # A pyfuse3 that we do not know.

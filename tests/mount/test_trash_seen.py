@@ -38,6 +38,7 @@ from tests.support.store import (
     in_child,
     init,
     raw,
+    reap_now,
     recover_all,
     remove,
     restore,
@@ -50,6 +51,9 @@ from tests.support.volumes import tmpfs_volume
 pytestmark = pytest.mark.needs("root", "fuse")
 
 TREE: Spec = {"results": "x", "deep": Dir({"er": Dir({"leaf": "y"}, mode=0o711)}, mode=0o750)}
+
+NAMES = ("job", "job2", "job/results", "job/deep", "job/deep/er", "job/deep/er/leaf")
+"""What a client asks for, there or not."""
 
 
 class Place(NamedTuple):
@@ -73,13 +77,15 @@ class Place(NamedTuple):
         """Let a client see what there is and what there isn't, so that it may be remembered."""
         snapshot(self.home())
         # After the listings: each makes the kernel ask for the time of the last access, and so for all attributes.
-        for name in ("", "job", "job2", "job/deep", "job/deep/er", "job/deep/er/leaf", "job/results"):
+        for name in ("", *NAMES):
             with suppress(FileNotFoundError):
                 os.lstat(self.home() / name)
 
     def assert_seen(self) -> None:
         """The mount shows what there is: names one by one, listings, attributes."""
         home = self.backing / "home"
+        shown = [[name for name in NAMES if os.path.lexists(side / name)] for side in (self.home(), home)]
+        assert shown[0] == shown[1]
         for path in (home, *home.rglob("*")):
             assert seen_of(self.top / path.relative_to(self.backing)) == seen_of(path), path
 
@@ -192,6 +198,18 @@ def test_the_tree_that_recovery_puts_back_is_there_for_who_missed_it(place: Plac
     assert not job.exists()
     assert recover_all(place.top) == []
     assert snapshot(job) == before
+    place.assert_seen()
+
+
+def test_what_was_reaped_of_a_restored_tree_is_missed_by_who_knew_it(place: Place) -> None:
+    job = place.job()
+    place.look()
+    swapped = as_user(ALICE, lambda: swap(job))
+    killed(lambda kernel: reap_now(place.top, swapped.id, kernel), "unlink")
+    assert as_user(ALICE, lambda: restore(place.top, swapped.id).partial)
+    left = [name for name in NAMES if os.path.lexists(place.backing / "home" / name)]
+    assert "job" in left
+    assert not {"job/results", "job/deep/er/leaf"} <= set(left)
     place.assert_seen()
 
 

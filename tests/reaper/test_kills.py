@@ -27,7 +27,7 @@ FILESYSTEMS = [
     pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
     pytest.param("btrfs", marks=pytest.mark.needs("loop", "btrfs")),
 ]
-N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "48")) // len(FILESYSTEMS)
+N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "24")) // len(FILESYSTEMS)
 """On each filesystem; `make soak-reap` asks for a thousand in all."""
 WAYS = ("all", "first", "worker")
 

@@ -95,7 +95,7 @@ def test_a_stopped_child_holds_nobody_up_and_is_replaced(shared: Shared) -> None
         signal_as(MALLORY, stopped, signal.SIGSTOP)
         alices = shared.throw(ALICE)
         running.until(lambda: shared.is_gone(alices), 3)
-        running.until(lambda: child_of(running, MALLORY) not in (None, stopped), 10)
+        running.until(lambda: child_of(running, MALLORY) not in (None, stopped))
         assert n_lost(shared) == 1
         (shared.base / "config.toml").write_text(f'audit = "{shared.base}/audit"\n{QUICK}')
         running.reload()
@@ -111,8 +111,8 @@ def test_what_a_stopped_child_was_told_is_told_to_the_next(shared: Shared) -> No
         signal_as(MALLORY, idle, signal.SIGSTOP)
         second = shared.throw(MALLORY, "second")
         as_user(MALLORY, lambda: fill(shared.home(MALLORY) / "d", 1).rename(shared.folder(MALLORY) / "drop/d"))
-        running.until(lambda: shared.is_gone(second), 12)
-        running.until(lambda: not any((shared.folder(MALLORY) / "drop").iterdir()), 12)
+        running.until(lambda: shared.is_gone(second))
+        running.until(lambda: not any((shared.folder(MALLORY) / "drop").iterdir()))
 
 
 def test_a_child_killed_again_and_again_is_replaced_ever_more_seldom(shared: Shared) -> None:
@@ -126,11 +126,10 @@ def test_a_child_killed_again_and_again_is_replaced_ever_more_seldom(shared: Sha
             if pid is not None:
                 signal_as(MALLORY, pid, signal.SIGKILL)
                 alices.append(shared.throw(ALICE, f"job{len(alices)}"))
-            return time.monotonic() > ends_at
+            return time.monotonic() > ends_at and len(alices) >= 2  # a busy machine makes a child late
 
         running.until(kill)
-        running.until(lambda: all(map(shared.is_gone, alices)), 5)
-        assert len(alices) >= 2
+        running.until(lambda: all(map(shared.is_gone, alices)))
         assert n_lost(shared) <= 4
         assert not shared.is_gone(large)
 
@@ -157,10 +156,10 @@ def test_a_folder_made_anew_is_watched_as_the_old_one_was(shared: Shared) -> Non
         running.until_phase(shared.volume, Phase.IDLE)
         as_user(MALLORY, lambda: shared.folder(MALLORY).rename(shared.folder(MALLORY).with_name("old")))
         thrown = shared.throw(MALLORY)
-        running.until(lambda: shared.is_gone(thrown), 10)
+        running.until(lambda: shared.is_gone(thrown))
         running.until_phase(shared.volume, Phase.IDLE)
         later = shared.throw(MALLORY, "later")
-        running.until(lambda: shared.is_gone(later), 10)
+        running.until(lambda: shared.is_gone(later))
 
 
 # Mounts, which root makes for her: the service sees none that she makes in a namespace of her own
@@ -226,7 +225,7 @@ def test_mounts_that_never_answer_hold_nobody_up(shared: Shared, is_early: bool)
             running = mounted.enter_context(shared.served())
         for name in ("a", "b"):
             alices = shared.throw(ALICE, name)
-            running.until(partial(shared.is_gone, alices), 8)
+            running.until(partial(shared.is_gone, alices), 20)
 
 
 def test_a_mount_over_all_folders_ends_with_the_mount(shared: Shared) -> None:
@@ -273,9 +272,9 @@ def busy(shared: Shared) -> Callable[[Callable[[int], None]], None]:
             running.until(lambda: time.monotonic() > began + 2)
             share = (cpu_s(running.process.pid) - used_s) / (time.monotonic() - began)
             assert n_done() > n_before
-            running.until(lambda: shared.is_gone(large), 20)
+            running.until(lambda: shared.is_gone(large))
             alices = shared.throw(ALICE)
-            running.until(lambda: shared.is_gone(alices), 5)
+            running.until(lambda: shared.is_gone(alices))
         print(f"{share:.0%} of a core")
         assert share < CPU_MOST
 
@@ -344,7 +343,7 @@ def test_orphans_that_vanish_while_they_are_reaped_are_nobody_elses_trouble(shar
         running.until(lambda: shared.is_in(large, "reaping"))
         as_user(MALLORY, lambda: (reaping / large).rename(home / "mine"))
         thrown = [shared.throw(uid) for uid in (ALICE, MALLORY)]
-        running.until(lambda: all(map(shared.is_gone, thrown)), 10)
+        running.until(lambda: all(map(shared.is_gone, thrown)))
 
 
 def test_events_that_were_lost_are_made_up_for_by_a_look(shared: Shared) -> None:

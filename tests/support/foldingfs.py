@@ -1,6 +1,6 @@
 """A FUSE filesystem of one directory with empty files, whose names are found in upper and lower case alike.
 
-    python -m tests.support.foldingfs MNT NAME...
+python -m tests.support.foldingfs MNT NAME...
 """
 
 import contextlib
@@ -63,6 +63,9 @@ class FoldingFs(pyfuse3.Operations):
         for number, name in enumerate(self.names[start_id:], start_id):
             if not pyfuse3.readdir_reply(token, name, self._entry(2 + number), number + 1):
                 break
+
+    async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
+        return pyfuse3.StatvfsData()
 
 
 def main() -> None:

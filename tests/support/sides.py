@@ -27,10 +27,10 @@ class Sides(NamedTuple):
     def assert_alike(self, paths: Iterable[str]) -> None:
         """All that can be known of these paths is right; names that are not there must be missing.
 
-        Path by path: to follow a link changes its time of access, and to read a file. So all is looked at twice.
+        Path by path: to follow a link changes its time of access, and to read a file. So those are looked at twice.
         """
         paths = list(paths)
-        for look in (_attributes, _inside) * 2:
+        for look in (_attributes, _inside, _attributes):
             unlike = {
                 path: f"{seen}\n  instead of: {right}"
                 for path in paths
@@ -41,7 +41,7 @@ class Sides(NamedTuple):
     def warm(self, paths: Iterable[str]) -> None:
         """Have it all remembered, wherever anything is."""
         paths = list(paths)
-        for look in (_inside, _attributes) * 2:
+        for look in (_inside, _attributes):
             for path in paths:
                 outcome(look, self.seen / path)
 

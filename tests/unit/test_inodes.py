@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import tracemalloc
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -40,6 +41,30 @@ def test_root_is_one_whatever_its_inode_number() -> None:
     nodes = table()
     assert nodes.root.nodeid == ROOT
     assert nodes.find(source(2)) is nodes.root
+
+
+def test_a_node_is_seen_in_attributes_of_its_own_incarnation_alone() -> None:
+    node = known(table(), 12)
+    assert node.is_seen_in(seen(12, mode=stat.S_IFREG | 0o600, nlink=3))
+    assert not node.is_seen_in(seen(13))
+    assert not node.is_seen_in(seen(12, dev=DEVICE + 1))
+    assert not node.is_seen_in(seen(12)._replace(btime_ns=8))
+
+
+def test_a_node_takes_few_bytes() -> None:
+    """With its name, its handle and its places in the tables; a million of them is what a listing may leave behind."""
+    names = [b"file-%06d.txt" % number for number in range(10_000)]
+    tracemalloc.start()
+    try:
+        nodes, n_before = table(), tracemalloc.get_traced_memory()[0]
+        for ino, name in enumerate(names, 1 << 40):
+            nodes.learn(
+                (DEVICE, b"%020d" % ino), seen(ino)._replace(btime_ns=ino << 10), nodes.root, bytes(bytearray(name))
+            )
+        n_bytes = tracemalloc.get_traced_memory()[0] - n_before
+    finally:
+        tracemalloc.stop()
+    assert n_bytes / len(names) <= 450
 
 
 def test_forget_to_zero_drops_the_node() -> None:
