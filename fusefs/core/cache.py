@@ -145,6 +145,11 @@ class Cache:
         return len(self._items)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is known and nobody looks: changes make no difference."""
+        return not self._items and not self._n_looks
+
+    @property
     def size_bytes(self) -> int:
         """The memory that it takes."""
         return self._n_bytes + getsizeof(self._items)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import peek, peek_closely
@@ -217,9 +218,10 @@ class _Crew:
             self._calls.extend([batch] * n)
             self._has_calls.notify(n)
             n_new = min(len(self._calls) - self._n_idle, _N_THREADS_MAX - self._n_threads)
-            for _ in range(n_new):
-                threading.Thread(target=self._work, daemon=True, name="ahead").start()
-                self._n_threads += 1
+            with suppress(RuntimeError):  # no more threads for us: fewer will do
+                for _ in range(n_new):
+                    threading.Thread(target=self._work, daemon=True, name="ahead").start()
+                    self._n_threads += 1
 
     def _work(self) -> None:
         while True:

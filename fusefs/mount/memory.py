@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -23,6 +23,7 @@ R = TypeVar("R")
 
 Seen = tuple[Attributes, bytes, Sequence[bytes] | None]
 """What a look at a name finds: attributes, file handle, and, if that was looked for, extended attributes' names."""
+_NOTHING_TO_FORGET = nullcontext()
 Place = tuple[Node, bytes]
 """A name in a directory."""
 
@@ -162,12 +163,17 @@ class Memory:
         (self._stats.miss if found is None else self._stats.hit)(sort)
         return found
 
-    @contextmanager
-    def changes(self, *sources: SourceKey, names: Iterable[Place] = ()) -> Iterator[None]:
+    def changes(self, *sources: SourceKey, names: Sequence[Place] = ()) -> AbstractContextManager[None]:
         """What the block changes is looked at anew: these inodes, these names, and the directories that have them.
 
         From its beginning, so that nobody hears what is wrong by then; and from its end, for who looked meanwhile.
         """
+        if self._gate.is_home() and self.cache.is_idle:
+            return _NOTHING_TO_FORGET
+        return self._changing(sources, names)
+
+    @contextmanager
+    def _changing(self, sources: Sequence[SourceKey], names: Sequence[Place]) -> Iterator[None]:
         self._forget(sources, names)
         try:
             yield

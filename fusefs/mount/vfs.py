@@ -95,9 +95,10 @@ class Vfs:
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
-        self.ahead.close()
-        self.handles.close()
-        self.directories.close()
+        with self.gate.lock:
+            self.ahead.close()
+            self.handles.close()
+            self.directories.close()
 
     # Nodes.
 
@@ -284,11 +285,11 @@ class Vfs:
             return Known(node.nodeid, seen, look.left_s())
 
     def _attributes(self, node: Node) -> Attributes:
-        if node.last is not None:
-            return node.last
         look = self.gate.look
         if node.n_open:
             return look(look_at, self.handles.fd_of(node))
+        if node.last is not None:
+            return node.last
         if node.is_directory:
             return look(look_at, self.directories.fd_of(node))
         if node.parent is not None and not self._is_shared:
@@ -353,6 +354,7 @@ class Vfs:
 
     def opened(self, node: Node, fd: Fd) -> int:
         """A handle of a node by an fd, which is the vfs's now."""
+        node.last = None  # if its last link went while it was being opened
         return self.handles.add(node, fd)
 
     def file(self, fh: int) -> Fd:
@@ -384,7 +386,7 @@ class Vfs:
         node = self.handles.node(fh)
         if node.n_open == 1 and node.parent is None and node is not self.nodes.root:
             seen = self.gate.call(look_at, self.file(fh))
-            if node.is_directory or not seen.nlink:
+            if node.n_open == 1 and (node.is_directory or not seen.nlink):
                 self.nodes.detach(node, seen)
         self.handles.remove(fh)
         self._ended(node, 0)

@@ -80,11 +80,27 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
                 # First the mark, then the move: killed in between it must not look whole again.
                 if source is not State.ORPHANS and not held.record.partial:
                     held = rewrite(held, held.record._replace(partial=True))
-                return with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
+                held = with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
             except BaseException:
                 held.owned.close()
                 raise
+            if held.record.partial:
+                _let_forget(held)
+            return held
     raise NotFound(container)
+
+
+def _let_forget(held: Held) -> None:
+    """Let a mount forget the names in a tree that a reaper has worked on behind it: they would come back with it.
+
+    The kernel drops all that it has below a directory when it looks for that where it last was, in vain.
+    Source  fs/dcache.c, d_invalidate
+    """
+    store = held.folder.store
+    if store.mounted is not None:
+        for state in set(State) - {held.state}:
+            with suppress(OSError):
+                store.kernel.stat(store.mounted, held.folder.way_to(state, held.name()))
 
 
 def restore(held: Held, destination: Destination) -> Restored:

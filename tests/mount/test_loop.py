@@ -293,8 +293,8 @@ def test_a_client_that_comes_seldom_is_not_watched_for(monkeypatch: pytest.Monke
 def mounted_by_other_pyfuse3(source: Path, log: Path) -> Iterator[Path]:
     mount_point = source.with_name("mounted")
     mount_point.mkdir()
-    daemon = ["env", f"PYTHONPATH={REPO}", sys.executable, "-c", OTHER_PYFUSE3, "mount"]
-    argv = ["bash", "-c", WITH_LOG, log, *daemon, source, mount_point, "--foreground"]
+    argv: list[str | Path] = ["bash", "-c", WITH_LOG, log, "env", f"PYTHONPATH={REPO}", sys.executable]
+    argv += ["-c", OTHER_PYFUSE3, "mount", source, mount_point, "--foreground"]
     with fuse_mount(argv, mount_point, LIMIT_S):
         yield mount_point
 

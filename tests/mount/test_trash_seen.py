@@ -205,7 +205,7 @@ def test_what_was_reaped_of_a_restored_tree_is_missed_by_who_knew_it(place: Plac
     job = place.job()
     place.look()
     swapped = as_user(ALICE, lambda: swap(job))
-    killed(lambda kernel: reap_now(place.top, swapped.id, kernel), "unlink")
+    killed(lambda kernel: reap_now(place.top, swapped.id, kernel), "unlink", 2)
     assert as_user(ALICE, lambda: restore(place.top, swapped.id).partial)
     left = [name for name in NAMES if os.path.lexists(place.backing / "home" / name)]
     assert "job" in left

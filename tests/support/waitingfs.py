@@ -86,6 +86,11 @@ class WaitingFs(pyfuse3.Operations):
         self._n_entries, self._keeps, self._names_only = n_entries, keeps, names_only
         self._go, self._thread_go = trio.Event(), threading.Event()
 
+    def replied(self) -> None:
+        """After each reply."""
+        if self.replies is not None:
+            self.replies.replied()
+
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """See the module."""
         if name.isdigit() and int(name) < self._n_entries:
@@ -174,7 +179,7 @@ def _main() -> None:
     parser.add_argument("--names-only", action="store_true")
     asked = parser.parse_args()
     fs = WaitingFs(asked.entries, keeps=asked.keep, names_only=asked.names_only)
-    assert loop.hook(lambda: fs.replies and fs.replies.replied())
+    assert loop.hook(fs.replied)
     pyfuse3.init(fs, asked.mount_point, {"fsname=waiting"})
     fs.replies = Replies(_session_fd())
     try:
