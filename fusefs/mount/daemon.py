@@ -100,6 +100,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         stack.callback(replies.close)
         if not loop.hook(replies.replied):
             replies.let_pass()
+            vfs.gate.stay_home()  # listings of names alone would be taken for listings with attributes
         stats.mounted(attached.mount.device)
         return _run(attached, vfs, _Announcing(vfs, options, replies, stats, ready), options)
 

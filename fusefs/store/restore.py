@@ -97,8 +97,10 @@ def _let_forget(held: Held) -> None:
     Source  fs/dcache.c, d_invalidate
     """
     store = held.folder.store
-    if store.mounted is not None:
-        for state in set(State) - {held.state}:
+    if store.mounted is None:
+        return
+    for state in State:
+        if state is not held.state:
             with suppress(OSError):
                 store.kernel.stat(store.mounted, held.folder.way_to(state, held.name()))
 

@@ -1,0 +1,345 @@
+"""A backing filesystem that hangs keeps waiting who asked it, and nobody else; nothing piles up, and all can be ended.
+
+What hangs is one name of a slow filesystem, and whatever is about it, until it is told to go on. Who waits for it can't
+be killed, so each client is a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.command import TRASHD, environment
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.slowfs import SlowVolume, slow_volume
+from tests.support.volumes import mount_of, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+LIMIT_S = 20.0
+N_CLIENTS = 700  # more than there are workers and threads
+N_THREADS_MOST = 1024
+N_FDS_MOST = 1600
+KIB_A_CLIENT = 100
+GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENOENT, errno.EINTR}
+OPTIONS = ("coherence=exclusive", "backing=slow")
+LOOK = """
+import os, sys
+try:
+    os.lstat(sys.argv[1])
+except OSError as error:
+    sys.exit(error.errno)
+"""
+
+
+class Slow(NamedTuple):
+    """A slow volume with a few directories, and its mount."""
+
+    volume: SlowVolume
+    mounted: Mounted
+
+    @property
+    def top(self) -> Path:
+        return self.mounted.path
+
+
+@contextmanager
+def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False) -> Iterator[Slow]:
+    """What hangs goes on at the end, before anybody looks whether the daemon is as it was."""
+    with tmpfs_volume() as source, slow_volume(source, delay_us=200, limit_s=100) as volume:
+        for name in ("stuck", "free", "also"):
+            (source / name).mkdir()
+            for i in range(50):
+                (source / name / f"f{i}").write_bytes(b"content")
+        point = source.with_name("mounted")
+        point.mkdir()
+        with trashd_mount(volume.path, point, options, limit_s=90, expect_end=expect_end) as mounted:
+            try:
+                yield Slow(volume, mounted)
+            finally:
+                volume.go_on()
+
+
+@contextmanager
+def clients(acts: Sequence[Callable[[], object]]) -> Iterator[list[int]]:
+    """Processes that do something once, each ending with its errno; they are there when somebody waits for them."""
+    pids = []
+    for act in acts:
+        pid = os.fork()
+        if pid == 0:
+            code = 0
+            try:
+                act()
+            except OSError as error:
+                code = error.errno or 255
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ends(pid: int) -> int:
+    """A client's errno; it must end in time."""
+    fd = os.pidfd_open(pid)
+    try:
+        assert select.select([fd], [], [], LIMIT_S)[0], f"client {pid} hangs"
+    finally:
+        os.close(fd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def is_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def in_time(act: Callable[[], object]) -> None:
+    """Something that has to end while other things hang."""
+    with clients([act]) as (pid,):
+        assert ends(pid) == 0
+
+
+def work(top: Path) -> None:
+    """All kinds of operations, and what they must give."""
+    assert (top / "f0").read_bytes() == b"content"
+    assert "f1" in os.listdir(top)
+    with os.scandir(top) as entries:
+        assert sum(entry.stat().st_size for entry in entries if entry.is_file()) > 0
+    (top / "made").write_bytes(b"made")
+    (top / "made").rename(top / "renamed")
+    os.link(top / "renamed", top / "linked")
+    (top / "directory").mkdir()
+    (top / "directory").rmdir()
+    (top / "linked").unlink()
+    (top / "renamed").unlink()
+    assert not (top / "made").exists()
+
+
+def status(pid: int, field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+STUCK: dict[str, Callable[[Path], object]] = {
+    "stat": lambda top: os.lstat(top / "stuck/f1"),
+    "list": lambda top: os.listdir(top / "stuck"),
+    "open": lambda top: (top / "stuck/f1").read_bytes(),
+    "create": lambda top: (top / "stuck/new").write_bytes(b"new"),
+    "unlink": lambda top: (top / "stuck/f2").unlink(),
+    "mkdir": lambda top: (top / "stuck/inner").mkdir(),
+    "rename": lambda top: (top / "stuck/f3").rename(top / "stuck/moved"),
+    "chmod": lambda top: (top / "stuck/f4").chmod(0o600),
+    "xattr": lambda top: os.setxattr(top / "stuck/f4", "user.x", b"1"),
+}
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["never looked at", "known"])
+@pytest.mark.parametrize("stuck", STUCK)
+def test_what_is_done_elsewhere_goes_on(stuck: str, is_known: bool) -> None:
+    with slow_mount() as slow:
+        if is_known:
+            work(slow.top / "stuck")
+        slow.volume.hang("stuck")
+        with clients([lambda: STUCK[stuck](slow.top)]) as (client,):
+            slow.volume.wait_until_hung()
+            for _ in range(2):
+                for name in ("free", "also"):
+                    in_time(lambda name=name: work(slow.top / name))  # type: ignore[misc]
+                slow.mounted.forget_all()
+            assert not is_ended(client)
+            slow.volume.go_on()
+            assert ends(client) == 0
+        in_time(lambda: work(slow.top / "stuck"))
+
+
+def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory() -> None:
+    with slow_mount() as slow:
+        slow.volume.hang("f33")
+        with clients([lambda: os.lstat(slow.top / "stuck/f33")]) as (client,):
+            slow.volume.wait_until_hung()
+            for i in range(30):
+                in_time(lambda i=i: os.lstat(slow.top / f"stuck/f{i}"))  # type: ignore[misc]
+            slow.volume.go_on()
+            assert ends(client) == 0
+
+
+def test_a_listing_with_a_name_that_hangs_tells_all_names() -> None:
+    """Plain ones at once; with attributes, when the hung one has been given up for the others' sake."""
+    with slow_mount() as slow:
+        slow.volume.hang("f33")
+        in_time(lambda: len(os.listdir(slow.top / "stuck")) == 50 or os._exit(1))
+        others = [slow.top / f"stuck/f{i}" for i in range(50) if i != 33]
+        with clients([lambda: [os.lstat(path) for path in others] and None]) as (client,):
+            assert ends(client) == 0
+
+
+def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
+    with slow_mount() as slow:
+        pid = slow.mounted.pid
+        work(slow.top / "free")
+        before_kib = status(pid, "RssAnon")
+        slow.volume.hang("stuck")
+        acts = [lambda i=i: os.lstat(slow.top / f"stuck/f{i % 50}-{i}") for i in range(N_CLIENTS)]  # type: ignore[misc]
+        with clients(acts) as pids:
+            slow.volume.wait_until_hung()
+            is_waiting = Path(f"/sys/fs/fuse/connections/{slow.mounted.fuse.connection.name}/waiting")
+            assert until(lambda: int(is_waiting.read_text()) > 0, LIMIT_S)
+            settled = [0, 0]
+            while len(set(settled)) > 1 or not settled[-1]:
+                settled = [*settled[-3:], status(pid, "Threads")]
+                time.sleep(0.05)
+            assert status(pid, "Threads") < N_THREADS_MOST
+            assert len(os.listdir(f"/proc/{pid}/fd")) < N_FDS_MOST
+            assert status(pid, "RssAnon") - before_kib < N_CLIENTS * KIB_A_CLIENT
+            slow.volume.go_on()
+            assert {ends(client) for client in pids} == {errno.ENOENT}
+        in_time(lambda: work(slow.top / "stuck"))
+        in_time(lambda: work(slow.top / "free"))
+
+
+def test_many_who_hang_leave_room_for_others() -> None:
+    """Far more than a few programs that look into a hung directory; elsewhere all goes on."""
+    with slow_mount() as slow:
+        slow.volume.hang("stuck")
+        acts = [lambda i=i: os.lstat(slow.top / f"stuck/f{i % 50}-{i}") for i in range(N_CLIENTS)]  # type: ignore[misc]
+        with clients(acts) as pids:
+            slow.volume.wait_until_hung()
+            for _ in range(3):
+                in_time(lambda: work(slow.top / "free"))
+            slow.volume.go_on()
+            for client in pids:
+                ends(client)
+
+
+def test_what_was_remembered_is_answered_though_it_hangs() -> None:
+    with slow_mount() as slow:
+        paths = [slow.top / f"stuck/f{i}" for i in range(50)]
+        for path in paths:
+            path.lstat()
+        sorted(os.listdir(slow.top / "stuck"))
+        slow.mounted.forget_all()
+        slow.volume.hang("stuck/f")  # nothing has that in its name: all is asked as before
+        in_time(lambda: [path.lstat() for path in paths] and None)
+
+
+# Ending it.
+
+
+@contextmanager
+def hung(*, n: int = 5) -> Iterator[tuple[Slow, list[int]]]:
+    with slow_mount(expect_end=True) as slow:
+        slow.volume.hang("stuck")
+        with clients([lambda i=i: os.lstat(slow.top / f"stuck/f{i}") for i in range(n)]) as pids:  # type: ignore[misc]
+            slow.volume.wait_until_hung()
+            yield slow, pids
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command of ours, which has to end in time."""
+    argv = [TRASHD, *map(str, words)]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment({}), timeout=LIMIT_S, check=False)
+
+
+def daemon_ends(mounted: Mounted) -> bool:
+    pid_fd = os.pidfd_open(mounted.pid)
+    try:
+        return bool(select.select([pid_fd], [], [], LIMIT_S)[0])
+    finally:
+        os.close(pid_fd)
+
+
+def test_umount_force_lets_all_go_while_it_hangs() -> None:
+    with hung() as (slow, pids):
+        done = command("umount", "--force", slow.top)
+        assert done.returncode == 0, done.stderr
+        assert mount_of(slow.top) is None
+        assert {ends(pid) for pid in pids} <= GONE
+        slow.volume.go_on()
+        assert daemon_ends(slow.mounted)
+
+
+def test_umount_lazy_takes_it_out_of_sight_while_it_hangs() -> None:
+    with hung() as (slow, pids):
+        done = command("umount", "--lazy", slow.top)
+        assert done.returncode == 0, done.stderr
+        assert mount_of(slow.top) is None
+        assert not any(is_ended(pid) for pid in pids)
+        slow.volume.go_on()
+        assert {ends(pid) for pid in pids} == {0}
+        assert daemon_ends(slow.mounted)
+
+
+def test_umount_tells_who_waits_that_it_is_busy() -> None:
+    with hung() as (slow, pids):
+        done = command("umount", slow.top)
+        assert done.returncode == 8, done.stderr
+        assert mount_of(slow.top) is not None
+        slow.volume.go_on()
+        assert {ends(pid) for pid in pids} == {0}
+        assert command("umount", slow.top).returncode == 0
+        assert daemon_ends(slow.mounted)
+
+
+def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more() -> None:
+    """A listing fetched attributes ahead, of a name that hangs; who listed has left."""
+    with slow_mount(expect_end=True) as slow:
+        slow.volume.hang("f33")
+        with clients([lambda: [os.lstat(slow.top / f"stuck/f{i}") for i in range(3)] and None]) as (client,):
+            in_time(lambda: os.listdir(slow.top / "stuck") and None)
+            ends(client)
+        done = command("umount", slow.top)
+        assert done.returncode == 0, done.stderr
+        assert mount_of(slow.top) is None
+        slow.volume.go_on()
+        assert daemon_ends(slow.mounted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_it_hangs(number: signal.Signals) -> None:
+    """The mount goes at once; so do those who wait. (The process itself can't end while a call below can't.)"""
+    with hung() as (slow, pids):
+        os.kill(slow.mounted.pid, number)
+        assert until(lambda: mount_of(slow.top) is None, LIMIT_S)
+        assert {ends(pid) for pid in pids} <= GONE | {0}
+        slow.volume.go_on()
+        assert daemon_ends(slow.mounted)
+    assert "Error" not in slow.mounted.log.read_text() if slow.mounted.log.exists() else True
+
+
+def test_a_killed_daemon_lets_go_who_waits() -> None:
+    with hung() as (slow, pids):
+        os.kill(slow.mounted.pid, signal.SIGKILL)
+        slow.volume.go_on()
+        assert daemon_ends(slow.mounted)
+        assert {ends(pid) for pid in pids} <= GONE | {0}
+
+
+def test_a_killed_client_leaves_the_rest_alone() -> None:
+    with slow_mount() as slow:
+        slow.volume.hang("stuck")
+        argv = [sys.executable, "-c", LOOK, slow.top / "stuck/f1"]
+        with subprocess.Popen(argv) as client:
+            slow.volume.wait_until_hung()
+            client.kill()
+            in_time(lambda: work(slow.top / "free"))
+            slow.volume.go_on()
+            assert client.wait(LIMIT_S) == -signal.SIGKILL
+        in_time(lambda: work(slow.top / "stuck"))
