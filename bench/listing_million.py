@@ -1,5 +1,6 @@
 """A million entries in one directory: how soon the first are there, and what the daemon keeps for each."""
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -22,34 +23,59 @@ BYTES = (AFTER_NAMES, KNOWN, UNCACHED, FORGOTTEN)
 _IDLE_S, _IDLE_MAX_S = 1.0, 60.0
 
 
-def take_turn(work: Work) -> dict[str, float]:
-    """All figures of one subject; native has no daemon.
+def take_names(work: Work) -> dict[str, float]:
+    """How soon there are names, and what it takes to tell them; native has no daemon.
 
     Raises  Unable
     """
-    head = command(FIRST, "sh", "-c", 'ls -U "$0" | head', "{}", at=AT)
-    look = loop(LOOKED, "ls -l again", work.n)
+    names = command(NAMES, "ls", "-U", "{}", at=AT)
     with taking_part(work, all_subjects()) as (path, fuse):
-        rehearse(head)
+        rehearse(names)
         time_command(["ls", "-l", path / SMALL])
         before = begin_peak(fuse) if fuse else 0
-        found = {FIRST: head.take(path), NAMES: command(NAMES, "ls", "-U", "{}", at=AT).take(path)}
+        found = {FIRST: first_entries(path / AT), NAMES: names.take(path)}
         if fuse:
             found[AFTER_NAMES] = (memory_bytes(fuse, "VmHWM") - before) / work.n
-        found[LOOKED] = look.take(path)
-        if fuse:
-            found[KNOWN] = (memory_bytes(fuse, "VmRSS") - before) / work.n
-            drop_caches()
-            wait_until_idle(fuse)
-            found[FORGOTTEN] = (memory_bytes(fuse, "VmRSS") - before) / work.n
+    return found
+
+
+def first_entries(directory: Path) -> float:
+    """Seconds until `ls -U` into a pipe has told something; then it ends, as before `head`."""
+    began = time.perf_counter()
+    with subprocess.Popen(["ls", "-U", directory], stdout=subprocess.PIPE) as ls:
+        assert ls.stdout
+        ls.stdout.read(1)
+        seconds = time.perf_counter() - began
+        ls.kill()
+    return seconds
+
+
+def take_memory(work: Work) -> dict[str, float]:
+    """What is kept for each entry when all were looked at.
+
+    Raises  Unable
+    """
+    found = {}
+    with taking_part(work, all_subjects()) as (path, fuse):
+        assert fuse
+        found[LOOKED], found[KNOWN] = _look(path, fuse, work.n)
+        before = memory_bytes(fuse, "VmRSS")
+        drop_caches()
+        wait_until_idle(fuse)
+        found[FORGOTTEN] = found[KNOWN] - (before - memory_bytes(fuse, "VmRSS")) / work.n
     if work.subject == OURS:
         with taking_part(work, {OURS: (*SUBJECTS[OURS], "--cache-size", "0")}) as (path, fuse):
             assert fuse
-            time_command(["ls", "-l", path / SMALL])
-            before = memory_bytes(fuse, "VmRSS")
-            look.take(path)
-            found[UNCACHED] = (memory_bytes(fuse, "VmRSS") - before) / work.n
+            _, found[UNCACHED] = _look(path, fuse, work.n)
     return found
+
+
+def _look(path: Path, fuse: FuseMount, n: int) -> tuple[float, float]:
+    """Seconds of a look at all entries, and bytes for each that the daemon has more after it."""
+    time_command(["ls", "-l", path / SMALL])
+    before = memory_bytes(fuse, "VmRSS")
+    seconds = loop(LOOKED, "ls -l, cold", n).take(path)
+    return seconds, (memory_bytes(fuse, "VmRSS") - before) / n
 
 
 def make(source: Path, n: int) -> None:

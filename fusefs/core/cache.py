@@ -170,11 +170,13 @@ class Cache:
         if not self._n_looks:
             self._forget_changes()
 
-    def is_unchanged(self, epoch: Epoch, directory: SourceKey, name: bytes, source: SourceKey) -> bool:
-        """Whether a name and the attributes of what it means are still what a look that began with an epoch saw."""
-        if epoch == self.epoch:
-            return True
-        return not self._has_changed(epoch, source) and not self._was_renamed(epoch, directory, name)
+    def is_unchanged(self, epoch: Epoch, source: SourceKey) -> bool:
+        """Whether an inode's attributes are still what a look that began with an epoch saw."""
+        return epoch == self.epoch or not self._has_changed(epoch, source)
+
+    def is_named_so(self, epoch: Epoch, directory: SourceKey, name: bytes) -> bool:
+        """Whether a name means still what a look that began with an epoch saw."""
+        return epoch == self.epoch or not self._was_renamed(epoch, directory, name)
 
     def attributes(self, source: SourceKey, now_s: float) -> tuple[Attributes, float] | None:
         """What an inode is, and for how many seconds, more than 0, that may be believed; None: not known."""

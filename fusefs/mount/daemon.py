@@ -152,7 +152,8 @@ def _run(attached: Attached, vfs: Vfs, adapter: Adapter, options: Options) -> in
     pyfuse3.init(adapter, f"/dev/fd/{int(attached.fd)}", set())
     try:
         with _watching(attached, vfs) if options.coherence is Coherence.SHARED else nullcontext() as watched:
-            vfs.keeps_listings |= watched is not None
+            if watched is not None:
+                vfs.keeps_listings, vfs.memory.has_news = True, watched.has_news
             trio.run(_loop, attached.mount, vfs, adapter.stats, watched)
     except BaseException:
         _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)

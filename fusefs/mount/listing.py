@@ -205,9 +205,8 @@ def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
     if batch is None or seen is None or name == STORE:
         return None
     source = source_key(seen, handle)
-    if not batch.look.is_true(listing.node, name, source):
-        return None
-    return Known(vfs.nodes.learn(source, seen, listing.node, name).nodeid, seen, batch.look.left_s())
+    left_s = batch.look.left_s(source, named=(listing.node, name))
+    return Known(vfs.nodes.learn(source, seen, listing.node, name).nodeid, seen, left_s) if left_s else None
 
 
 def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:

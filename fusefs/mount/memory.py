@@ -6,7 +6,7 @@ Of a local one it learns nothing: the kernel below answers as quickly (docs/deci
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Self, TypeVar
@@ -49,10 +49,6 @@ class Look:
         """It learns nothing any more."""
         self._cache.end()
 
-    def left_s(self) -> float:
-        """How long what it found may be believed from now on."""
-        return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
-
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
         """What a name means, and what that is."""
         self._cache.learn_name(directory.source, name, source, self._epoch, self._began_s)
@@ -82,9 +78,17 @@ class Look:
         """All entries of a directory."""
         self._cache.learn_listing(directory.source, entries, self._epoch, self._began_s)
 
-    def is_true(self, directory: Node, name: bytes, source: SourceKey) -> bool:
-        """Whether what it saw under a name has neither changed since nor grown too old."""
-        return self.left_s() > 0 and self._cache.is_unchanged(self._epoch, directory.source, name, source)
+    def left_s(self, source: SourceKey | None, *, named: Place | None) -> float:
+        """For how long what it found may be believed from now on; 0: it has changed meanwhile.
+
+        source  what it saw the attributes of
+        named   the name that it saw
+        """
+        if source is not None and not self._cache.is_unchanged(self._epoch, source):
+            return 0
+        if named is not None and not self._cache.is_named_so(self._epoch, named[0].source, named[1]):
+            return 0
+        return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
 
 
 class _Glance(Look):
@@ -96,7 +100,7 @@ class _Glance(Look):
     def end(self) -> None:
         pass
 
-    def left_s(self) -> float:
+    def left_s(self, source: SourceKey | None, *, named: Place | None) -> float:
         return self._lifetime_s
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
@@ -121,6 +125,8 @@ class Memory:
         self.is_kept = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
         self.cache = Cache(size_bytes, lifetime_s)
+        self.has_news: Callable[[], bool] = lambda: False
+        """Whether somebody changed something behind the mount of which the cache has not been told."""
         self._gate = gate
         self._stats = stats
         self._glance = _Glance(lifetime_s)
@@ -153,13 +159,15 @@ class Memory:
     def lacks_xattr(self, node: Node, name: bytes) -> bool:
         """Whether it is known that there is no such extended attribute."""
         names = self.cache.xattrs(node.source, time.monotonic())
-        return names is not None and name not in names
+        return names is not None and name not in names and not self.has_news()
 
     def listing(self, directory: Node) -> Entries | None:
         """All entries of a directory; None: not known."""
         return self._count(Sort.LISTING, self.cache.listing(directory.source, time.monotonic()))
 
     def _count(self, sort: Sort, found: R | None) -> R | None:
+        if found is not None and self.has_news():
+            found = None
         (self._stats.miss if found is None else self._stats.hit)(sort)
         return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import socket
 import struct
 import time
@@ -63,6 +64,10 @@ class Watched(NamedTuple):
 
     changes: Fd
     channel: socket.socket
+
+    def has_news(self) -> bool:
+        """Whether there are changes that nobody has read yet."""
+        return bool(select.select([self.changes], [], [], 0)[0])
 
 
 @contextmanager

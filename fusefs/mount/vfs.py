@@ -141,7 +141,7 @@ class Vfs:
                 if is_fickle:
                     raise
                 look.learn_missing(directory, name)
-                return Known(NodeId(0), NOTHING, look.left_s())
+                return Known(NodeId(0), NOTHING, look.left_s(None, named=(directory, name)))
             known = self.learn(directory, name, seen, handle, look, is_fickle=is_fickle)
         self.counted(known)
         return known
@@ -195,7 +195,7 @@ class Vfs:
         if is_fickle:
             return Known(node.nodeid, seen, 0)
         look.learn(directory, name, source, seen)
-        return Known(node.nodeid, seen, look.left_s())
+        return Known(node.nodeid, seen, look.left_s(source, named=(directory, name)))
 
     def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """The attributes and the file handle of a name in a directory."""
@@ -282,7 +282,7 @@ class Vfs:
             if trashdir.is_below(node):
                 return Known(node.nodeid, seen, 0)
             look.learn_attributes(node.source, seen)
-            return Known(node.nodeid, seen, look.left_s())
+            return Known(node.nodeid, seen, look.left_s(node.source, named=None))
 
     def _attributes(self, node: Node) -> Attributes:
         look = self.gate.look

@@ -25,12 +25,9 @@ NO_FILE_WORK = "fanotify,binderfs,mknod,aiol,ramfs,verity,procfs,sysfs,dev,loop,
 """Stressors of the class that work elsewhere, or do what no FUSE filesystem offers."""
 FIRST_HALF = (
     "access,bind-mount,chattr,chdir,chmod,chown,copy-file,dentry,dir,dirdeep,dirmany,dnotify,dup,eventfd,fallocate,"
-    "fcntl,file-ioctl,filename"
+    "fcntl,file-ioctl,filename,flock,fpunch,fsize,fstat,getdent,handle,hdd,inode-flags"
 )
-SECOND_HALF = (
-    "flock,fpunch,fsize,fstat,getdent,handle,hdd,inode-flags,inotify,io,ioprio,lease,link,locka,lockf,lockofd,open,"
-    "rename,symlink,sync-file,touch,utime,xattr"
-)
+SECOND_HALF = "inotify,io,ioprio,lease,link,locka,lockf,lockofd,open,rename,symlink,sync-file,touch,utime,xattr"
 """What else there is, by name: a stressor that is in neither runs with both."""
 SMALL = [f"--{name}-bytes=64m" for name in ("hdd", "fallocate", "copy-file", "sync-file")]
 """Else one of them alone could fill the volume, and have no time for anything but that."""

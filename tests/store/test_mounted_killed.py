@@ -14,6 +14,16 @@ from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
+NAMES = [
+    "swap",
+    "swap-two-rename-lent",
+    "rm",
+    "restore-late",
+    "restore-inside-free",
+    "recover-swap-in-the-gap",
+    "recover-restore-in-the-gap",
+]
+
 
 @pytest.fixture(scope="module")
 def mount() -> Iterator[Mounted]:
@@ -24,7 +34,7 @@ def mount() -> Iterator[Mounted]:
             yield mounted
 
 
-@pytest.mark.parametrize("name", ["swap", "swap-two-rename-lent", "rm", "restore-late"])
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_lost_by_a_kill_before_any_call(mount: Mounted, name: str) -> None:
     scene = SCENES[name]
     for n, before in deaths(scene, mount.backing):

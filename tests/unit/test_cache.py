@@ -278,7 +278,8 @@ def test_says_whether_what_a_look_saw_is_unchanged(limit_bytes: int, change: obj
     epoch = cache.begin()
     assert callable(change)
     change(cache)
-    assert cache.is_unchanged(epoch, DIRECTORY, b"a", FILE) == is_unchanged
+    is_true = cache.is_unchanged(epoch, FILE) and cache.is_named_so(epoch, DIRECTORY, b"a")
+    assert is_true == is_unchanged
 
 
 def test_what_was_not_asked_for_longest_goes_first() -> None:
@@ -325,3 +326,27 @@ def test_cache_of_no_size_remembers_nothing() -> None:
     cache = full_cache(0)
     assert knows(cache) == set()
     assert len(cache) == 0
+
+
+def test_tells_no_xattr_of_what_changed_meanwhile() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    cache.learn_xattrs(FILE, [b"user.a", b"user.b"], cache.epoch, 0.0)
+    assert cache.xattrs(FILE, 1.0) == [b"user.a", b"user.b"]
+    cache.attributes_changed(FILE)
+    assert cache.xattrs(FILE, 1.0) is None
+
+
+def test_remembers_that_there_are_no_xattrs_until_that_expires() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    cache.learn_xattrs(FILE, [], cache.epoch, 0.0)
+    assert cache.xattrs(FILE, LIFETIME_S / 2) == ()
+    assert cache.xattrs(FILE, LIFETIME_S) is None
+
+
+def test_refuses_xattrs_seen_before_a_change() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    epoch = cache.begin()
+    cache.attributes_changed(FILE)
+    cache.learn_xattrs(FILE, [], epoch, 0.0)
+    assert cache.xattrs(FILE, 0.0) is None
+    cache.end()

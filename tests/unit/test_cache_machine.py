@@ -162,8 +162,10 @@ class Truth(RuleBasedStateMachine):
         for epoch, n_changes, _ in self.looks:
             for source in SOURCES:
                 changed = self.changed.get(("attributes", source), 0), self.changed.get(("name", source, b"x"), 0)
-                if self.cache.is_unchanged(epoch, source, b"x", source):
-                    assert max(changed) <= n_changes
+                if self.cache.is_unchanged(epoch, source):
+                    assert changed[0] <= n_changes
+                if self.cache.is_named_so(epoch, source, b"x"):
+                    assert changed[1] <= n_changes
 
     def teardown(self) -> None:
         """What is forgotten one by one is not counted any more."""
