@@ -91,7 +91,7 @@ TARGETS = (
     ),
     *(_is_faster("tree on slow", (SLOW,), step + AGAIN, 50, NATIVE) for step in _SLOW_TREE_STEPS),
     Target("million", _LOCAL, million.FIRST, partial(figure, million.FIRST, 1e3), 50, is_least=False, unit=" ms"),
-    Target("million", _LOCAL, million.AFTER_NAMES, partial(figure, million.AFTER_NAMES, 1), *_BYTES),
+    Target("million", _LOCAL, million.PASSING, partial(figure, million.PASSING, 1), *_BYTES),
     Target("memory", _LOCAL, "memory: beyond what the kernel makes it remember", of_the_cache, *_BYTES),
     *(
         Target(

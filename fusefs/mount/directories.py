@@ -34,7 +34,7 @@ class Directories:
         self._gate = gate
         self._open: OrderedDict[Node, Fd] = OrderedDict()
         self._device = look_at(root).dev
-        self._has_handles = statfs_type(root) != FUSE_MAGIC
+        self.has_handles = statfs_type(root) != FUSE_MAGIC
         self._mount = self._open_mount()
 
     def _open_mount(self) -> Fd | None:
@@ -66,7 +66,7 @@ class Directories:
 
     def lasting(self, handle: bytes) -> bytes:
         """A handle, if it stays that of the same inode: a FUSE filesystem may forget an inode, and number anew."""
-        return handle if self._has_handles else b""
+        return handle if self.has_handles else b""
 
     def fd_of(self, directory: Node) -> Fd:
         """The O_PATH fd of a directory, which stays ours: to be used at once, in this operation."""

@@ -71,6 +71,11 @@ class Gate:
         finally:
             self._latency.took(time.perf_counter_ns() - began_ns)
 
+    def took(self, took_ns: int, n: int) -> None:
+        """Some looks that were not made by `look`. took_ns: all together"""
+        if self._latency is not None and n:
+            self._latency.took(took_ns / n, n)
+
     def run(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation in a thread of its own, from beginning to end."""
         own = self._own

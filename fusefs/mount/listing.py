@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ class Listed(NamedTuple):
     """An entry of a listing, and where the listing goes on after it.
 
     known  None: the kernel is told the name, the inode number and the kind, and asks for the rest when it wants it
+    node   whose reference it is, if the kernel takes it; None also of `.` and `..`
     """
 
     name: bytes
@@ -39,6 +41,7 @@ class Listed(NamedTuple):
     ino: int
     kind: int
     offset: int
+    node: Node | None
 
 
 class Listing:
@@ -154,73 +157,72 @@ def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
 
 
 def read(vfs: Vfs, fh: int, offset: int) -> Iterator[Listed]:
-    """The entries from an offset on; `told` must follow each.
-
-    An error after the first entry ends the listing there: the next call meets it again.
-    """
+    """The entries from an offset on; `told` must follow each."""
     listing = vfs.handles.listing(fh)
-    if listing.at == offset:
-        yield from _ready(vfs, listing)
-        return
-    is_first = True
-    try:
-        for listed in _looked_at(vfs, listing, offset):
-            yield listed
-            is_first = False
-    except OSError:
-        if is_first:
-            raise
+    return _ready(vfs, listing) if listing.at == offset else _looked_at(vfs, listing, offset)
 
 
 def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
-    node, fd, nodes, identify = listing.node, listing.entries.fd, vfs.nodes, vfs.identify
+    """An error after the first entry ends the listing there: the next call meets it again."""
+    node, fd, learn, identify = listing.node, listing.entries.fd, vfs.nodes.learn, vfs.identifying()
     timeout_s = 0 if trashdir.is_below(node) or vfs.folds(node, fd) else vfs.memory.lifetime_s
-    for name, ino, following, kind in listing.entries.read_from(offset):
-        if name in _DOTS:
-            yield Listed(name, _dot(ino), ino, kind, following)
-        elif not trashdir.is_hidden(node, name, shows_trash=vfs.shows_trash):
-            try:
-                seen, handle = identify(fd, name)
-            except FileNotFoundError:
-                continue  # it went meanwhile
-            found = nodes.learn(source_key(seen, handle), seen, node, name)
-            yield Listed(name, Known(found.nodeid, seen, 0 if name == STORE else timeout_s), ino, kind, following)
+    hidden = STORE if trashdir.is_hidden(node, STORE, shows_trash=vfs.shows_trash) else None
+    began_ns, n = time.perf_counter_ns(), 0
+    try:
+        for name, ino, following, kind in listing.entries.read_from(offset):
+            if name in _DOTS:
+                yield Listed(name, _dot(ino), ino, kind, following, None)
+            elif name != hidden:
+                try:
+                    seen, handle = identify(fd, name)
+                except FileNotFoundError:
+                    continue  # it went meanwhile
+                found = learn(source_key(seen, handle), seen, node, name)
+                known = Known(found.nodeid, seen, 0 if name == STORE else timeout_s)
+                yield Listed(name, known, ino, kind, following, found)
+            n += 1
+    except OSError:
+        if not n:
+            raise
+    finally:
+        vfs.gate.took(time.perf_counter_ns() - began_ns, n)
 
 
 def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
-    node = listing.node
-    is_below = trashdir.is_below(node)
+    directory = listing.node
+    is_below = trashdir.is_below(directory)
     for name, ino, following, kind in listing.ready:
         if name in _DOTS:
-            yield Listed(name, _dot(ino), ino, kind, following)
-        elif not trashdir.is_hidden(node, name, shows_trash=vfs.shows_trash):
-            known = None if is_below else vfs.remembered(node, name) or _just_seen(vfs, listing, name)
-            yield Listed(name, known, ino, kind, following)
+            yield Listed(name, _dot(ino), ino, kind, following, None)
+        elif not trashdir.is_hidden(directory, name, shows_trash=vfs.shows_trash):
+            known = None if is_below else vfs.remembered(directory, name) or _just_seen(vfs, listing, name)
+            node = vfs.nodes.get(known.nodeid) if known is not None else None
+            yield Listed(name, known if node is not None else None, ino, kind, following, node)
 
 
 def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
     """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
     batch = listing.batch
-    seen, handle, _ = batch.found.get(name, (None, b"", None)) if batch is not None else (None, b"", None)
-    if batch is None or seen is None or name == STORE:
+    found = batch.found.get(name) if batch is not None else None
+    if batch is None or found is None or name == STORE:
         return None
+    seen, handle, _ = found
     source = source_key(seen, handle)
     left_s = batch.look.left_s(source, named=(listing.node, name))
     return Known(vfs.nodes.learn(source, seen, listing.node, name).nodeid, seen, left_s) if left_s else None
 
 
 def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:
-    """Whether the kernel took an entry: of a node a reference more, unless it is `.` or `..`."""
-    if listed.name in _DOTS:
-        return
-    if listed.known is None:
+    """Whether the kernel took an entry."""
+    if listed.node is not None:
+        if is_taken:
+            listed.node.nlookup += 1
+        else:
+            vfs.not_taken(listed.node)
+    elif listed.known is None and is_taken:
         walk = vfs.handles.listing(fh).walk
-        if is_taken and walk is not None:
+        if walk is not None:
             walk.names.append(listed.name)
-    elif is_taken:
-        vfs.counted(listed.known)
-    else:
-        vfs.not_taken(listed.known)
 
 
 def _dot(ino: int) -> Known:

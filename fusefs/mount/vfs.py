@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from fusefs.core.attributes import Attributes
@@ -16,7 +17,7 @@ from fusefs.core.inodes import InodeTable, Node, NodeId, source_key
 from fusefs.core.names import STORE
 from fusefs.linux.attributes import Looker, look_at, peek
 from fusefs.linux.caller import Caller
-from fusefs.linux.casefold import folds_case
+from fusefs.linux.casefold import folds_case, folds_throughout
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.mount import trashdir
@@ -91,6 +92,7 @@ class Vfs:
         self._is_shared = is_shared
         self._is_flushed = is_flushed
         self._looker = Looker()
+        self._folds = folds_throughout(root)
         self._folding: dict[Node, bool] = {}
 
     def close(self) -> None:
@@ -203,6 +205,13 @@ class Vfs:
         seen, handle = self.gate.look(act, fd, name)
         return seen, self.directories.lasting(handle)
 
+    def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
+        """The same for many names, on the loop's own thread; `gate.took` must be told."""
+        return self._looker.identify if self.directories.has_handles else self._identify_without_handle
+
+    def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
+        return self._looker.look(fd, name), b""
+
     def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
         """Whether a name must not be remembered.
 
@@ -212,6 +221,8 @@ class Vfs:
 
     def folds(self, directory: Node, fd: Fd) -> bool:
         """Whether names in a directory are the same in upper and lower case."""
+        if self._folds is not None and directory.dev == self.nodes.root.dev:
+            return self._folds
         folds = self._folding.get(directory)
         if folds is None:
             folds = self.gate.call(folds_case, fd)
@@ -239,9 +250,9 @@ class Vfs:
         """The kernel was told: it has one more reference."""
         self.node(known.nodeid).nlookup += 1
 
-    def not_taken(self, known: Known) -> None:
-        """The kernel was not told after all."""
-        self._ended(self.node(known.nodeid), 0)
+    def not_taken(self, node: Node) -> None:
+        """The kernel was not told of a node after all."""
+        self._ended(node, 0)
 
     def forget(self, nodeid: int, n: int) -> None:
         """The kernel lets go of n references."""

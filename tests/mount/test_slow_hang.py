@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import select
@@ -30,6 +31,7 @@ from tests.support.volumes import mount_of, tmpfs_volume
 pytestmark = pytest.mark.needs("root", "fuse")
 
 LIMIT_S = 20.0
+N_FILES = 50
 N_CLIENTS = 700  # more than there are workers and threads
 N_THREADS_MOST = 1024
 N_FDS_MOST = 1600
@@ -62,8 +64,8 @@ def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False) ->
     with tmpfs_volume() as source, slow_volume(source, delay_us=200, limit_s=100) as volume:
         for name in ("stuck", "free", "also"):
             (source / name).mkdir()
-            for i in range(50):
-                (source / name / f"f{i}").write_bytes(b"content")
+            for i in range(N_FILES):
+                (source / name / f"{name}-{i}").write_bytes(b"content")
         point = source.with_name("mounted")
         point.mkdir()
         with trashd_mount(volume.path, point, options, limit_s=90, expect_end=expect_end) as mounted:
@@ -118,18 +120,19 @@ def in_time(act: Callable[[], object]) -> None:
 
 def work(top: Path) -> None:
     """All kinds of operations, and what they must give."""
-    assert (top / "f0").read_bytes() == b"content"
-    assert "f1" in os.listdir(top)
+    assert (top / f"{top.name}-0").read_bytes() == b"content"
+    assert f"{top.name}-1" in os.listdir(top)
     with os.scandir(top) as entries:
         assert sum(entry.stat().st_size for entry in entries if entry.is_file()) > 0
-    (top / "made").write_bytes(b"made")
-    (top / "made").rename(top / "renamed")
-    os.link(top / "renamed", top / "linked")
-    (top / "directory").mkdir()
-    (top / "directory").rmdir()
-    (top / "linked").unlink()
-    (top / "renamed").unlink()
-    assert not (top / "made").exists()
+    made, renamed, linked, directory = (top / f"{top.name}-{what}" for what in ("made", "renamed", "linked", "inner"))
+    made.write_bytes(b"made")
+    made.rename(renamed)
+    os.link(renamed, linked)
+    directory.mkdir()
+    directory.rmdir()
+    linked.unlink()
+    renamed.unlink()
+    assert not made.exists()
 
 
 def status(pid: int, field: str) -> int:
@@ -139,15 +142,15 @@ def status(pid: int, field: str) -> int:
 
 
 STUCK: dict[str, Callable[[Path], object]] = {
-    "stat": lambda top: os.lstat(top / "stuck/f1"),
+    "stat": lambda top: os.path.lexists(top / "stuck/stuck-unseen"),
     "list": lambda top: os.listdir(top / "stuck"),
-    "open": lambda top: (top / "stuck/f1").read_bytes(),
-    "create": lambda top: (top / "stuck/new").write_bytes(b"new"),
-    "unlink": lambda top: (top / "stuck/f2").unlink(),
-    "mkdir": lambda top: (top / "stuck/inner").mkdir(),
-    "rename": lambda top: (top / "stuck/f3").rename(top / "stuck/moved"),
-    "chmod": lambda top: (top / "stuck/f4").chmod(0o600),
-    "xattr": lambda top: os.setxattr(top / "stuck/f4", "user.x", b"1"),
+    "open": lambda top: (top / "stuck/stuck-1").read_bytes(),
+    "create": lambda top: (top / "stuck/stuck-new").write_bytes(b"new"),
+    "unlink": lambda top: (top / "stuck/stuck-2").unlink(),
+    "mkdir": lambda top: (top / "stuck/stuck-directory").mkdir(),
+    "rename": lambda top: (top / "stuck/stuck-3").rename(top / "stuck/stuck-moved"),
+    "chmod": lambda top: (top / "stuck/stuck-4").chmod(0o600),
+    "xattr": lambda top: os.setxattr(top / "stuck/stuck-4", "user.x", b"1"),
 }
 
 
@@ -162,7 +165,7 @@ def test_what_is_done_elsewhere_goes_on(stuck: str, is_known: bool) -> None:
             slow.volume.wait_until_hung()
             for _ in range(2):
                 for name in ("free", "also"):
-                    in_time(lambda name=name: work(slow.top / name))  # type: ignore[misc]
+                    in_time(functools.partial(work, slow.top / name))
                 slow.mounted.forget_all()
             assert not is_ended(client)
             slow.volume.go_on()
@@ -172,11 +175,11 @@ def test_what_is_done_elsewhere_goes_on(stuck: str, is_known: bool) -> None:
 
 def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory() -> None:
     with slow_mount() as slow:
-        slow.volume.hang("f33")
-        with clients([lambda: os.lstat(slow.top / "stuck/f33")]) as (client,):
+        slow.volume.hang("stuck-33")
+        with clients([lambda: os.lstat(slow.top / "stuck/stuck-33")]) as (client,):
             slow.volume.wait_until_hung()
             for i in range(30):
-                in_time(lambda i=i: os.lstat(slow.top / f"stuck/f{i}"))  # type: ignore[misc]
+                in_time(functools.partial(os.lstat, slow.top / f"stuck/stuck-{i}"))
             slow.volume.go_on()
             assert ends(client) == 0
 
@@ -184,9 +187,9 @@ def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory() -> None:
 def test_a_listing_with_a_name_that_hangs_tells_all_names() -> None:
     """Plain ones at once; with attributes, when the hung one has been given up for the others' sake."""
     with slow_mount() as slow:
-        slow.volume.hang("f33")
-        in_time(lambda: len(os.listdir(slow.top / "stuck")) == 50 or os._exit(1))
-        others = [slow.top / f"stuck/f{i}" for i in range(50) if i != 33]
+        slow.volume.hang("stuck-33")
+        in_time(lambda: len(os.listdir(slow.top / "stuck")) == N_FILES or os._exit(1))
+        others = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES) if i != 33]
         with clients([lambda: [os.lstat(path) for path in others] and None]) as (client,):
             assert ends(client) == 0
 
@@ -197,7 +200,7 @@ def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
         work(slow.top / "free")
         before_kib = status(pid, "RssAnon")
         slow.volume.hang("stuck")
-        acts = [lambda i=i: os.lstat(slow.top / f"stuck/f{i % 50}-{i}") for i in range(N_CLIENTS)]  # type: ignore[misc]
+        acts = [functools.partial(os.lstat, slow.top / f"stuck/stuck-{i % N_FILES}-{i}") for i in range(N_CLIENTS)]
         with clients(acts) as pids:
             slow.volume.wait_until_hung()
             is_waiting = Path(f"/sys/fs/fuse/connections/{slow.mounted.fuse.connection.name}/waiting")
@@ -219,7 +222,7 @@ def test_many_who_hang_leave_room_for_others() -> None:
     """Far more than a few programs that look into a hung directory; elsewhere all goes on."""
     with slow_mount() as slow:
         slow.volume.hang("stuck")
-        acts = [lambda i=i: os.lstat(slow.top / f"stuck/f{i % 50}-{i}") for i in range(N_CLIENTS)]  # type: ignore[misc]
+        acts = [functools.partial(os.lstat, slow.top / f"stuck/stuck-{i % N_FILES}-{i}") for i in range(N_CLIENTS)]
         with clients(acts) as pids:
             slow.volume.wait_until_hung()
             for _ in range(3):
@@ -231,13 +234,14 @@ def test_many_who_hang_leave_room_for_others() -> None:
 
 def test_what_was_remembered_is_answered_though_it_hangs() -> None:
     with slow_mount() as slow:
-        paths = [slow.top / f"stuck/f{i}" for i in range(50)]
+        paths = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES)]
         for path in paths:
             path.lstat()
-        sorted(os.listdir(slow.top / "stuck"))
+        os.listdir(slow.top / "stuck")
         slow.mounted.forget_all()
-        slow.volume.hang("stuck/f")  # nothing has that in its name: all is asked as before
+        slow.volume.hang("stuck")
         in_time(lambda: [path.lstat() for path in paths] and None)
+        in_time(lambda: os.listdir(slow.top / "stuck") and None)
 
 
 # Ending it.
@@ -247,7 +251,7 @@ def test_what_was_remembered_is_answered_though_it_hangs() -> None:
 def hung(*, n: int = 5) -> Iterator[tuple[Slow, list[int]]]:
     with slow_mount(expect_end=True) as slow:
         slow.volume.hang("stuck")
-        with clients([lambda i=i: os.lstat(slow.top / f"stuck/f{i}") for i in range(n)]) as pids:  # type: ignore[misc]
+        with clients([functools.partial(os.lstat, slow.top / f"stuck/stuck-{i}") for i in range(n)]) as pids:
             slow.volume.wait_until_hung()
             yield slow, pids
 
@@ -301,8 +305,8 @@ def test_umount_tells_who_waits_that_it_is_busy() -> None:
 def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more() -> None:
     """A listing fetched attributes ahead, of a name that hangs; who listed has left."""
     with slow_mount(expect_end=True) as slow:
-        slow.volume.hang("f33")
-        with clients([lambda: [os.lstat(slow.top / f"stuck/f{i}") for i in range(3)] and None]) as (client,):
+        slow.volume.hang("stuck-33")
+        with clients([lambda: [os.lstat(slow.top / f"stuck/stuck-{i}") for i in range(3)] and None]) as (client,):
             in_time(lambda: os.listdir(slow.top / "stuck") and None)
             ends(client)
         done = command("umount", slow.top)
@@ -321,7 +325,6 @@ def test_a_signal_ends_it_while_it_hangs(number: signal.Signals) -> None:
         assert {ends(pid) for pid in pids} <= GONE | {0}
         slow.volume.go_on()
         assert daemon_ends(slow.mounted)
-    assert "Error" not in slow.mounted.log.read_text() if slow.mounted.log.exists() else True
 
 
 def test_a_killed_daemon_lets_go_who_waits() -> None:
@@ -335,7 +338,7 @@ def test_a_killed_daemon_lets_go_who_waits() -> None:
 def test_a_killed_client_leaves_the_rest_alone() -> None:
     with slow_mount() as slow:
         slow.volume.hang("stuck")
-        argv = [sys.executable, "-c", LOOK, slow.top / "stuck/f1"]
+        argv = [sys.executable, "-c", LOOK, str(slow.top / "stuck/stuck-1")]
         with subprocess.Popen(argv) as client:
             slow.volume.wait_until_hung()
             client.kill()

@@ -1,0 +1,45 @@
+"""Slow or quick, by the answers."""
+
+from __future__ import annotations
+
+from fusefs.core.latency import Latency
+
+SLOW_NS, QUICK_NS = 1_000_000, 3_000
+
+
+def answered(*answers_ns: int, is_slow: bool = False) -> bool:
+    latency = Latency(is_slow=is_slow)
+    for answer_ns in answers_ns:
+        latency.took(answer_ns)
+    return latency.is_slow
+
+
+def test_a_few_late_answers_of_a_busy_machine_are_no_sign() -> None:
+    assert not answered(*[5_000_000] * 7)
+    assert not answered(*([QUICK_NS] * 9 + [5_000_000]) * 100)
+
+
+def test_slow_answers_in_a_row_are_one() -> None:
+    assert answered(*[SLOW_NS] * 8)
+
+
+def test_every_other_answer_being_slow_is_slow() -> None:
+    assert answered(*[QUICK_NS, SLOW_NS] * 20)
+
+
+def test_what_is_slow_stays_so_until_it_was_quick_for_long() -> None:
+    assert answered(*[QUICK_NS] * 63, is_slow=True)
+    assert not answered(*[QUICK_NS] * 64, is_slow=True)
+
+
+def test_answers_between_slow_and_quick_change_nothing() -> None:
+    assert answered(*[100_000] * 1000, is_slow=True)
+    assert not answered(*[100_000] * 1000, is_slow=False)
+
+
+def test_a_listing_counts_as_all_its_answers() -> None:
+    latency = Latency(is_slow=False)
+    latency.took(SLOW_NS, 185)
+    assert latency.is_slow
+    latency.took(QUICK_NS, 185)
+    assert not latency.is_slow
