@@ -41,13 +41,13 @@ from bench import listing_stalls as stalls
 from bench import listing_steps as steps
 from bench.listing_plot import draw
 from bench.listing_steps import HP, SLOW, Course, Work, all_subjects, scene, take_courses
-from bench.listing_targets import newest, table, tables, verdicts
+from bench.listing_targets import N_ROUNDS, newest, table, tables, verdicts
 from bench.subjects import EXAMPLE, NATIVE, OURS, Row, Unable, summary, tell, versions
 from bench.support import compiled, keep
 from tests.support.namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "listing.jsonl"
-N_ROUNDS, N_ROUNDS_QUICK = 5, 1
+N_ROUNDS_QUICK = 1
 PATIENCE_S = 120.0
 EVERYBODY = (NATIVE, OURS, "bindfs", "mergerfs", EXAMPLE, HP)
 QUICK_ONES = (NATIVE, OURS, "bindfs", "mergerfs", HP)  # the example takes five minutes for a million entries

@@ -80,13 +80,13 @@ def command(name: str, *words: str, at: str = FLAT) -> Step:
     return Step(name, at, take)
 
 
-def loop(name: str, operation: str, n: int) -> Step:
-    """A tight loop of system calls, as bench/mount.py times them."""
+def loop(name: str, operation: str, n: int, n_tries: int = 1) -> Step:
+    """A tight loop of system calls, as bench/mount.py times them; the quickest of some."""
     asked = next(one for one in OPERATIONS if one.name == operation)._replace(n=n)
 
     def take(path: Path) -> float:
         with Worker(path) as worker:
-            return worker.do(asked)
+            return min(worker.do(asked) for _ in range(n_tries))
 
     return Step(name, asked.directory, take, is_loop=True)
 
@@ -112,7 +112,7 @@ def local_courses(n: int) -> list[Course]:
     loops = (
         *(loop(SCAN, "ls -l, cold", n), loop(SCAN + AGAIN, "ls -l again", n)),
         *(loop(STAT, "stat, cold", n), loop(STAT + AGAIN, "stat again", n)),
-        *(loop(MISS, MISS, n), loop(MISS + AGAIN, MISS, n)),
+        *(loop(MISS, MISS, n), loop(MISS + AGAIN, MISS, n, n_tries=3)),
     )
     no_xattrs = list_long()._replace(name=NO_XATTRS)
     return [*map(twice, (list_long(), COLOURED, NAMES)), twice(no_xattrs, has_xattrs=False), Course(loops)]

@@ -1,7 +1,7 @@
 """What the rows of bench/results/listing.jsonl say: the verdict on each target, and the tables of the documents."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,8 @@ Medians = Mapping[str, Mapping[str, float]]
 Judge = Callable[[Medians], float | None]
 
 BEST_PEER = "the best peer"
+N_ROUNDS = 5
+"""Of a complete run, at least."""
 
 
 class Target(NamedTuple):
@@ -64,7 +66,8 @@ def of_the_cache(medians: Medians) -> float | None:
 
 
 def _is_faster(part: str, scenes: Sequence[str], step: str, limit: float, rival: str) -> Target:
-    told = f"{step}{'' if step.endswith(AGAIN) else ' first'}: times as fast as {rival}"
+    known_as = "direct" if rival == NATIVE and SLOW in scenes else rival
+    told = f"{step}{'' if step.endswith(AGAIN) else ' first'}: times as fast as {known_as}"
     return Target(part, tuple(scenes), told, partial(faster, step, rival), limit)
 
 
@@ -130,26 +133,26 @@ def _medians(row: Row) -> Medians:
 
 
 def table(row: Row) -> str:
-    """All medians of a row, and who is left out."""
+    """All medians of a row, who is left out, and who had fewer turns than the others."""
     medians = _medians(row)
     steps = list(dict.fromkeys(step for found in medians.values() for step in found))
-    heads = [_heading(row), *_names(row, medians)]
+    heads = [f"{title(row)}; ms", *(_called(name, row) for name in medians)]
     lines = ([step, *(_cell(step, found, medians.get(NATIVE, {})) for found in medians.values())] for step in steps)
-    out = [
-        f"- {name}: {kind}: {found[kind]}"
-        for name, found in row["subjects"].items()
-        for kind in ("missing", "failed")
-        if kind in found
-    ]
-    return "\n".join([markdown(heads, lines), *(["", *out] if out else [])])
+    remarks = [f"- {_called(name, row)}: {remark}" for name in row["subjects"] if (remark := _remark(name, row))]
+    return "\n".join([markdown(heads, lines), *(["", *remarks] if remarks else [])])
 
 
-def _heading(row: Row) -> str:
-    return f"{title(row)}; ms"
+def _called(name: str, row: Row) -> str:
+    return "direct" if name == NATIVE and row["scene"] == SLOW else name
 
 
-def _names(row: Row, medians: Medians) -> Iterable[str]:
-    return ["direct" if name == NATIVE and row["scene"] == SLOW else name for name in medians]
+def _remark(name: str, row: Row) -> str | None:
+    found, n_rounds = row["subjects"][name], row["options"]["n_rounds"]
+    for kind in ("missing", "failed"):
+        if kind in found:
+            return f"{kind}: {found[kind]}"
+    n_turns = max(map(len, found["seconds"].values()))
+    return None if n_turns == n_rounds else f"{n_turns} of {n_rounds} turns, long as they are"
 
 
 def _cell(step: str, found: Mapping[str, float], native: Mapping[str, float]) -> str:
@@ -182,6 +185,7 @@ def newest(results: Path, parts: Sequence[str]) -> list[Row]:
     found: dict[tuple[str, str], Row] = {}
     for line in results.read_text(encoding="utf-8").splitlines() if results.exists() else ():
         row = json.loads(line)
-        if not row["options"]["quick"] and not row["options"]["subjects"]:
+        options = row["options"]
+        if not options["quick"] and not options["subjects"] and options["n_rounds"] >= N_ROUNDS:
             found[row["part"], row["scene"]] = row
     return sorted(found.values(), key=lambda row: (parts.index(row["part"]), row["scene"] == SLOW, row["scene"]))

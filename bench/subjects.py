@@ -110,7 +110,7 @@ def cpu_s(fuse: FuseMount) -> float:
 
 def summary(turns: Sequence[dict[str, float]]) -> dict[str, Any]:
     """All turns of one subject: the medians, and each."""
-    seconds = {key: [round(turn[key], 6) for turn in turns] for key in turns[0]}
+    seconds = {key: [round(turn[key], 9) for turn in turns] for key in turns[0]}
     return {"medians": {key: statistics.median(values) for key, values in seconds.items()}, "seconds": seconds}
 
 

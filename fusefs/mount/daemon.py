@@ -41,6 +41,7 @@ _N_WORKERS = 512
 must never end one between a reply and the next request."""
 _N_THREADS = 480
 """Of them may wait; what needs no waiting is answered by the others."""
+_GRACE_S, _GLANCE_S = 2.0, 0.02
 _GC_THRESHOLDS = (10_000, 20, 1000)
 _EXIT_LOST = 1
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -100,11 +101,12 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         attached = attach(backing, target, options, options.flags | flags_of(root))
         replies = Replies(attached.fd)
         stack.callback(replies.close)
-        if not loop.hook(replies.replied):
+        ended = trio.Event()
+        if not loop.hook(replies.replied, ended.set):
             replies.let_pass()
             vfs.gate.stay_home()  # listings of names alone would be taken for listings with attributes
         stats.mounted(attached.mount.device)
-        return _run(attached, vfs, _Announcing(vfs, options, replies, stats, ready), options)
+        return _run(attached, vfs, _Announcing(vfs, options, replies, stats, ready), options, ended)
 
 
 def _vfs(root: Fd, options: Options, stats: Stats, n_fds_max: int) -> Vfs:
@@ -149,7 +151,7 @@ def _be_less_than_root() -> None:
         raise NotPermitted("root's capabilities can't be changed", "the container has to give CAP_SETPCAP") from error
 
 
-def _run(attached: Attached, vfs: Vfs, adapter: Adapter, options: Options) -> int:
+def _run(attached: Attached, vfs: Vfs, adapter: Adapter, options: Options, ended: trio.Event) -> int:
     path = printable(attached.mount.point)
     _collect_garbage_seldom()
     pyfuse3.init(adapter, f"/dev/fd/{int(attached.fd)}", set())
@@ -157,7 +159,7 @@ def _run(attached: Attached, vfs: Vfs, adapter: Adapter, options: Options) -> in
         with _watching(attached, vfs) if options.coherence is Coherence.SHARED else nullcontext() as watched:
             if watched is not None:
                 vfs.keeps_listings, vfs.memory.has_news = True, watched.has_news
-            trio.run(_loop, attached.mount, vfs, adapter.stats, watched)
+            trio.run(_loop, attached.mount, vfs, adapter.stats, watched, ended)
     except BaseException:
         _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
         raise
@@ -181,13 +183,15 @@ def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | 
     return watching(vfs.directories.fd_of(vfs.nodes.root), attached.fd, int(connection))
 
 
-async def _loop(mount: Mount, vfs: Vfs, stats: Stats, watched: Watched | None) -> None:
+async def _loop(mount: Mount, vfs: Vfs, stats: Stats, watched: Watched | None, ended: trio.Event) -> None:
     """Serve until the mount is gone.
 
+    ended       it is, or is to be
     Checkpoint  everywhere
     """
     async with trio.open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, mount)
+        await nursery.start(_stop_on_signal, mount, ended)
+        nursery.start_soon(_wait_no_longer, vfs.gate, ended, nursery.cancel_scope)
         nursery.start_soon(_tell_watchdog)
         nursery.start_soon(stats.keep_gauges, partial(_gauges, vfs))
         if watched is not None:
@@ -227,7 +231,19 @@ async def _tell_watchdog() -> None:
         notifier.close()
 
 
-async def _stop_on_signal(mount: Mount, task_status: trio.TaskStatus[None]) -> None:
+async def _wait_no_longer(gate: Gate, ended: trio.Event, scope: trio.CancelScope) -> None:
+    """In the end, give up operations that wait for a filesystem which hangs; who asked for them gets an error.
+
+    Checkpoint  until the end, and for a while
+    """
+    await ended.wait()
+    with trio.move_on_after(_GRACE_S):
+        while gate.n_inside:
+            await trio.sleep(_GLANCE_S)
+    scope.cancel()
+
+
+async def _stop_on_signal(mount: Mount, ended: trio.Event, task_status: trio.TaskStatus[None]) -> None:
     """End the service cleanly at the first signal; the second one ends the process.
 
     Unmounting is a thread's work: the kernel may have to ask us for the last time meanwhile.
@@ -240,6 +256,7 @@ async def _stop_on_signal(mount: Mount, task_status: trio.TaskStatus[None]) -> N
     _log.info("%s: stopping", printable(mount.point))
     await trio.to_thread.run_sync(_leave, mount.device)
     pyfuse3.terminate()
+    ended.set()
 
 
 def _leave(device: bytes) -> None:

@@ -40,8 +40,9 @@ class _Glance:
     left out twice as often. An idle mount costs nothing.
     """
 
-    def __init__(self, fd: int) -> None:
-        """fd: /dev/fuse."""
+    def __init__(self, fd: int, gone: Callable[[], None]) -> None:
+        """fd: /dev/fuse; gone: called when the connection is gone, perhaps more than once."""
+        self._gone = gone
         poll = select.poll()
         poll.register(fd, select.POLLIN)  # errors are reported unasked
         self._poll = poll.poll
@@ -50,7 +51,10 @@ class _Glance:
 
     def is_there(self) -> bool:
         """Whether reading would not block, or fail at once: the connection is gone."""
-        return bool(self._poll(0))
+        seen = self._poll(0)
+        if seen and seen[0][1] != select.POLLIN:
+            self._gone()
+        return bool(seen)
 
     def comes(self) -> bool:
         """The same, soon."""
@@ -75,8 +79,9 @@ class _Reading(trio.abc.Instrument):
     that waits has nothing to announce, and a reader that ends (the connection is gone) makes the next one look.
     """
 
-    def __init__(self, replied: Callable[[], None]) -> None:
+    def __init__(self, replied: Callable[[], None], gone: Callable[[], None]) -> None:
         self._replied = replied
+        self._gone = gone
         self._is_taken = False
         self._standby: dict[trio.lowlevel.Task, None] = {}  # who came last is called first: its memory is warm
         self._serving: set[trio.lowlevel.Task] = set()  # who has read a request, until it is back
@@ -103,13 +108,14 @@ class _Reading(trio.abc.Instrument):
     async def wait_readable(self, fd: int) -> None:
         """Wait for a request. Checkpoint  when none comes at once"""
         if self._glance is None:
-            self._glance = _Glance(fd)
+            self._glance = _Glance(fd, self._gone)
             trio.lowlevel.add_instrument(self)
         if self._glance.is_there():
             return
         # While handlers wait for threads, those wait for the interpreter: we must not hold it.
         if self._serving or not self._glance.comes():
             await trio.lowlevel.wait_readable(fd)
+            self._glance.is_there()
             self._begin_turn()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -144,17 +150,19 @@ class _Instead:
         return getattr(self._module, name)
 
 
-def hook(replied: Callable[[], None]) -> bool:
-    """Have a function called after each reply, before anything else can happen; pyfuse3.init must follow.
+def hook(replied: Callable[[], None], gone: Callable[[], None]) -> bool:
+    """Have functions called on trio's thread; pyfuse3.init must follow.
 
-    Returns  False: this pyfuse3 may differ from what we know, so it has trio as it is; `replied` is never called
+    replied  after each reply, before anything else can happen
+    gone     when the connection is gone: once, or more often
+    Returns  False: this pyfuse3 may differ from what we know, so it has trio as it is; neither is ever called
     """
     version = str(vars(pyfuse3).get("__version__"))
     if not _KNOWN_PYFUSE3.match(version) or "trio" not in vars(pyfuse3):
         _log.warning("pyfuse3 %s is not one that we know (3.4 or later, before 4): the mount will be slower", version)
         vars(pyfuse3)["trio"] = trio
         return False
-    reading = _Reading(replied)
+    reading = _Reading(replied, gone)
     lowlevel = _Instead(trio.lowlevel, wait_readable=reading.wait_readable)
     vars(pyfuse3)["trio"] = _Instead(trio, lowlevel=lowlevel, Lock=lambda: reading)
     return True

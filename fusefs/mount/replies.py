@@ -22,7 +22,7 @@ _FLAGS = struct.Struct("=I")
 _INIT_BACKGROUND_AT = _HEAD_SIZE + 16
 _BACKGROUND = struct.Struct("=HH")
 _N_BACKGROUND = 256
-_FUSE_DONT_MASK = 1 << 6
+_FUSE_DONT_MASK, _FUSE_PARALLEL_DIROPS = 1 << 6, 1 << 18
 _FOPEN_KEEP_CACHE, _FOPEN_CACHE_DIR = 1 << 1, 1 << 3
 _NO_NODE = bytes(40)
 """Of fuse_entry_out what comes before the attributes: nodeid, generation, and the timeouts."""
@@ -99,10 +99,10 @@ class Replies:
 def begin_session(message: bytearray) -> None:
     """INIT: what libfuse does not ask for.
 
-    Modes come as they were asked for: in a directory with a default ACL no umask applies. And reads ahead that wait for
-    a slow filesystem (12, as the kernel has it) don't keep others waiting.
+    Modes come as they were asked for: in a directory with a default ACL no umask applies. Whoever waits for a slow
+    filesystem does not keep others in the same directory waiting, nor do reads ahead (of which the kernel has 12).
     """
-    _add_flags(message, _INIT_FLAGS_AT, _FUSE_DONT_MASK)
+    _add_flags(message, _INIT_FLAGS_AT, _FUSE_DONT_MASK | _FUSE_PARALLEL_DIROPS)
     _BACKGROUND.pack_into(message, _INIT_BACKGROUND_AT, _N_BACKGROUND, _N_BACKGROUND * 3 // 4)
 
 

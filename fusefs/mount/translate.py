@@ -18,6 +18,9 @@ from fusefs.mount.replies import NAME_ONLY_GENERATION
 from fusefs.mount.stats import CELL_OF, Stats
 from fusefs.mount.vfs import NOTHING, Known
 
+_LINKED_S = 1.0
+"""For attributes of a file with more names: one of them may be in an orphan, and be reaped behind the mount."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -81,6 +84,8 @@ def fill(entry: EntryAttributes, known: Known) -> None:
     # One field is both the nodeid and the number that people see; the root's nodeid goes without saying.
     field.st_ino = ino if nodeid == pyfuse3.ROOT_INODE else nodeid
     field.entry_timeout = field.attr_timeout = timeout_s
+    if attributes.nlink > 1 and timeout_s > _LINKED_S and not attributes.is_directory():
+        field.attr_timeout = _LINKED_S
     field.generation = 0
 
 

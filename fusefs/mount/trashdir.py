@@ -14,14 +14,17 @@ import stat
 from fusefs.core.attributes import Attributes
 from fusefs.core.errors import TrashdError
 from fusefs.core.inodes import ROOT, Node, NodeId
+from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, RelPath, join
 from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, created_by
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import DROP, USERS, Store, UserFolder, make_user, open_store, open_user
+from fusefs.store.locate import is_stores_own
 from fusefs.store.volume import make_store
 
+_RESTORING = State.RESTORING.value.encode()
 _DROPS = 0x6000_0000_0000_0000
 """The nodeid of uid 0's link; beyond any that core.inodes gives, which counts its own up from half of that."""
 _N_UIDS = 1 << 32
@@ -36,8 +39,18 @@ def is_below(node: Node) -> bool:
     """
     at: Node | None = node
     while at is not None:
-        if at.name == STORE:
+        if is_stores_own(at.name):
             return True
+        at = at.parent
+    return False
+
+
+def is_coming_back(node: Node) -> bool:
+    """Whether what leaves this directory of a store is restored: a reaper may have worked on it behind the mount."""
+    at: Node | None = node
+    while at is not None and not is_stores_own(at.name):
+        if at.name == _RESTORING:
+            return is_below(at)
         at = at.parent
     return False
 

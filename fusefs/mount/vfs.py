@@ -14,7 +14,6 @@ from typing import NamedTuple, NoReturn
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import InodeTable, Node, NodeId, source_key
-from fusefs.core.names import STORE
 from fusefs.linux.attributes import Looker, look_at, peek
 from fusefs.linux.caller import Caller
 from fusefs.linux.casefold import folds_case, folds_throughout
@@ -27,6 +26,7 @@ from fusefs.mount.gate import Gate
 from fusefs.mount.handles import Handles
 from fusefs.mount.memory import Look, Memory
 from fusefs.mount.stats import Stats
+from fusefs.store.locate import is_stores_own
 
 _SPARE_FDS = 64
 """For the daemon's own needs, and those that an operation holds for a moment."""
@@ -217,7 +217,7 @@ class Vfs:
 
         The store's names change behind the mount; and where letter case does not matter, one name is many.
         """
-        return name == STORE or trashdir.is_below(directory) or self.folds(directory, fd)
+        return is_stores_own(name) or trashdir.is_below(directory) or self.folds(directory, fd)
 
     def folds(self, directory: Node, fd: Fd) -> bool:
         """Whether names in a directory are the same in upper and lower case."""

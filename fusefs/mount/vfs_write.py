@@ -14,6 +14,7 @@ from fusefs.linux import libc
 from fusefs.linux.attributes import look_at, set_times
 from fusefs.linux.caller import Caller, created_by, in_group, is_member
 from fusefs.linux.fd import Fd
+from fusefs.mount import trashdir
 from fusefs.mount.vfs import Known, Vfs
 
 
@@ -140,6 +141,8 @@ def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, f
         sources = [source] if other is None else [source, other]
         with vfs.memory.changes(*sources, names=[(old_directory, old), (new_directory, new)]):
             vfs.gate.call(libc.renameat2, old_fd, old, new_fd, new, flags)
+        if trashdir.is_coming_back(old_directory):
+            vfs.memory.cache.clear()
         if source == other:
             return  # two names of one file: the kernel leaves both
         node = vfs.nodes.find(source)

@@ -106,7 +106,7 @@ def status_of(pid: int, field: str) -> int:
 def seam_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What pyfuse3 takes for trio."""
     monkeypatch.setitem(vars(pyfuse3), "trio", trio)
-    assert loop.hook(lambda: None)
+    assert loop.hook(lambda: None, lambda: None)
     return vars(pyfuse3)["trio"]
 
 

@@ -22,6 +22,12 @@
 
 enum { N_THREADS = 256, N_FDS = 1 << 20 };
 
+static void slow_init(void *data, struct fuse_conn_info *connection)
+{
+    (void)data;
+    connection->want &= ~FUSE_CAP_HANDLE_KILLPRIV; /* our writes, being root's, would leave suid bits */
+}
+
 static void slow_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     begin(OP_lookup, parent, name);
@@ -169,6 +175,7 @@ static void slow_statfs(fuse_req_t req, fuse_ino_t ino)
 static struct fuse_lowlevel_ops all_handlers(void)
 {
     struct fuse_lowlevel_ops handlers = file_handlers;
+    handlers.init = slow_init;
     handlers.lookup = slow_lookup;
     handlers.forget = slow_forget;
     handlers.forget_multi = slow_forget_multi;

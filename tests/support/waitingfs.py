@@ -179,7 +179,7 @@ def _main() -> None:
     parser.add_argument("--names-only", action="store_true")
     asked = parser.parse_args()
     fs = WaitingFs(asked.entries, keeps=asked.keep, names_only=asked.names_only)
-    assert loop.hook(fs.replied)
+    assert loop.hook(fs.replied, lambda: None)
     pyfuse3.init(fs, asked.mount_point, {"fsname=waiting"})
     fs.replies = Replies(_session_fd())
     try:

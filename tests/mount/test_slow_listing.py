@@ -1,0 +1,251 @@
+"""Listings over a slow filesystem: who wants names waits for names alone, for attributes many are fetched at a time.
+
+What is asked of the slow filesystem is counted by itself; no law here is about how long anything takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.bulk import fill
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.slowfs import SlowVolume, slow_volume
+from tests.support.volumes import tmpfs_volume
+from tests.support.workers import workers
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+N = 3000
+N_SPARE = 20  # the directory itself, and the way to it
+N_IN_FLIGHT = 64
+LIMIT_S = 60.0
+SETTLED_S = 0.1
+EXCLUSIVE, SLOW = "coherence=exclusive", "backing=slow"
+
+
+class Listed:
+    """A slow volume with one large directory, and its mount."""
+
+    def __init__(self, volume: SlowVolume, mounted: Mounted) -> None:
+        self.volume = volume
+        self.mounted = mounted
+        self.top = mounted.path / "flat"
+
+    def asked(self) -> int:
+        """How often the slow filesystem was asked about an entry, all being quiet."""
+        seen = -1
+        while (now := self._asked()) != seen or self.volume.n_under_way:
+            seen = now
+            time.sleep(SETTLED_S)
+        return now
+
+    def forget_all(self) -> None:
+        """Let the kernel forget what it knows of both filesystems, so that it is the daemon who remembers."""
+        self.mounted.forget_all()
+        replace(self.mounted, path=self.volume.path).forget_all()
+
+    def _asked(self) -> int:
+        counts = self.volume.n_messages
+        return counts.get("lookup", 0) + counts.get("getattr", 0)
+
+
+@contextmanager
+def listed(*options: str, n: int = N, delay_us: int = 100, n_directories: int = 1) -> Iterator[Listed]:
+    with tmpfs_volume(options=["nr_inodes=50000"]) as source:
+        fill(source / "flat", n)
+        for i in range(1, n_directories):
+            fill(source / f"flat{i}", n)
+        point = source.with_name("mounted")
+        point.mkdir()
+        with (
+            slow_volume(source, delay_us=delay_us, limit_s=100) as volume,
+            trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=90) as mounted,
+        ):
+            os.lstat(point / "flat")
+            yield Listed(volume, mounted)
+
+
+def ls(*words: str | Path) -> list[str]:
+    """What `ls` prints, as people call it."""
+    done = subprocess.run(["ls", *words], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("words", [["-f"], ["-U"], ["-1"], ["-p", "-U"], ["--color=never", "-a"]], ids=" ".join)
+def test_names_alone_ask_for_no_attributes(words: list[str]) -> None:
+    """Kinds come with the names."""
+    with listed(SLOW) as one:
+        before = one.asked()
+        assert len(ls(*words, one.top)) >= N
+        assert one.asked() - before < N_SPARE
+
+
+@pytest.mark.parametrize("words", [["-l"], ["-lU"], ["-l", "--color=always"], ["-s"]], ids=" ".join)
+def test_attributes_are_asked_for_once_for_each_entry(words: list[str]) -> None:
+    with listed(SLOW) as one:
+        before = one.asked()
+        assert len(ls(*words, one.top)) == N + 1
+        first = one.asked()
+        assert N <= first - before < N * 1.1 + N_SPARE
+        assert len(ls(*words, one.top)) == N + 1
+        assert one.asked() - first < N_SPARE
+        one.forget_all()
+        assert len(ls(*words, one.top)) == N + 1
+        assert one.asked() - first < 2 * N_SPARE, "the kernel forgot, and so did the daemon"
+
+
+def test_who_wants_names_and_then_attributes_has_them_once() -> None:
+    """A plain listing first, as a shell does for a pattern; then each name."""
+    with listed(SLOW) as one:
+        before = one.asked()
+        names = os.listdir(one.top)
+        for name in sorted(names):
+            assert os.lstat(one.top / name).st_size == 0
+        assert one.asked() - before < N * 1.2 + N_SPARE
+
+
+@pytest.mark.parametrize("n_in_flight", [1, 8, N_IN_FLIGHT])
+def test_no_more_are_in_flight_than_allowed(n_in_flight: int) -> None:
+    with listed(SLOW, f"in_flight={n_in_flight}", n=600, delay_us=2000) as one:
+        one.volume.forget_max()
+        assert len(ls("-l", one.top)) == 601
+        one.asked()
+        most = one.volume.max_under_way
+        assert most <= n_in_flight + 4  # and the listing itself, and the client's own
+        assert most >= n_in_flight / 2
+
+
+def test_the_head_of_a_listing_costs_little() -> None:
+    """`ls -U | head`: names; and a few attributes, for which no more are fetched than the next few."""
+    with listed(SLOW, n=10_000) as one:
+        before = one.asked()
+        with subprocess.Popen(["ls", "-U", one.top], stdout=subprocess.PIPE) as head:
+            assert head.stdout is not None
+            assert head.stdout.readline()
+            head.stdout.close()
+        assert one.asked() - before < N_SPARE
+        with os.scandir(one.top) as entries:
+            for _, entry in zip(range(3), entries, strict=False):
+                entry.stat(follow_symlinks=False)
+        assert one.asked() - before < 10_000 / 4
+
+
+def test_nothing_is_fetched_for_who_has_left() -> None:
+    with listed(SLOW, n=10_000, delay_us=3000) as one:
+        before = one.asked()
+
+        def look() -> None:
+            with os.scandir(one.top) as entries:
+                for entry in entries:
+                    entry.stat(follow_symlinks=False)
+            os._exit(0)
+
+        with contextlib.suppress(AssertionError), workers([look]):  # killed on the way, or already at the end
+            assert until(lambda: one._asked() - before > 300, LIMIT_S)
+        assert one.asked() - before < 10_000 * 0.9
+
+
+def test_two_who_list_at_a_time_are_both_told_all() -> None:
+    with listed(SLOW, delay_us=500) as one, ThreadPoolExecutor(3) as pool:
+        before = one.asked()
+        lists = [pool.submit(ls, "-l", one.top) for _ in range(3)]
+        assert {len(found.result(LIMIT_S)) for found in lists} == {N + 1}
+        assert lists[0].result() == lists[1].result() == lists[2].result()
+        assert one.asked() - before < 3 * N + N_SPARE
+
+
+def test_many_directories_at_a_time_are_listed_whole() -> None:
+    with listed(SLOW, n=300, n_directories=24) as one, ThreadPoolExecutor(8) as pool:
+        directories = [path for path in one.mounted.path.iterdir() if path.name.startswith("flat")]
+        assert len(directories) == 24
+        for found in pool.map(lambda path: ls("-l", path), directories):
+            assert len(found) == 301
+
+
+@pytest.mark.parametrize("size", ["0", "4K", "200K"])
+def test_what_can_not_be_remembered_is_listed_too(size: str) -> None:
+    """Larger than the cache: it costs more, and within bounds."""
+    with listed(SLOW, f"cache_size={size}") as one:
+        before = one.asked()
+        for _ in range(2):
+            found = ls("-l", one.top)
+            assert len(found) == N + 1
+            one.forget_all()
+        assert one.asked() - before < 2 * (2 * N + N_SPARE)
+
+
+def test_find_and_du_are_right_over_a_slow_filesystem() -> None:
+    with listed(SLOW, n=200, n_directories=10) as one:
+        for i, path in enumerate(sorted((one.volume.backing / "flat3").iterdir())):
+            if i % 2:
+                path.write_bytes(b"x" * 5000)
+        for _ in range(2):
+            argv = ["find", str(one.mounted.path), "-type", "f", "-size", "+1k"]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+            assert len(done.stdout.splitlines()) == 100
+            done = subprocess.run(["du", "-sb", one.mounted.path / "flat3"], capture_output=True, text=True, check=True)
+            assert int(done.stdout.split()[0]) >= 500_000
+            one.forget_all()
+
+
+def test_it_is_found_out_that_a_filesystem_is_slow() -> None:
+    with listed(n=1000, delay_us=3000, n_directories=3) as one:
+        for name in ("flat", "flat1"):
+            ls("-l", one.mounted.path / name)
+        one.volume.forget_max()
+        assert len(ls("-l", one.mounted.path / "flat2")) == 1001
+        assert one.volume.max_under_way > 8
+
+
+# Change, while attributes are fetched.
+
+
+def lists_for_ever(top: Path) -> None:
+    while True:
+        with os.scandir(top) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    entry.stat(follow_symlinks=False)
+
+
+@pytest.mark.parametrize("options", [[EXCLUSIVE], [EXCLUSIVE, "cache_size=8K"], [EXCLUSIVE, "timeout=0"]], ids=str)
+def test_who_changed_something_sees_it_however_many_look(options: Sequence[str]) -> None:
+    """What was fetched before a change, and comes after it, is not believed: by nobody."""
+    with listed(SLOW, *options, n=150, delay_us=1000) as one:
+        with workers([lambda: lists_for_ever(one.top)] * 2):
+            for i in range(60):
+                path = one.top / f"f{i}"
+                path.chmod(0o600 + i % 64)
+                assert path.stat().st_mode & 0o777 == 0o600 + i % 64
+                os.truncate(path, i * 100)
+                assert path.stat().st_size == i * 100
+                if i % 10 == 9:
+                    one.forget_all()
+                made = one.top / f"made{i}"
+                assert not made.exists()
+                made.touch()
+                assert made.exists()
+                path.rename(one.top / f"renamed{i}")
+                assert not path.exists()
+                assert (one.top / f"renamed{i}").stat().st_size == i * 100
+                made.unlink()
+                assert not made.exists()
+        right = {name: os.lstat(one.volume.backing / "flat" / name) for name in os.listdir(one.volume.backing / "flat")}
+        for _ in range(2):
+            with os.scandir(one.top) as entries:
+                seen = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+            assert sorted(seen) == sorted(right)
+            for name, st in seen.items():
+                assert (st.st_mode, st.st_size) == (right[name].st_mode, right[name].st_size), name
+                assert (st.st_mtime_ns, st.st_ctime_ns) == (right[name].st_mtime_ns, right[name].st_ctime_ns), name
+            one.forget_all()
