@@ -204,6 +204,11 @@ class Cache:
         self._items.move_to_end(directory)
         return source, until_s - now_s
 
+    def has_names(self, directory: SourceKey) -> bool:
+        """Whether anything is known of the names in a directory."""
+        item = self._items.get(directory)
+        return item is not None and item.names is not None
+
     def target(self, source: SourceKey, now_s: float) -> bytes | None:
         """Where a symbolic link leads; None: not known."""
         item = self._items.get(source)

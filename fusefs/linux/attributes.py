@@ -69,8 +69,8 @@ class Looker:
         return self._seen(), self._handle_of(dir_fd, name, 0)
 
     def peek(self, fd: int) -> tuple[Attributes, bytes]:
-        """The same of what an fd holds that was opened just now: nothing here has to wait."""
-        if _statx_held(fd, b"", _BY_FD | libc.AT_STATX_DONT_SYNC, _WANTED, self._statx) < 0:
+        """The same of what an fd holds."""
+        if _statx(fd, b"", _BY_FD, _WANTED, self._statx) < 0:
             raise libc.failure()
         return self._seen(), self._handle_of(fd, b"", libc.AT_EMPTY_PATH)
 
@@ -114,9 +114,10 @@ def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
 
 
 def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-    """Attributes and file handle of a name, by one call that may have to wait: for a slow filesystem, from any thread.
+    """Attributes and file handle of one and the same inode, by one round trip: for a slow filesystem, from any thread.
 
-    Only opening lets other threads run: with 64 of them, getting Python's lock back costs more than the other calls.
+    Other threads run only while it opens and asks for attributes: with 64 of them, getting Python's lock back costs
+    more than the other calls, which don't wait.
     """
     fd = os.open(name, _OPENED, dir_fd=dir_fd)
     try:
@@ -127,16 +128,12 @@ def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
 
 def peek_closely(dir_fd: int, name: bytes) -> tuple[Attributes, bytes, list[bytes] | None]:
     """The same, and the names of all extended attributes; None where they can't be told."""
-    fd = os.open(name, _OPENED, dir_fd=dir_fd)
-    try:
+    with Fd(os.open(name, _OPENED, dir_fd=dir_fd)) as fd:
         seen, handle = _mine.looker.peek(fd)
         try:
-            names = [os.fsencode(name) for name in os.listxattr(b"/proc/self/fd/%d" % fd)]
+            return seen, handle, [os.fsencode(one) for one in os.listxattr(b"/proc/self/fd/%d" % fd)]
         except OSError:
             return seen, handle, None
-        return seen, handle, names
-    finally:
-        _held.close(fd)
 
 
 def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:

@@ -8,7 +8,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from fusefs.linux.caller import Caller
-from fusefs.mount import listing, vfs_write
+from fusefs.mount import listing, recall, vfs_write
 from fusefs.mount.hands import Hands
 from fusefs.mount.loop import own_number
 from fusefs.mount.replies import Replies, keep_listing, leave_out_nodes
@@ -47,7 +47,7 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        if known := self._hands.recall(self._vfs.recall, parent_inode, name):
+        if known := self._hands.recall(recall.lookup, self._vfs, parent_inode, name):
             return entry_of(known)
         return entry_of(await self._do(self._vfs.lookup, parent_inode, name, _caller(ctx)))
 
@@ -99,7 +99,7 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        if known := self._hands.recall(self._vfs.recall_attributes, inode):
+        if known := self._hands.recall(recall.getattr_, self._vfs, inode):
             return entry_of(known)
         return entry_of(await self._do(self._vfs.getattr, inode, _caller(ctx)))
 
@@ -124,7 +124,7 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        if target := self._hands.recall(self._vfs.recall_target, inode):
+        if target := self._hands.recall(recall.readlink, self._vfs, inode):
             return target
         return await self._do(self._vfs.readlink, inode, _caller(ctx))
 
@@ -199,7 +199,8 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        await self._do(listing.prepare, self._vfs, fh, start_id)
+        if not self._hands.recall(listing.advance, self._vfs, fh, start_id):
+            await self._do(listing.prepare, self._vfs, fh, start_id)
         entry = EntryAttributes()
         has_names_only = False
         with self._vfs.gate.lock:

@@ -78,6 +78,11 @@ class Directories:
             return self._gate.lend(fd)
         return self._gate.lend(self._keep(directory, self._find(directory)))
 
+    def fd_if_open(self, directory: Node) -> Fd | None:
+        """The same, if nobody has to wait for it."""
+        fd = self._root if directory.nodeid == ROOT else self._open.get(directory)
+        return None if fd is None else self._gate.lend(fd)
+
     def _keep(self, directory: Node, fd: Fd) -> Fd:
         other = self._open.get(directory)
         if other is not None:  # somebody else was quicker

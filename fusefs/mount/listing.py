@@ -21,12 +21,14 @@ from fusefs.linux.fd import Fd
 from fusefs.mount import trashdir
 from fusefs.mount.ahead import Batch, Walk
 from fusefs.mount.memory import Look
+from fusefs.mount.recall import remembered
 from fusefs.mount.vfs import Known, Vfs
 
 _DOTS = (b".", b"..")
 _N_TOLD = 256
 """Entries looked at before a reply: a little more than it takes."""
-_N_RECALLED = 1024
+_N_AHEAD = _N_RECALLED = 1024
+"""Entries whose attributes are fetched while others are told; and those that are taken from memory at a time."""
 
 
 class Listed(NamedTuple):
@@ -48,9 +50,10 @@ class Listing:
     """A directory that a client reads. Of a slow filesystem:
 
     at        the offset for which entries are ready
-    ready     the entries from there on; some of them
+    ready     the entries from there on: some of them, or all
     walk      how far it is told
-    batch     what was looked at for the next reply
+    n_new     how many of them were not looked at yet; the last ones
+    batches   what was looked at for the next reply
     gathered  the entries from the beginning on, to be remembered at the end; the look began with them
     recalled  all entries, from memory, and how many of them were made ready
     """
@@ -62,7 +65,9 @@ class Listing:
         self.at = -1
         self.ready: Sequence[Dirent] = ()
         self.walk: Walk | None = None
-        self.batch: Batch | None = None
+        self.batches: Sequence[Batch] = ()
+        self.is_complete = False
+        self.n_new = 0
         self.gathered: Entries | None = None
         self.look: Look | None = None
         self.recalled: Entries | None = None
@@ -93,51 +98,70 @@ def releasedir(vfs: Vfs, fh: int) -> None:
     vfs.release(fh)
 
 
+def advance(vfs: Vfs, fh: int, offset: int) -> bool:
+    """Go on with what is ready, if that is all that is needed; nobody has to wait for it."""
+    listing = vfs.handles.listing(fh)
+    if listing.walk is None or listing.walk.is_asked or not _skip_to(listing, offset):
+        return False
+    return bool(listing.ready)
+
+
 def prepare(vfs: Vfs, fh: int, offset: int) -> None:
     """Read what comes next from a slow filesystem, so that `read` need not wait; nothing on the loop's own thread."""
     listing = vfs.handles.listing(fh)
+    listing.batches = ()
     if vfs.gate.is_home():
         listing.at = -1
         return
-    node = listing.node
+    node, fd = listing.node, listing.entries.fd
     with vfs.memory.changes(node.source):  # the time of its last access
         _go_to(vfs, listing, offset)
-    listing.batch = None
-    if trashdir.is_below(node) or vfs.folds(node, listing.entries.fd):
+    if trashdir.is_below(node) or vfs.folds(node, fd):
         listing.walk = None
         vfs.ahead.drop(node)
-    walk, fd = listing.walk, listing.entries.fd
+    walk = listing.walk
     if walk is None or not walk.is_asked:
         return
-    names = [name for name, *_ in listing.ready if name not in _DOTS]
-    if walk.batch is not None:
-        vfs.gate.call(walk.batch.wait)
-    listing.batch = vfs.ahead.fetch(walk, node, fd, names[:_N_TOLD])
-    if listing.batch is not None:
-        vfs.gate.call(listing.batch.wait)
-    if vfs.memory.is_kept:
-        vfs.ahead.fetch(walk, node, fd, names[_N_TOLD : 2 * _N_TOLD])
+    new = listing.ready[len(listing.ready) - listing.n_new :]
+    listing.n_new = 0
+    vfs.ahead.fetch(walk, node, fd, [name for name, *_ in new if name not in _DOTS])
+    listing.batches = walk.batches()
+    names = [name for name, *_ in listing.ready[:_N_TOLD]]
+    for batch in listing.batches:
+        vfs.gate.call(batch.wait_for, names)
 
 
 def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
-    """Have the entries ready that follow an offset."""
+    """Have the entries ready that follow an offset: enough to fetch attributes of some while others are told."""
     if offset == 0:
         listing.close()
-        listing.walk = vfs.ahead.begin(listing.node, listing.entries.fd)
         listing.look = vfs.memory.looking()
         listing.gathered = Entries()
         listing.recalled, listing.n_recalled = vfs.memory.listing(listing.node), 0
-        listing.ready = ()
-    elif listing.walk is None:
-        listing.walk = vfs.ahead.begin(listing.node, listing.entries.fd)  # the filesystem was quick before
-    if offset != 0 and offset != listing.at:
-        passed = next((number for number, entry in enumerate(listing.ready, 1) if entry[2] == offset), None)
-        if passed is None:
-            listing.close()  # it was sent elsewhere
-        listing.ready = () if passed is None else listing.ready[passed:]
+        listing.ready, listing.is_complete, listing.n_new = (), False, 0
+    if offset == 0 or listing.walk is None:  # or the filesystem was quick before
+        listing.walk = vfs.ahead.begin(listing.node)
+    if offset != 0 and not _skip_to(listing, offset):
+        listing.close()  # it was sent elsewhere
+        listing.ready, listing.is_complete, listing.n_new = (), False, 0
     listing.at = offset
-    if not listing.ready:
-        listing.ready = _next(vfs, listing, offset)
+    while len(listing.ready) < (_N_AHEAD if listing.walk.is_asked else _N_TOLD) and not listing.is_complete:
+        more = _next(vfs, listing, listing.ready[-1][2] if listing.ready else offset)
+        listing.ready = [*listing.ready, *more]
+        listing.n_new += len(more)
+        listing.is_complete = not more
+
+
+def _skip_to(listing: Listing, offset: int) -> bool:
+    """Leave out what was told; False: the listing does not go on from there."""
+    if offset != listing.at:
+        passed = next((number for number, entry in enumerate(listing.ready, 1) if entry[2] == offset), 0)
+        if not passed:
+            return False
+        listing.ready = listing.ready[passed:]
+        listing.n_new = min(listing.n_new, len(listing.ready))
+        listing.at = offset
+    return True
 
 
 def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
@@ -190,26 +214,27 @@ def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
 
 def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
     directory = listing.node
-    is_below = trashdir.is_below(directory)
+    knows_none = trashdir.is_below(directory) or not (listing.batches or vfs.memory.has_names(directory))
     for name, ino, following, kind in listing.ready:
         if name in _DOTS:
             yield Listed(name, _dot(ino), ino, kind, following, None)
         elif not trashdir.is_hidden(directory, name, shows_trash=vfs.shows_trash):
-            known = None if is_below else vfs.remembered(directory, name) or _just_seen(vfs, listing, name)
+            known = None if knows_none else remembered(vfs, directory, name) or _just_seen(vfs, listing, name)
             node = vfs.nodes.get(known.nodeid) if known is not None else None
             yield Listed(name, known if node is not None else None, ino, kind, following, node)
 
 
 def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
     """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
-    batch = listing.batch
-    found = batch.found.get(name) if batch is not None else None
-    if batch is None or found is None or name == STORE:
-        return None
-    seen, handle, _ = found
-    source = source_key(seen, handle)
-    left_s = batch.look.left_s(source, named=(listing.node, name))
-    return Known(vfs.nodes.learn(source, seen, listing.node, name).nodeid, seen, left_s) if left_s else None
+    for batch in listing.batches:
+        found = batch.found.get(name)
+        if found is not None and name != STORE:
+            seen, handle, _ = found
+            source = source_key(seen, handle)
+            left_s = batch.look.left_s(source, named=(listing.node, name))
+            if left_s:
+                return Known(vfs.nodes.learn(source, seen, listing.node, name).nodeid, seen, left_s)
+    return None
 
 
 def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:

@@ -139,6 +139,10 @@ class Memory:
         """A look by other threads, to be ended."""
         return Look(self.cache, self.lifetime_s)
 
+    def has_names(self, directory: Node) -> bool:
+        """Whether anything is remembered of the names in a directory."""
+        return self.cache.has_names(directory.source)
+
     def knows(self, directory: Node, name: bytes) -> bool:
         """Whether it is remembered what a name means."""
         return self.cache.name(directory.source, name, time.monotonic()) is not None

@@ -12,11 +12,10 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, StatvfsData
 
-from fusefs.core.inodes import NodeId
 from fusefs.mount.listing import Listed
 from fusefs.mount.replies import NAME_ONLY_GENERATION
 from fusefs.mount.stats import CELL_OF, Stats
-from fusefs.mount.vfs import NOTHING, Known
+from fusefs.mount.vfs import Known
 
 _LINKED_S = 1.0
 """For attributes of a file with more names: one of them may be in an orphan, and be reaped behind the mount."""
@@ -91,8 +90,8 @@ def fill(entry: EntryAttributes, known: Known) -> None:
 
 def name_only(entry: EntryAttributes, listed: Listed) -> None:
     """What the kernel is told of an entry of which nothing but the name is known: see replies.leave_out_nodes."""
-    fill(entry, Known(NodeId(listed.ino), NOTHING._replace(ino=listed.ino, mode=listed.kind << 12), 0))
-    entry.generation = NAME_ONLY_GENERATION
+    field: Any = entry
+    field.st_ino, field.st_mode, field.generation = listed.ino, listed.kind << 12, NAME_ONLY_GENERATION
 
 
 def statvfs_of(numbers: object) -> StatvfsData:

@@ -82,7 +82,7 @@ class Vfs:
         self.memory = Memory(gate, stats, cache_bytes, timeout_s)
         self._n_fds = max(max_fds - _SPARE_FDS, 2 * _LEAST_DIRECTORIES)
         self.directories = Directories(root, self._n_fds, gate)
-        self.ahead = Ahead(gate, self.memory, self.directories.lasting, n_in_flight)
+        self.ahead = Ahead(gate, self.memory, n_in_flight, has_handles=self.directories.has_handles)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen)
         self.shows_trash = shows_trash
         self.handles = Handles(gate)
@@ -98,7 +98,6 @@ class Vfs:
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
         with self.gate.lock:
-            self.ahead.close()
             self.handles.close()
             self.directories.close()
 
@@ -147,31 +146,6 @@ class Vfs:
             known = self.learn(directory, name, seen, handle, look, is_fickle=is_fickle)
         self.counted(known)
         return known
-
-    def recall(self, parent: int, name: bytes) -> Known | None:
-        """The same from memory, if it is there; then it is counted too."""
-        directory = self.nodes.get(NodeId(parent))
-        if directory is None or directory.last is not None:
-            return None
-        known = self.remembered(directory, name)
-        if known is not None and known.nodeid:
-            self.counted(known)
-            self.ahead.asked(directory)
-        return known
-
-    def remembered(self, directory: Node, name: bytes) -> Known | None:
-        """What a name means, from memory; not counted yet: `counted` or `not_taken` must follow."""
-        found = self.memory.name(directory, name)
-        if found is None or trashdir.is_below(directory):
-            return None
-        source, left_s = found
-        if source is None:
-            return Known(NodeId(0), NOTHING, left_s)
-        remembered = self.memory.attributes(source)
-        if remembered is None:
-            return None
-        seen, also_left_s = remembered
-        return Known(self.nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> Known:
         """What a name means, not counted yet: `counted` must follow."""
@@ -278,14 +252,6 @@ class Vfs:
             return self._drop(uid, caller)
         return self.known(self.node(nodeid))
 
-    def recall_attributes(self, nodeid: int) -> Known | None:
-        """The same from memory, if it is there."""
-        node = self.nodes.get(NodeId(nodeid))
-        remembered = self.memory.attributes(node.source) if node is not None else None
-        if node is None or remembered is None or node.last is not None or trashdir.is_below(node):
-            return None
-        return Known(node.nodeid, *remembered)
-
     def known(self, node: Node) -> Known:
         """What a node is now."""
         with self.memory.looking() as look:
@@ -330,11 +296,6 @@ class Vfs:
             target = self.gate.call(os.readlink, b"", dir_fd=fd)
             look.learn_target(node.source, target)
             return target
-
-    def recall_target(self, nodeid: int) -> bytes | None:
-        """The same from memory, if it is there."""
-        node = self.nodes.get(NodeId(nodeid))
-        return self.memory.target(node) if node is not None else None
 
     def access(self, nodeid: int, mask: int) -> bool:
         """Whether the daemon's own user may (single-user mounts: it is the caller)."""

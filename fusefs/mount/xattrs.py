@@ -28,19 +28,29 @@ class Xattrs:
         """are_shown: if not, the kernel is told at its first question that there are none, and asks no more."""
         self._vfs = vfs
         self._are_shown = are_shown
+        self._are_supported = True  # as far as we know
         self._hides_labels = not selinux.is_enabled()
 
     def get(self, nodeid: int, name: bytes) -> bytes:
         """The value of one."""
         self._require(name)
         with self._vfs.hold(self._vfs.node(nodeid)) as fd:
-            return self._vfs.gate.call(os.getxattr, _path(fd), name)
+            try:
+                return self._vfs.gate.call(os.getxattr, _path(fd), name)
+            except OSError as error:
+                if error.errno == errno.EOPNOTSUPP:
+                    self._are_supported = False
+                    self._vfs.ahead.asked_xattr(in_vain=True)
+                raise
 
     def is_missing(self, nodeid: int, name: bytes) -> bool:
         """Whether it is remembered that there is none of this name; if not, look."""
+        if not self._are_shown or not self._shows(name):
+            return False
+        if self._are_supported:
+            self._vfs.ahead.asked_xattr()
         node = self._vfs.nodes.get(NodeId(nodeid))
-        self._vfs.ahead.asked_xattr()
-        return node is not None and self._are_shown and self._shows(name) and self._vfs.memory.lacks_xattr(node, name)
+        return node is not None and self._vfs.memory.lacks_xattr(node, name)
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
         """Their names; trusted ones are root's to see."""

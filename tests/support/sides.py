@@ -74,12 +74,17 @@ def _inside(path: Path) -> tuple[object, ...]:
 
 
 @contextmanager
-def sides(source: Path, options: Iterable[str], *, limit_s: float = 100) -> Iterator[tuple[Mounted, Sides]]:
-    """A mount of a directory, on a directory beside it, and its two sides."""
+def sides(
+    source: Path, options: Iterable[str], *, backing: Path | None = None, limit_s: float = 100
+) -> Iterator[tuple[Mounted, Sides]]:
+    """A mount of a directory, on a directory beside it, and its two sides.
+
+    backing  the same directory below, where the one that is mounted has a FUSE daemon of its own to leave traces
+    """
     behind = source.with_name(source.name + "-behind")
     behind.mkdir()
     with (
         trashd_mount(source, options=list(options), limit_s=limit_s) as mounted,
-        bind_mount(source, behind, ["noatime"]),
+        bind_mount(source if backing is None else backing, behind, ["noatime"]),
     ):
         yield mounted, Sides(mounted.path, behind)

@@ -1,0 +1,52 @@
+"""What the daemon answers from memory, on the loop's own thread: nothing here asks the backing filesystem.
+
+None everywhere: it is not remembered, and has to be asked.
+"""
+
+from __future__ import annotations
+
+from fusefs.core.inodes import Node, NodeId
+from fusefs.mount import trashdir
+from fusefs.mount.vfs import NOTHING, Known, Vfs
+
+
+def lookup(vfs: Vfs, parent: int, name: bytes) -> Known | None:
+    """What a name means; one more reference for the kernel."""
+    directory = vfs.nodes.get(NodeId(parent))
+    if directory is None or directory.last is not None:
+        return None
+    known = remembered(vfs, directory, name)
+    if known is not None and known.nodeid:
+        vfs.counted(known)
+        vfs.ahead.asked(directory, vfs.directories.fd_if_open(directory))
+    return known
+
+
+def remembered(vfs: Vfs, directory: Node, name: bytes) -> Known | None:
+    """What a name means, not counted yet: `counted` or `not_taken` must follow."""
+    found = vfs.memory.name(directory, name)
+    if found is None or trashdir.is_below(directory):
+        return None
+    source, left_s = found
+    if source is None:
+        return Known(NodeId(0), NOTHING, left_s)
+    attributes = vfs.memory.attributes(source)
+    if attributes is None:
+        return None
+    seen, also_left_s = attributes
+    return Known(vfs.nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
+
+
+def getattr_(vfs: Vfs, nodeid: int) -> Known | None:
+    """What a node is."""
+    node = vfs.nodes.get(NodeId(nodeid))
+    if node is None or node.last is not None or trashdir.is_below(node):
+        return None
+    attributes = vfs.memory.attributes(node.source)
+    return None if attributes is None else Known(node.nodeid, *attributes)
+
+
+def readlink(vfs: Vfs, nodeid: int) -> bytes | None:
+    """Where a link leads."""
+    node = vfs.nodes.get(NodeId(nodeid))
+    return None if node is None else vfs.memory.target(node)

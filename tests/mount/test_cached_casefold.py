@@ -1,0 +1,89 @@
+"""Where one file has many names, a name that is missing, or is there, may change without being named: none is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fusefs.core.inodes import ROOT
+from fusefs.linux import libc
+from fusefs.linux.caller import Caller
+from fusefs.linux.fd import Fd
+from fusefs.mount import listing, vfs_write
+from fusefs.mount.gate import Gate
+from fusefs.mount.stats import Stats
+from fusefs.mount.vfs import Vfs
+from tests.support.foldingfs import folding_volume
+from tests.support.mounted import trashd_mount
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+ME = Caller(0, 0, os.getpid(), 0o022)
+CASEFOLD_FL = 0x40000000
+SPELLINGS = ("Readme", "README", "readme", "rEADME")
+
+
+@pytest.mark.parametrize("backing", ["local", "slow"])
+def test_each_spelling_is_found_as_below(backing: str) -> None:
+    with folding_volume(["Readme", "other"]) as volume:
+        point = volume.with_name("mounted")
+        point.mkdir()
+        with trashd_mount(volume, point, ["ro", "coherence=exclusive", f"backing={backing}"]) as mounted:
+            for _ in range(2):
+                for name in SPELLINGS:
+                    assert os.path.lexists(point / name)
+                    assert not os.path.lexists(point / f"{name}-absent")
+                assert sorted(os.listdir(point)) == ["Readme", "other"]
+                mounted.forget_all()
+
+
+def remembered(root: Fd) -> Vfs:
+    """A tree whose names the kernel may believe for an hour, where it may at all."""
+    return Vfs(root, Gate(), Stats.in_memory(), max_fds=100, timeout_s=3600)
+
+
+@pytest.fixture
+def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
+    """A tree whose directories say that they fold, as this kernel has none that does."""
+
+    def ioctl(_fd: int, _request: int, buffer: bytearray) -> None:
+        buffer[:4] = CASEFOLD_FL.to_bytes(4, "little")
+
+    with tmpfs_volume() as top, Fd(os.open(top, os.O_PATH | os.O_DIRECTORY)) as root:
+        (top / "known").write_bytes(b"content")
+        monkeypatch.setattr(libc, "ioctl", ioctl)
+        vfs = remembered(root)
+        yield vfs
+        vfs.close()
+
+
+def test_a_missing_name_is_not_remembered_where_names_fold(folding: Vfs) -> None:
+    with pytest.raises(FileNotFoundError):
+        folding.lookup(ROOT, b"absent", ME)
+
+
+def test_a_name_is_asked_for_each_time_where_names_fold(folding: Vfs) -> None:
+    """Of `known` unlinked as `KNOWN` the kernel would not learn."""
+    assert folding.lookup(ROOT, b"known", ME).timeout_s == 0
+    assert vfs_write.mkdir(folding, ROOT, b"made", 0o755, ME).timeout_s == 0
+
+
+def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
+    fh = listing.opendir(folding, ROOT)
+    for listed in listing.read(folding, fh, 0):
+        if listed.known is not None:
+            assert listed.known.timeout_s == 0 or listed.name in (b".", b"..")
+        listing.told(folding, fh, listed, is_taken=False)
+    listing.releasedir(folding, fh)
+
+
+def test_a_missing_name_is_remembered_where_they_do_not() -> None:
+    with tmpfs_volume() as top, Fd(os.open(top, os.O_PATH | os.O_DIRECTORY)) as root:
+        vfs = remembered(root)
+        known = vfs.lookup(ROOT, b"absent", ME)
+        assert (known.nodeid, known.timeout_s > 0) == (0, True)
+        assert vfs_write.mkdir(vfs, ROOT, b"made", 0o755, ME).timeout_s > 0
+        vfs.close()

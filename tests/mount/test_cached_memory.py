@@ -1,0 +1,111 @@
+"""What the daemon remembers is bounded: however many names are looked up, its memory stays what it was.
+
+TRASHD_TEST_LOOKUPS  how many (make soak-mount: millions)
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.bulk import fill
+from tests.support.command import done_well
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+N_LOOKUPS = int(os.environ.get("TRASHD_TEST_LOOKUPS", "20000"))
+N_FILES = 2000
+N_ROUND = 5000
+CACHE_BYTES = 512 << 10
+GROWTH_KIB = 3 << 10  # what the interpreter's own pools take now and then
+MOUNTS = {
+    "local": ["coherence=exclusive"],
+    "shared": ["coherence=shared", "timeout=3600"],
+    "in threads": ["coherence=exclusive", "backing=slow"],
+}
+_NUMBERS = itertools.count()
+
+
+@contextmanager
+def a_mount(*options: str) -> Iterator[Mounted]:
+    with tmpfs_volume("64m", ["nr_inodes=50000"]) as volume:
+        fill(volume / "flat", N_FILES)
+        point = volume.with_name("mounted")
+        point.mkdir()
+        with trashd_mount(volume, point, [*options, f"cache_size={CACHE_BYTES}"], limit_s=100_000) as mounted:
+            yield mounted
+
+
+def memory_kib(mounted: Mounted) -> int:
+    found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{mounted.pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def look_up_missing(top: Path, n: int) -> None:
+    """Names that nobody ever had, each once."""
+    for _ in range(n):
+        assert not os.path.lexists(top / f"flat/missing-{next(_NUMBERS)}")
+
+
+def look_up_files(top: Path, n: int) -> None:
+    for i in range(n):
+        os.lstat(top / f"flat/f{i % N_FILES}")
+
+
+def list_all(top: Path, n: int) -> None:
+    for _ in range(0, n, N_FILES):
+        with os.scandir(top / "flat") as entries:
+            for entry in entries:
+                entry.stat(follow_symlinks=False)
+
+
+def make_and_remove(top: Path, n: int) -> None:
+    """Inodes that come and go; a change costs as much as ten looks."""
+    for _ in range(n // 10):
+        path = top / f"flat/made-{next(_NUMBERS)}"
+        path.touch()
+        path.rename(top / "flat/renamed")
+        path.exists()
+        (top / "flat/renamed").unlink()
+
+
+@pytest.mark.parametrize("look", [look_up_missing, look_up_files, list_all, make_and_remove])
+@pytest.mark.parametrize("options", MOUNTS.values(), ids=MOUNTS)
+def test_memory_is_flat_over_many_lookups(options: list[str], look: Callable[[Path, int], None]) -> None:
+    with a_mount(*options) as mounted:
+        sizes = []
+        for _ in range(0, N_LOOKUPS, N_ROUND):
+            look(mounted.path, N_ROUND)
+            mounted.forget_all()
+            sizes.append(memory_kib(mounted))
+        half = max(sizes[: len(sizes) // 2])
+        assert sizes[-1] < half + GROWTH_KIB, sizes
+        print(f"{look.__name__}: {sizes[0]} KiB, {half} KiB, {sizes[-1]} KiB")
+
+
+def gauges(mounted: Mounted) -> dict[str, Any]:
+    (told,) = done_well("stats", "--json", mounted.path).objects()
+    return dict(told["gauges"])
+
+
+def test_tables_are_empty_and_the_cache_is_full_when_all_is_forgotten() -> None:
+    """I7: no node but the root; and what is remembered is as much as was allowed, no more."""
+    with a_mount(*MOUNTS["in threads"]) as mounted:
+        for look in (list_all, look_up_missing):
+            look(mounted.path, N_ROUND)
+            mounted.forget_all()
+        assert until(lambda: gauges(mounted)["n_nodes"] == 1)
+        told = gauges(mounted)
+        assert CACHE_BYTES / 4 < told["cache_bytes"] <= CACHE_BYTES
+        assert told["cache_size_bytes"] == CACHE_BYTES
+        assert told["n_handles"] == 0
