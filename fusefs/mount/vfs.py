@@ -89,7 +89,7 @@ class Vfs:
         self._drops = trashdir.Drops(Kernel(), root)
         self.keeps_listings = not is_shared
         """What the kernel keeps of a listing is right: nobody changes it, or we are told at once who does."""
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         self._is_flushed = is_flushed
         self._looker = Looker()
         self._folds = folds_throughout(root)
@@ -269,7 +269,7 @@ class Vfs:
             return node.last
         if node.is_directory:
             return look(look_at, self.directories.fd_of(node))
-        if node.parent is not None and not self._is_shared:
+        if node.parent is not None and not self.is_shared:
             try:
                 seen = look(look_at, self.directories.fd_of(node.parent), node.name)
             except (FileNotFoundError, NotADirectoryError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bulk import fill
+from tests.support.command import done_well
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.volumes import tmpfs_volume
@@ -29,7 +29,6 @@ N = 3000
 N_SPARE = 20  # the directory itself, and the way to it
 N_IN_FLIGHT = 64
 LIMIT_S = 60.0
-SETTLED_S = 0.1
 EXCLUSIVE, SLOW = "coherence=exclusive", "backing=slow"
 
 
@@ -42,12 +41,11 @@ class Listed:
         self.top = mounted.path / "flat"
 
     def asked(self) -> int:
-        """How often the slow filesystem was asked about an entry, all being quiet."""
-        seen = -1
-        while (now := self._asked()) != seen or self.volume.n_under_way:
-            seen = now
-            time.sleep(SETTLED_S)
-        return now
+        """How often the slow filesystem was asked about an entry, when nothing is fetched for it any more."""
+        told = ("stats", "--json", self.mounted.path)
+        assert until(lambda: done_well(*told).objects()[0]["gauges"]["n_prefetches"] == 0, LIMIT_S)
+        assert until(lambda: self.volume.n_under_way == 0, LIMIT_S)
+        return self._asked()
 
     def forget_all(self) -> None:
         """Let the kernel forget what it knows of both filesystems, so that it is the daemon who remembers."""

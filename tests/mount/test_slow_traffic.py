@@ -5,7 +5,6 @@ Errors that names cause each other are as they are on any filesystem; no other m
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
@@ -95,24 +94,31 @@ def step(top: Path, chance: random.Random) -> None:
             os.utime(one, ns=(chance.randrange(10**18), chance.randrange(10**18)))
 
 
+@contextmanager
+def as_expected() -> Iterator[None]:
+    """Raises  OSError that names can't cause"""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in EXPECTED:
+            raise
+
+
 def changes(top: Path, seed: int) -> None:
-    """A client's work. Raises  OSError that names can't cause"""
+    """A client's work."""
     chance = random.Random(seed)
     for _ in range(N_STEPS):
-        try:
+        with as_expected():
             step(top, chance)
-        except OSError as error:
-            if error.errno not in EXPECTED:
-                raise
 
 
 def looks(top: Path) -> None:
     """Another one lists, without an end."""
     while True:
         for directory in ("", *DIRECTORIES):
-            with contextlib.suppress(OSError), os.scandir(top / directory) as entries:
+            with as_expected(), os.scandir(top / directory) as entries:
                 for entry in entries:
-                    with contextlib.suppress(OSError):
+                    with as_expected():
                         entry.stat(follow_symlinks=False)
                         os.readlink(entry.path)
 
