@@ -32,7 +32,7 @@ from fusefs.core.errors import Refused
 @click.option(
     "--cache-size",
     metavar="SIZE",
-    help="Memory for what the daemon remembers after the kernel forgot it (-o cache_size=); default: 64M, 0: none.",
+    help="Memory for what is known of a slow SRC when the kernel forgot it (-o cache_size=); default: 64M, 0: none.",
 )
 @click.option(
     "--no-xattr",

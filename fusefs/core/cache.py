@@ -31,6 +31,8 @@ _N_FIELDS = len(Attributes._fields)
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
 """An inode's attributes, and its listing; one name in a directory; all its names (None)."""
 _MOST_NOTES = 4096
+_LISTING = b""
+"""For a name: what a change of any name changes."""
 _LARGEST_SHARE = 4
 """A directory that takes more than this part of the cache would push out all else, and itself before it is complete."""
 
@@ -291,7 +293,7 @@ class Cache:
 
     def learn_listing(self, directory: SourceKey, entries: Entries, epoch: Epoch, now_s: float) -> None:
         """Remember all entries of a directory, which nobody adds to from now on; if they are too many, none."""
-        if epoch != self.epoch and self._has_changed(epoch, directory):
+        if epoch != self.epoch and self._was_renamed(epoch, directory, _LISTING):
             return
         n_bytes = _LISTING_BYTES + entries.n_bytes
         item = self._item(directory)
@@ -330,7 +332,7 @@ class Cache:
 
     def name_changed(self, directory: SourceKey, name: bytes) -> None:
         """A name means something else, or nothing, or something at last: so listing and attributes changed too."""
-        self._note(directory, (directory, name))
+        self._note(directory, (directory, name), (directory, _LISTING))
         item = self._items.get(directory)
         if item is None:
             return

@@ -78,7 +78,18 @@ class Node:
             return
         left = [place for place in self.places() if place != (parent, name)] if is_linked else []
         self.others = left[:_MOST_OTHERS] or None
+        if self.is_directory:
+            self._leave_those_above(parent)
         self.parent, self.name = parent, name
+
+    def _leave_those_above(self, parent: Node) -> None:
+        """If it lies above its new parent by what is known, that has been moved behind the mount: cut it off there."""
+        at = parent
+        while at.parent is not None:
+            if at.parent is self:
+                at.parent, at.name = None, b""
+            else:
+                at = at.parent
 
     def take_away(self, parent: Node, name: bytes) -> None:
         """It has not this name any more."""

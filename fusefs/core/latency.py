@@ -7,8 +7,8 @@ _SLOW_NS = 300_000
 _QUICK_NS = 60_000
 _MOST = 16.0
 _ENOUGH = 8.0
-_QUICK = 0.25
-"""Of a slow answer: one in five is slow on a filesystem that neither keeps anybody waiting nor answers at once."""
+_QUICK_LOCAL, _QUICK_REMOTE = 1 / 4, 1 / 64
+"""What a quick answer weighs: a busy machine makes some late; a network's filesystem answers most from memory."""
 
 
 class Latency:
@@ -17,10 +17,11 @@ class Latency:
     is_slow  the verdict
     """
 
-    __slots__ = ("_score", "is_slow")
+    __slots__ = ("_quick", "_score", "is_slow")
 
     def __init__(self, *, is_slow: bool) -> None:
         """is_slow: what is believed until the answers tell."""
+        self._quick = _QUICK_REMOTE if is_slow else _QUICK_LOCAL
         self._score = _MOST if is_slow else 0.0
         self.is_slow = is_slow
 
@@ -30,5 +31,5 @@ class Latency:
             self._score = min(self._score + n, _MOST)
             self.is_slow |= self._score >= _ENOUGH
         elif answer_ns < _QUICK_NS and self._score:
-            self._score = max(self._score - n * _QUICK, 0.0)
+            self._score = max(self._score - n * self._quick, 0.0)
             self.is_slow &= self._score > 0

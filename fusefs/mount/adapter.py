@@ -41,7 +41,7 @@ class Adapter(pyfuse3.Operations):
 
     async def _new(self, known: Known) -> EntryAttributes:
         """What the kernel is told of what was just made. Checkpoint  rarely"""
-        return entry_of(await own_number(self._vfs, known))
+        return entry_of(self._vfs.still(await own_number(self._vfs, known)))
 
     # Names.
 
@@ -49,7 +49,7 @@ class Adapter(pyfuse3.Operations):
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if known := self._hands.recall(recall.lookup, self._vfs, parent_inode, name):
             return entry_of(known)
-        return entry_of(await self._do(self._vfs.lookup, parent_inode, name, _caller(ctx)))
+        return entry_of(self._vfs.still(await self._do(self._vfs.lookup, parent_inode, name, _caller(ctx))))
 
     @answered
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
@@ -73,7 +73,8 @@ class Adapter(pyfuse3.Operations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        return entry_of(await self._do(vfs_write.link, self._vfs, inode, new_parent_inode, new_name))
+        made = await self._do(vfs_write.link, self._vfs, inode, new_parent_inode, new_name)
+        return entry_of(self._vfs.still(made))
 
     @answered
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
@@ -101,7 +102,7 @@ class Adapter(pyfuse3.Operations):
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         if known := self._hands.recall(recall.getattr_, self._vfs, inode):
             return entry_of(known)
-        return entry_of(await self._do(self._vfs.getattr, inode, _caller(ctx)))
+        return entry_of(self._vfs.still(await self._do(self._vfs.getattr, inode, _caller(ctx))))
 
     @answered
     async def setattr(
@@ -120,7 +121,8 @@ class Adapter(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        return entry_of(await self._do(vfs_write.setattr_, self._vfs, inode, changes, fh, _caller(ctx)))
+        changed = await self._do(vfs_write.setattr_, self._vfs, inode, changes, fh, _caller(ctx))
+        return entry_of(self._vfs.still(changed))
 
     @answered
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:

@@ -19,6 +19,7 @@ from fusefs.linux.attributes import look_at, peek, peek_closely
 from fusefs.linux.fd import Fd
 from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Look, Memory, Seen
+from fusefs.mount.trashdir import is_stores_own
 
 _N_THREADS_MAX = 256
 """Of all directories together: what hangs in some leaves others the rest, and nobody depends on these alone."""
@@ -208,7 +209,7 @@ class Ahead:
 
     def _listed_long_ago(self, directory: Node) -> Walk | None:
         """A walk of a directory that the kernel has a listing of, as we have."""
-        entries = self._memory.listing(directory)
+        entries = self._memory.cache.listing(directory.source, time.monotonic())
         if entries is None:
             return None
         walk = self.begin(directory)
@@ -220,7 +221,7 @@ class Ahead:
 
         Nothing is begun while too much waits for answers already. fd: of the directory, which stays its owner's
         """
-        missing = [name for name in names if not self._memory.knows(directory, name)]
+        missing = [name for name in names if not (is_stores_own(name) or self._memory.knows(directory, name))]
         if not missing or self._crew.n_waiting > _N_THREADS_MAX:
             return
         batch = Batch(

@@ -39,8 +39,8 @@ from fusefs.mount.xattrs import Xattrs
 _N_WORKERS = 512
 """Requests under way at a time: those that wait for a slow filesystem must leave room for others. min = max: pyfuse3
 must never end one between a reply and the next request."""
-_N_THREADS = 480
-"""Of them may wait; what needs no waiting is answered by the others."""
+_N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
+"""Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
 _GRACE_S, _GLANCE_S = 2.0, 0.02
 _GC_THRESHOLDS = (10_000, 20, 1000)
 _EXIT_LOST = 1
@@ -54,7 +54,8 @@ class _Announcing(Adapter):
 
     def __init__(self, vfs: Vfs, options: Options, replies: Replies, stats: Stats, ready: Callable[[], None]) -> None:
         xattrs = Xattrs(vfs, are_shown=options.has_xattrs)
-        hands = Hands(vfs.gate, stats, _N_THREADS)
+        n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        hands = Hands(vfs.gate, stats, max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX)))
         super().__init__(vfs, xattrs, hands, replies, stats, keeps_pages=options.coherence is Coherence.EXCLUSIVE)
         self._ready = ready
 

@@ -81,16 +81,18 @@ class Gate:
         own = self._own
         if not hasattr(own, "lent"):
             have_own_umask()
-        with self.lock:
             own.lent = []
-            self.n_inside += 1
-            try:
-                return act(*args, **kwargs)
-            finally:
-                self.n_inside -= 1
-                for fd in own.lent:
-                    fd.close()
-                own.lent = []
+        try:
+            with self.lock:
+                self.n_inside += 1
+                try:
+                    return act(*args, **kwargs)
+                finally:
+                    self.n_inside -= 1
+        finally:
+            lent, own.lent = own.lent, []
+            for fd in lent:
+                fd.close()
 
     def lend(self, fd: Fd) -> Fd:
         """An fd that stays open to the end of this operation, whatever others close meanwhile."""
@@ -99,3 +101,24 @@ class Gate:
         copy = Fd(os.dup(fd))
         self._own.lent.append(copy)
         return copy
+
+    def owned(self, fd: Fd) -> Fd:
+        """An fd that is closed without the tables' lock: closing a file may write all of it back, over a network."""
+        return fd if get_ident() == self._home else _Slow.of(fd, self)
+
+
+class _Slow(Fd):
+    """An fd whose closing may have to wait."""
+
+    _gate: Gate
+
+    @classmethod
+    def of(cls, fd: Fd, gate: Gate) -> _Slow:
+        """The same fd."""
+        slow = cls(fd)
+        slow._gate = gate
+        return slow
+
+    def close(self) -> None:
+        """Close it; others may have the tables meanwhile."""
+        self._gate.call(super().close)

@@ -35,8 +35,8 @@ class Handles:
         node.n_open += 1
         return int(fd)
 
-    def remove(self, fh: int) -> None:
-        """Close a handle."""
+    def remove(self, fh: int) -> Fd:
+        """Let a handle go; its fd is the caller's now."""
         node = self._nodes.pop(fh)
         self._listings.pop(fh, None)
         fds = self._fds[node]
@@ -44,7 +44,7 @@ class Handles:
         if not fds:
             del self._fds[node]
         node.n_open -= 1
-        Fd(fh).close()
+        return Fd(fh)
 
     def node(self, fh: int) -> Node:
         """Whose handle it is."""
@@ -65,4 +65,4 @@ class Handles:
     def close(self) -> None:
         """Close all."""
         for fh in list(self._nodes):
-            self.remove(fh)
+            self.remove(fh).close()

@@ -27,6 +27,7 @@ from fusefs.mount.vfs import Known, Vfs
 _DOTS = (b".", b"..")
 _N_TOLD = 256
 """Entries looked at before a reply: a little more than it takes."""
+_N_TIMED = 8
 _N_AHEAD = _N_RECALLED = 1024
 """Entries whose attributes are fetched while others are told; and those that are taken from memory at a time."""
 
@@ -202,14 +203,17 @@ def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
                 except FileNotFoundError:
                     continue  # it went meanwhile
                 found = learn(source_key(seen, handle), seen, node, name)
-                known = Known(found.nodeid, seen, 0 if name == STORE else timeout_s)
+                known = Known(found.nodeid, seen, 0 if trashdir.is_stores_own(name) else timeout_s)
                 yield Listed(name, known, ino, kind, following, found)
             n += 1
+            if n % _N_TIMED == 0:
+                vfs.gate.took(time.perf_counter_ns() - began_ns, _N_TIMED)
+                if vfs.gate.is_slow:
+                    return  # nobody else has to wait for the rest
+                began_ns = time.perf_counter_ns()
     except OSError:
         if not n:
             raise
-    finally:
-        vfs.gate.took(time.perf_counter_ns() - began_ns, n)
 
 
 def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
@@ -228,7 +232,7 @@ def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
     """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
     for batch in listing.batches:
         found = batch.found.get(name)
-        if found is not None and name != STORE:
+        if found is not None and not trashdir.is_stores_own(name):
             seen, handle, _ = found
             source = source_key(seen, handle)
             left_s = batch.look.left_s(source, named=(listing.node, name))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.cache import Cache
@@ -36,6 +36,7 @@ class Look:
         self._lifetime_s = lifetime_s
         self._began_s = time.monotonic()
         self._epoch = cache.begin()
+        self._n_users = 1
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +48,14 @@ class Look:
 
     def end(self) -> None:
         """It learns nothing any more."""
-        self._cache.end()
+        self._n_users -= 1
+        if not self._n_users:
+            self._cache.end()
+
+    def proof(self, source: SourceKey | None, *, named: Place | None) -> Proof | None:
+        """What tells later for how long what it found may be believed; it must be asked, once."""
+        self._n_users += 1
+        return Proof(self, source, named)
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
         """What a name means, and what that is."""
@@ -67,7 +75,9 @@ class Look:
         self._cache.learn_name(directory.source, name, None, self._epoch, self._began_s)
 
     def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
-        """What an inode is."""
+        """What an inode is; not of a file with more names, of which one may be reaped behind the mount."""
+        if seen.nlink > 1 and not seen.is_directory():
+            return
         self._cache.learn_attributes(source, seen, self._epoch, self._began_s)
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
@@ -91,6 +101,20 @@ class Look:
         return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
 
 
+class Proof(NamedTuple):
+    """What an answer rests on that waits to be given: another one, which changes it, may go out before."""
+
+    look: Look
+    source: SourceKey | None
+    named: Place | None
+
+    def left_s(self) -> float:
+        """For how long it may be believed, now that it is given."""
+        left_s = self.look.left_s(self.source, named=self.named)
+        self.look.end()
+        return left_s
+
+
 class _Glance(Look):
     """A look on the loop's own thread, during which nothing else happens: nothing is learnt, and it is not old."""
 
@@ -99,6 +123,9 @@ class _Glance(Look):
 
     def end(self) -> None:
         pass
+
+    def proof(self, source: SourceKey | None, *, named: Place | None) -> Proof | None:
+        return None
 
     def left_s(self, source: SourceKey | None, *, named: Place | None) -> float:
         return self._lifetime_s

@@ -43,7 +43,7 @@ _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
 """Long enough that time plays no part; as long as people take to look again."""
 _TIMEOUT_MAX_S = 1e9
 _CACHE_BYTES = 64 << 20
-"""Attributes of some 200,000 files: what a few users list in an hour."""
+"""Names and attributes of some 90,000 files, at 700 bytes each (measured)."""
 _CACHE_BYTES_MAX = 64 << 30
 _N_IN_FLIGHT = 64
 """Of 10,000 entries at 1 ms each: 11.5 s one by one, 0.55 s with 64 (measured); a thread each."""
@@ -81,7 +81,7 @@ class Options:
     """How to mount.
 
     timeout_s            how long the kernel and the daemon together may believe names and attributes
-    cache_bytes          what the daemon's own cache may take; 0: there is none
+    cache_bytes          what the daemon may take to remember a slow backing filesystem; 0: it remembers nothing
     has_xattrs           extended attributes, and ACLs with them, are there
     n_in_flight          requests at a time for a slow backing filesystem
     show_trash           `.trashd` is in the listing of the root

@@ -24,8 +24,10 @@ def lookup(vfs: Vfs, parent: int, name: bytes) -> Known | None:
 
 def remembered(vfs: Vfs, directory: Node, name: bytes) -> Known | None:
     """What a name means, not counted yet: `counted` or `not_taken` must follow."""
+    if trashdir.is_stores_own(name) or trashdir.is_below(directory):
+        return None
     found = vfs.memory.name(directory, name)
-    if found is None or trashdir.is_below(directory):
+    if found is None:
         return None
     source, left_s = found
     if source is None:

@@ -17,8 +17,9 @@ from fusefs.mount.replies import NAME_ONLY_GENERATION
 from fusefs.mount.stats import CELL_OF, Stats
 from fusefs.mount.vfs import Known
 
-_LINKED_S = 1.0
-"""For attributes of a file with more names: one of them may be in an orphan, and be reaped behind the mount."""
+_SHORT_S = 1.0
+"""For attributes of a directory: the kernel may take an answer for new that it got before a change in there, and
+processes after it. And of a file with more names: one of them may be in an orphan, and be reaped behind the mount."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +76,7 @@ def entry_of(known: Known) -> EntryAttributes:
 def fill(entry: EntryAttributes, known: Known) -> None:
     """The same in an entry that is there: one serves for a whole listing, as readdir_reply copies it."""
     field: Any = entry
-    nodeid, attributes, timeout_s = known
+    nodeid, attributes, timeout_s, _ = known
     (
         _dev, ino, field.st_mode, field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_size,
         field.st_blocks, field.st_blksize, field.st_atime_ns, field.st_mtime_ns, field.st_ctime_ns, _btime,
@@ -83,8 +84,8 @@ def fill(entry: EntryAttributes, known: Known) -> None:
     # One field is both the nodeid and the number that people see; the root's nodeid goes without saying.
     field.st_ino = ino if nodeid == pyfuse3.ROOT_INODE else nodeid
     field.entry_timeout = field.attr_timeout = timeout_s
-    if attributes.nlink > 1 and timeout_s > _LINKED_S and not attributes.is_directory():
-        field.attr_timeout = _LINKED_S
+    if timeout_s > _SHORT_S and (attributes.nlink > 1 or attributes.is_directory()):
+        field.attr_timeout = _SHORT_S
     field.generation = 0
 
 

@@ -24,12 +24,12 @@ from fusefs.mount.ahead import Ahead
 from fusefs.mount.directories import Directories
 from fusefs.mount.gate import Gate
 from fusefs.mount.handles import Handles
-from fusefs.mount.memory import Look, Memory
+from fusefs.mount.memory import Look, Memory, Proof
 from fusefs.mount.stats import Stats
 from fusefs.store.locate import is_stores_own
 
-_SPARE_FDS = 64
-"""For the daemon's own needs, and those that an operation holds for a moment."""
+_SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
+"""For the daemon's own needs, and those that operations hold for a moment: many, where many wait."""
 _LEAST_DIRECTORIES = 16
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
@@ -42,11 +42,13 @@ class Known(NamedTuple):
 
     nodeid     0: nothing has this name
     timeout_s  for how long the kernel may believe it; 0: not at all
+    proof      what tells, when the answer goes out, whether it is still so
     """
 
     nodeid: NodeId
     attributes: Attributes
     timeout_s: float
+    proof: Proof | None = None
 
 
 class Vfs:
@@ -80,7 +82,8 @@ class Vfs:
         seen = look_at(root)
         self.gate = gate
         self.memory = Memory(gate, stats, cache_bytes, timeout_s)
-        self._n_fds = max(max_fds - _SPARE_FDS, 2 * _LEAST_DIRECTORIES)
+        n_spare = max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
+        self._n_fds = max(max_fds - n_spare, 2 * _LEAST_DIRECTORIES)
         self.directories = Directories(root, self._n_fds, gate)
         self.ahead = Ahead(gate, self.memory, n_in_flight, has_handles=self.directories.has_handles)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen)
@@ -142,10 +145,18 @@ class Vfs:
                 if is_fickle:
                     raise
                 look.learn_missing(directory, name)
-                return Known(NodeId(0), NOTHING, look.left_s(None, named=(directory, name)))
+                place = (directory, name)
+                return Known(NodeId(0), NOTHING, self.memory.lifetime_s, look.proof(None, named=place))
             known = self.learn(directory, name, seen, handle, look, is_fickle=is_fickle)
         self.counted(known)
         return known
+
+    def still(self, known: Known) -> Known:
+        """The same when the answer goes out: not to be believed if it has changed meanwhile. To be asked once."""
+        if known.proof is None:
+            return known
+        with self.gate.lock:
+            return known._replace(timeout_s=known.proof.left_s(), proof=None)
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> Known:
         """What a name means, not counted yet: `counted` must follow."""
@@ -171,7 +182,7 @@ class Vfs:
         if is_fickle:
             return Known(node.nodeid, seen, 0)
         look.learn(directory, name, source, seen)
-        return Known(node.nodeid, seen, look.left_s(source, named=(directory, name)))
+        return Known(node.nodeid, seen, self.memory.lifetime_s, look.proof(source, named=(directory, name)))
 
     def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """The attributes and the file handle of a name in a directory."""
@@ -259,7 +270,7 @@ class Vfs:
             if trashdir.is_below(node):
                 return Known(node.nodeid, seen, 0)
             look.learn_attributes(node.source, seen)
-            return Known(node.nodeid, seen, look.left_s(node.source, named=None))
+            return Known(node.nodeid, seen, self.memory.lifetime_s, look.proof(node.source, named=None))
 
     def _attributes(self, node: Node) -> Attributes:
         look = self.gate.look
@@ -283,7 +294,7 @@ class Vfs:
     def hold(self, node: Node) -> Fd:
         """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
         if node.n_open:
-            return Fd(os.dup(self.handles.fd_of(node)))
+            return self.gate.owned(Fd(os.dup(self.handles.fd_of(node))))
         return self.directories.hold(node)
 
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
@@ -357,11 +368,15 @@ class Vfs:
         """Close a handle of a file or a directory; with the last one of what has no name any more, that has ended."""
         node = self.handles.node(fh)
         if node.n_open == 1 and node.parent is None and node is not self.nodes.root:
-            seen = self.gate.call(look_at, self.file(fh))
+            try:
+                seen = self.gate.call(look_at, self.file(fh))
+            except OSError:
+                seen = NOTHING  # whatever it is, nobody can tell any more
             if node.n_open == 1 and (node.is_directory or not seen.nlink):
                 self.nodes.detach(node, seen)
-        self.handles.remove(fh)
+        fd = self.handles.remove(fh)
         self._ended(node, 0)
+        self.gate.call(fd.close)
 
 
 def _fail(number: int) -> NoReturn:

@@ -15,6 +15,9 @@ from fusefs.mount.vfs import Vfs
 _LABEL = b"security.selinux"
 _TRUSTED = b"trusted."
 _ACL = b"system.posix_acl_"
+_USERS = b"user."
+_LISTED = (b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability")
+"""Who has them lists them. Others may be there unlisted: ceph.dir.rbytes, system.cifs_acl, lustre.lov."""
 
 
 class Xattrs:
@@ -70,7 +73,7 @@ class Xattrs:
 
     def is_missing(self, nodeid: int, name: bytes) -> bool:
         """Whether it is remembered that there is none of this name; if not, look."""
-        if not self._are_shown or not self._shows(name):
+        if not self._are_shown or not (name in _LISTED or name.startswith(_USERS)):
             return False
         if self._are_supported:
             self._vfs.ahead.asked_xattr()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import os
 import re
 import select
@@ -240,6 +241,22 @@ def test_what_was_remembered_is_answered_though_it_hangs() -> None:
         slow.mounted.forget_all()
         slow.volume.hang("stuck")
         in_time(lambda: [path.lstat() for path in paths] and None)
+
+
+def test_stats_tell_how_many_wait_while_it_hangs() -> None:
+    with slow_mount() as slow:
+        (slow.top / "stuck").lstat()
+        slow.volume.hang("stuck")
+        with clients(absent(slow.top, 9)) as pids:
+            slow.volume.wait_until_hung(9)
+
+            def n_threads() -> int:
+                return int(json.loads(command("stats", "--json", slow.top).stdout)["gauges"]["n_threads"])
+
+            assert until(lambda: n_threads() == 9, LIMIT_S)
+            slow.volume.go_on()
+            assert {ends(client) for client in pids} == {errno.ENOENT}
+            assert until(lambda: n_threads() == 0, LIMIT_S)
 
 
 # Ending it.

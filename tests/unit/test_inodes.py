@@ -153,6 +153,18 @@ def test_detached_node_tells_what_it_was_and_its_number_is_not_given_away() -> N
     assert known(nodes, 12).nodeid != 12, "the same inode number, even the same handle, is somebody else by now"
 
 
+def test_a_directory_is_never_seen_to_lie_in_itself() -> None:
+    """What was moved behind the mount: `mv a/b b; mv a b/a`. Whoever walks up must come to an end."""
+    nodes = table()
+    directory = stat.S_IFDIR | 0o755
+    a = nodes.learn(source(12), seen(12, mode=directory), nodes.root, b"a")
+    b = nodes.learn(source(13), seen(13, mode=directory), a, b"b")
+    nodes.learn(source(12), seen(12, mode=directory), b, b"a")
+    assert (a.parent, b.parent) == (b, None)
+    nodes.learn(source(13), seen(13, mode=directory), nodes.root, b"b")
+    assert (a.parent, b.parent) == (b, nodes.root)
+
+
 class Incarnations(RuleBasedStateMachine):
     """Files come, go and get old numbers again; the kernel looks, opens and forgets as it likes."""
 

@@ -28,8 +28,13 @@ def test_every_other_answer_being_slow_is_slow() -> None:
 
 
 def test_what_is_slow_stays_so_until_it_was_quick_for_long() -> None:
-    assert answered(*[QUICK_NS] * 63, is_slow=True)
-    assert not answered(*[QUICK_NS] * 64, is_slow=True)
+    assert answered(*[SLOW_NS] * 16, *[QUICK_NS] * 63)
+    assert not answered(*[SLOW_NS] * 16, *[QUICK_NS] * 64)
+
+
+def test_what_is_believed_to_be_slow_has_to_be_quick_for_longer() -> None:
+    assert answered(*[QUICK_NS] * 1023, is_slow=True)
+    assert not answered(*[QUICK_NS] * 1024, is_slow=True)
 
 
 def test_answers_between_slow_and_quick_change_nothing() -> None:
