@@ -19,7 +19,7 @@ from fusefs.linux.attributes import look_at, peek, peek_closely
 from fusefs.linux.fd import Fd
 from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Look, Memory, Seen
-from fusefs.mount.trashdir import is_stores_own
+from fusefs.store.locate import is_stores_own
 
 _N_THREADS_MAX = 256
 """Of all directories together: what hangs in some leaves others the rest, and nobody depends on these alone."""

@@ -23,6 +23,7 @@ from fusefs.mount.ahead import Batch, Walk
 from fusefs.mount.memory import Look
 from fusefs.mount.recall import remembered
 from fusefs.mount.vfs import Known, Vfs
+from fusefs.store.locate import is_stores_own
 
 _DOTS = (b".", b"..")
 _N_TOLD = 256
@@ -203,7 +204,7 @@ def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
                 except FileNotFoundError:
                     continue  # it went meanwhile
                 found = learn(source_key(seen, handle), seen, node, name)
-                known = Known(found.nodeid, seen, 0 if trashdir.is_stores_own(name) else timeout_s)
+                known = Known(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s)
                 yield Listed(name, known, ino, kind, following, found)
             n += 1
             if n % _N_TIMED == 0:
@@ -232,7 +233,7 @@ def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
     """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
     for batch in listing.batches:
         found = batch.found.get(name)
-        if found is not None and not trashdir.is_stores_own(name):
+        if found is not None and not is_stores_own(name):
             seen, handle, _ = found
             source = source_key(seen, handle)
             left_s = batch.look.left_s(source, named=(listing.node, name))

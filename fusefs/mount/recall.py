@@ -8,6 +8,7 @@ from __future__ import annotations
 from fusefs.core.inodes import Node, NodeId
 from fusefs.mount import trashdir
 from fusefs.mount.vfs import NOTHING, Known, Vfs
+from fusefs.store.locate import is_stores_own
 
 
 def lookup(vfs: Vfs, parent: int, name: bytes) -> Known | None:
@@ -24,7 +25,7 @@ def lookup(vfs: Vfs, parent: int, name: bytes) -> Known | None:
 
 def remembered(vfs: Vfs, directory: Node, name: bytes) -> Known | None:
     """What a name means, not counted yet: `counted` or `not_taken` must follow."""
-    if trashdir.is_stores_own(name) or trashdir.is_below(directory):
+    if is_stores_own(name) or trashdir.is_below(directory):
         return None
     found = vfs.memory.name(directory, name)
     if found is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import Mounted
+from tests.support.mounted import Mounted, trashd_mount
 from tests.support.oracle import Oracle
 from tests.support.subjects import Native
 from tests.support.workers import workers
@@ -51,16 +51,26 @@ def change(top: bytes, number: int) -> None:
         round_ += 1
 
 
-@pytest.mark.parametrize("where", ["through the mount", "behind the mount"])
-def test_listing_race(oracle: Oracle, where: str) -> None:
-    s, behind = oracle.mounted, oracle.behind["mount"]
-    fill(behind)
-    top = s.top if where == "through the mount" else behind.top
-    with workers([lambda: change(top, 1), lambda: change(top, 2)]):
+def race(seen: Path, changed: Path, mount: Mounted) -> None:
+    """Change a directory at one place, and list it at the other."""
+    with workers([lambda: change(bytes(changed), 1), lambda: change(bytes(changed), 2)]):
         for i in range(12):
             if i % 4 == 3:
-                oracle.mount.forget_all()
-            assert_whole(os.listdir(s.top + b"/d"))
+                mount.forget_all()
+            assert_whole(os.listdir(bytes(seen / "d")))
+
+
+def test_listing_race_through_the_mount(oracle: Oracle) -> None:
+    fill(oracle.behind["mount"])
+    top = Path(os.fsdecode(oracle.mounted.top))
+    race(top, top, oracle.mount)
+
+
+def test_listing_race_behind_the_mount(volume: Path) -> None:
+    (volume / "shared").mkdir()
+    with trashd_mount(volume / "shared", options=["coherence=shared"]) as mount:
+        fill(Native("behind", mount.backing))
+        race(mount.path, mount.backing, mount)
 
 
 def entries(fd: int, size: int = 1024) -> list[tuple[bytes, int]]:
