@@ -219,20 +219,17 @@ class Ahead:
     def fetch(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
         """Begin to look at those of some names that are not remembered.
 
-        Nothing is begun while too much waits for answers already. fd: of the directory, which stays its owner's
+        Nothing is begun while too much waits for answers, or is open, already. fd: of the directory, its owner's
         """
         missing = [name for name in names if not (is_stores_own(name) or self._memory.knows(directory, name))]
         if not missing or self._crew.n_waiting > _N_THREADS_MAX:
             return
-        batch = Batch(
-            self._gate,
-            self._memory.looking_ahead(),
-            directory,
-            Fd(os.dup(fd)),
-            missing,
-            has_handles=self._has_handles,
-            is_close=self._wants_xattrs,
-        )
+        try:
+            own_fd = Fd(os.dup(fd))
+        except OSError:
+            return  # too many are open: who asks looks himself
+        look, has_handles, is_close = self._memory.looking_ahead(), self._has_handles, self._wants_xattrs
+        batch = Batch(self._gate, look, directory, own_fd, missing, has_handles=has_handles, is_close=is_close)
         walk.add(batch)
         n_more = min(self._n_in_flight, walk.n_left()) - walk.n_helpers
         if n_more > 0:
