@@ -74,7 +74,7 @@ class Node:
 
     def put(self, parent: Node, name: bytes, *, is_linked: bool) -> None:
         """It has this name now; is_linked: beside those that it had."""
-        if self.parent is parent and self.name == name:
+        if (self.parent is parent and self.name == name) or parent is self:  # a mount of it in itself
             return
         left = [place for place in self.places() if place != (parent, name)] if is_linked else []
         self.others = left[:_MOST_OTHERS] or None

@@ -140,13 +140,14 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        if self._hands.recall(self._xattrs.is_missing, inode, name):
-            raise FUSEError(pyfuse3.ENOATTR)
+        if number := self._hands.recall(self._xattrs.refusal, inode, name):
+            raise FUSEError(number)
         return await self._do(self._xattrs.get, inode, name)
 
     @answered
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
-        return await self._do(self._xattrs.names, inode, _caller(ctx))
+        names = self._hands.recall(self._xattrs.recall_names, inode, _caller(ctx))
+        return names if names is not None else await self._do(self._xattrs.names, inode, _caller(ctx))
 
     @answered
     async def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext) -> None:

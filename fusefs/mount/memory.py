@@ -171,8 +171,10 @@ class Memory:
         return self.cache.has_names(directory.source)
 
     def knows(self, directory: Node, name: bytes) -> bool:
-        """Whether it is remembered what a name means."""
-        return self.cache.name(directory.source, name, time.monotonic()) is not None
+        """Whether it is remembered what a name means, and what that is."""
+        now_s = time.monotonic()
+        found = self.cache.name(directory.source, name, now_s)
+        return found is not None and (found[0] is None or self.cache.attributes(found[0], now_s) is not None)
 
     def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
         """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
@@ -187,10 +189,10 @@ class Memory:
         """Where a link leads; None: not known."""
         return self._count(Sort.LINK_TARGET, self.cache.target(node.source, time.monotonic()))
 
-    def lacks_xattr(self, node: Node, name: bytes) -> bool:
-        """Whether it is known that there is no such extended attribute."""
+    def xattrs(self, node: Node) -> Sequence[bytes] | None:
+        """The names of all extended attributes; None: not known."""
         names = self.cache.xattrs(node.source, time.monotonic())
-        return names is not None and name not in names and not self.has_news()
+        return None if names is None or self.has_news() else names
 
     def listing(self, directory: Node) -> Entries | None:
         """All entries of a directory; None: not known."""

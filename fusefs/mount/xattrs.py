@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from collections.abc import Iterable
 
 from fusefs.core.inodes import Node, NodeId
 from fusefs.linux import selinux
@@ -16,6 +18,7 @@ _LABEL = b"security.selinux"
 _TRUSTED = b"trusted."
 _ACL = b"system.posix_acl_"
 _USERS = b"user."
+_N_REFUSED_MAX = 16
 _LISTED = (b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability")
 """Who has them lists them. Others may be there unlisted: ceph.dir.rbytes, system.cifs_acl, lustre.lov."""
 
@@ -31,7 +34,7 @@ class Xattrs:
         """are_shown: if not, the kernel is told at its first question that there are none, and asks no more."""
         self._vfs = vfs
         self._are_shown = are_shown
-        self._are_supported = True  # as far as we know
+        self._refused: set[tuple[bytes, bool]] = set()  # names, of directories or of files
         self._hides_labels = not selinux.is_enabled()
 
     def get(self, nodeid: int, name: bytes) -> bytes:
@@ -46,9 +49,18 @@ class Xattrs:
                 return self._vfs.gate.call(os.getxattr, _path(fd), name)
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:
-                self._are_supported = False
-                self._vfs.ahead.asked_xattr(in_vain=True)
+                self._note_refusal(node, name)
             raise
+
+    def _note_refusal(self, node: Node, name: bytes) -> None:
+        """What this filesystem has not at all, it need not be asked for again: `ls -l` asks for each file's."""
+        with self._vfs.hold(node) as fd:
+            mode = self._vfs.gate.call(look_at, fd).mode
+        if node.dev == self._vfs.nodes.root.dev and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            if len(self._refused) < _N_REFUSED_MAX:
+                self._refused.add((name, node.is_directory))
+            if name in _LISTED:
+                self._vfs.ahead.asked_xattr(in_vain=True)
 
     def _get_by_name(self, node: Node, name: bytes) -> bytes | None:
         """The same by the name in its directory, a third of the calls; None: that is not certain.
@@ -57,34 +69,47 @@ class Xattrs:
         """
         if node.parent is None or node.n_open or self._vfs.is_shared:
             return None
-        dir_fd = self._vfs.directories.fd_of(node.parent)
-        path = b"/proc/self/fd/%d/%s" % (dir_fd, node.name)
+        dir_fd, own_name = self._vfs.directories.fd_of(node.parent), node.name
+        path = b"/proc/self/fd/%d/%s" % (dir_fd, own_name)
         try:
             value, missing = self._vfs.gate.call(os.getxattr, path, name, follow_symlinks=False), None
         except OSError as error:
             value, missing = b"", error
         try:
-            is_it = node.is_seen_in(self._vfs.gate.look(look_at, dir_fd, node.name))
+            is_it = node.is_seen_in(self._vfs.gate.look(look_at, dir_fd, own_name))
         except OSError:
             return None  # moved behind the mount
         if missing is not None and is_it:
             raise missing
         return value if is_it else None
 
-    def is_missing(self, nodeid: int, name: bytes) -> bool:
-        """Whether it is remembered that there is none of this name; if not, look."""
-        if not self._are_shown or not (name in _LISTED or name.startswith(_USERS)):
-            return False
-        if self._are_supported:
-            self._vfs.ahead.asked_xattr()
+    def refusal(self, nodeid: int, name: bytes) -> int | None:
+        """The errno for one that is remembered not to be there; None: look."""
         node = self._vfs.nodes.get(NodeId(nodeid))
-        return node is not None and self._vfs.memory.lacks_xattr(node, name)
+        if node is None or not self._are_shown:
+            return None
+        if (name, node.is_directory) in self._refused and node.dev == self._vfs.nodes.root.dev:
+            return errno.EOPNOTSUPP
+        if not (name in _LISTED or name.startswith(_USERS)):
+            return None
+        self._vfs.ahead.asked_xattr()
+        names = self._vfs.memory.xattrs(node)
+        return errno.ENODATA if names is not None and name not in names else None
+
+    def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
+        """Their names from memory; None: look."""
+        node = self._vfs.nodes.get(NodeId(nodeid))
+        names = self._vfs.memory.xattrs(node) if node is not None and self._are_shown else None
+        return None if names is None else self._seen_by(caller, names)
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
         """Their names; trusted ones are root's to see."""
         self._require(b"")
         with self._vfs.hold(self._vfs.node(nodeid)) as fd:
             names = [os.fsencode(name) for name in self._vfs.gate.call(os.listxattr, _path(fd))]
+        return self._seen_by(caller, names)
+
+    def _seen_by(self, caller: Caller, names: Iterable[bytes]) -> list[bytes]:
         return [name for name in names if self._shows(name) and (caller.uid == 0 or not name.startswith(_TRUSTED))]
 
     def set(self, nodeid: int, name: bytes, value: bytes) -> None:

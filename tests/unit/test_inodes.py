@@ -163,6 +163,8 @@ def test_a_directory_is_never_seen_to_lie_in_itself() -> None:
     assert (a.parent, b.parent) == (b, None)
     nodes.learn(source(13), seen(13, mode=directory), nodes.root, b"b")
     assert (a.parent, b.parent) == (b, nodes.root)
+    nodes.learn(source(13), seen(13, mode=directory), b, b"mounted in itself")
+    assert b.parent is nodes.root
 
 
 class Incarnations(RuleBasedStateMachine):
