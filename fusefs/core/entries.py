@@ -50,18 +50,6 @@ class Entries:
         """All, in order."""
         return map(self.__getitem__, range(len(self)))
 
-    def index_at(self, offset: int) -> int | None:
-        """The index of the entry at an offset: of the first at 0, else after the one that it follows; None: no such.
-
-        Looks through all of them: whoever reads on keeps the index himself.
-        """
-        if offset == 0:
-            return 0
-        try:
-            return self._following.index(offset) + 1
-        except ValueError:
-            return None
-
     @property
     def n_bytes(self) -> int:
         """The memory that they take."""

@@ -26,9 +26,9 @@ class Latency:
         self.is_slow = is_slow
 
     def took(self, answer_ns: float, n: int = 1) -> None:
-        """Some more answers. answer_ns: how long each took"""
+        """Some answers in a row; what made them late may have been one thing. answer_ns: how long each took"""
         if answer_ns > _SLOW_NS:
-            self._score = min(self._score + n, _MOST)
+            self._score = min(self._score + 1, _MOST)
             self.is_slow |= self._score >= _ENOUGH
         elif answer_ns < _QUICK_NS and self._score:
             self._score = max(self._score - n * self._quick, 0.0)

@@ -53,7 +53,7 @@ class Batch:
         has_handles  file handles can be relied on
         is_close     extended attributes' names are looked for too
         """
-        self.found: dict[bytes, Seen] = {}
+        self.found: dict[bytes, Seen | None] = {}
         self.look = look
         self._gate = gate
         self._has_handles = has_handles
@@ -74,8 +74,10 @@ class Batch:
                 self.is_open = False
                 return
             name = self._names[number]
-            with suppress(OSError):  # whoever asks for it is told
+            try:
                 self.found[name] = self._look(name)
+            except OSError:
+                self.found[name] = None  # whoever asks for it is told
             if next(self._n_done) == len(self._names):
                 self._finish()
 

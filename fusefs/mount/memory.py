@@ -62,9 +62,12 @@ class Look:
         self._cache.learn_name(directory.source, name, source, self._epoch, self._began_s)
         self.learn_attributes(source, seen)
 
-    def learn_all(self, directory: Node, found: Mapping[bytes, Seen]) -> None:
-        """The same of many names."""
-        for name, (seen, handle, xattrs) in found.items():
+    def learn_all(self, directory: Node, found: Mapping[bytes, Seen | None]) -> None:
+        """The same of many names; None: it could not be seen."""
+        for name, one in found.items():
+            if one is None:
+                continue
+            seen, handle, xattrs = one
             source = source_key(seen, handle)
             self.learn(directory, name, source, seen)
             if xattrs is not None:

@@ -18,8 +18,8 @@ def lookup(vfs: Vfs, parent: int, name: bytes) -> Known | None:
         return None
     known = remembered(vfs, directory, name)
     if known is not None and known.nodeid:
-        vfs.counted(known)
         vfs.ahead.asked(directory, vfs.directories.fd_if_open(directory))
+        vfs.counted(known)
     return known
 
 

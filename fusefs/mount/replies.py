@@ -52,11 +52,6 @@ class Replies:
         os.close(self._device)
         os.close(self._held_back)
 
-    @property
-    def can_patch(self) -> bool:
-        """Whether `patch_next` has an effect."""
-        return self._can_patch
-
     def let_pass(self) -> None:
         """Patch nothing from now on: nobody calls `replied`, and what is held back would never get there."""
         self._can_patch = False

@@ -24,7 +24,7 @@ from fusefs.store.layout import DROP, USERS, Store, UserFolder, make_user, open_
 from fusefs.store.locate import is_stores_own
 from fusefs.store.volume import make_store
 
-_RESTORING = State.RESTORING.value.encode()
+_STATES = frozenset(state.value.encode() for state in State)
 _DROPS = 0x6000_0000_0000_0000
 """The nodeid of uid 0's link; beyond any that core.inodes gives, which counts its own up from half of that."""
 _N_UIDS = 1 << 32
@@ -46,10 +46,10 @@ def is_below(node: Node) -> bool:
 
 
 def is_coming_back(node: Node) -> bool:
-    """Whether what leaves this directory of a store is restored: a reaper may have worked on it behind the mount."""
+    """Whether what leaves this directory of a store comes back: a reaper may have worked on it behind the mount."""
     at: Node | None = node
     while at is not None and not is_stores_own(at.name):
-        if at.name == _RESTORING:
+        if at.name in _STATES:
             return is_below(at)
         at = at.parent
     return False

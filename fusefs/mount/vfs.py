@@ -273,6 +273,14 @@ class Vfs:
             return Known(node.nodeid, seen, self.memory.lifetime_s, look.proof(node.source, named=None))
 
     def _attributes(self, node: Node) -> Attributes:
+        try:
+            return self._look_at(node)
+        except OSError:
+            if node.last is None:
+                raise
+            return node.last  # another operation has ended it meanwhile
+
+    def _look_at(self, node: Node) -> Attributes:
         look = self.gate.look
         if node.n_open:
             return look(look_at, self.handles.fd_of(node))

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 
 from fusefs.core.inodes import Node, NodeId
 from fusefs.linux import selinux
@@ -17,10 +18,9 @@ from fusefs.mount.vfs import Vfs
 _LABEL = b"security.selinux"
 _TRUSTED = b"trusted."
 _ACL = b"system.posix_acl_"
-_USERS = b"user."
 _N_REFUSED_MAX = 16
 _LISTED = (b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability")
-"""Who has them lists them. Others may be there unlisted: ceph.dir.rbytes, system.cifs_acl, lustre.lov."""
+"""Who has them lists them. Others may be there unlisted: ceph.dir.rbytes, system.cifs_acl, user.mergerfs.branches."""
 
 
 class Xattrs:
@@ -54,13 +54,14 @@ class Xattrs:
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
         """What this filesystem has not at all, it need not be asked for again: `ls -l` asks for each file's."""
-        with self._vfs.hold(node) as fd:
+        with suppress(OSError), self._vfs.hold(node) as fd:
             mode = self._vfs.gate.call(look_at, fd).mode
-        if node.dev == self._vfs.nodes.root.dev and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            if len(self._refused) < _N_REFUSED_MAX:
+            if node.dev == self._vfs.nodes.root.dev and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                if len(self._refused) == _N_REFUSED_MAX:
+                    self._refused.clear()
                 self._refused.add((name, node.is_directory))
-            if name in _LISTED:
-                self._vfs.ahead.asked_xattr(in_vain=True)
+                if name in _LISTED:
+                    self._vfs.ahead.asked_xattr(in_vain=True)
 
     def _get_by_name(self, node: Node, name: bytes) -> bytes | None:
         """The same by the name in its directory, a third of the calls; None: that is not certain.
@@ -90,7 +91,7 @@ class Xattrs:
             return None
         if (name, node.is_directory) in self._refused and node.dev == self._vfs.nodes.root.dev:
             return errno.EOPNOTSUPP
-        if not (name in _LISTED or name.startswith(_USERS)):
+        if name not in _LISTED:
             return None
         self._vfs.ahead.asked_xattr()
         names = self._vfs.memory.xattrs(node)
@@ -99,7 +100,10 @@ class Xattrs:
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
         """Their names from memory; None: look."""
         node = self._vfs.nodes.get(NodeId(nodeid))
-        names = self._vfs.memory.xattrs(node) if node is not None and self._are_shown else None
+        if node is None or not self._are_shown:
+            return None
+        self._vfs.ahead.asked_xattr()
+        names = self._vfs.memory.xattrs(node)
         return None if names is None else self._seen_by(caller, names)
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
@@ -121,6 +125,7 @@ class Xattrs:
             gid = self._vfs.gate.call(look_at, fd).gid if name.startswith(_ACL) else 0
             with in_group(gid):
                 self._vfs.gate.call(os.setxattr, _path(fd), name, value)
+        self._refused.discard((name, node.is_directory))
 
     def remove(self, nodeid: int, name: bytes) -> None:
         """Remove one."""

@@ -37,19 +37,6 @@ def test_extends_from_an_iterator() -> None:
     assert list(Entries(iter(entries(3)))) == entries(3)
 
 
-def test_offset_zero_is_the_first_entry() -> None:
-    assert Entries(entries(3)).index_at(0) == 0
-
-
-def test_each_offset_is_found() -> None:
-    packed = Entries(entries(3))
-    assert [packed.index_at(following) for _, _, following, _ in entries(3)] == [1, 2, 3]
-
-
-def test_offset_of_no_entry_is_not_found() -> None:
-    assert Entries(entries(3)).index_at(8) is None
-
-
 def test_entry_takes_little_more_than_its_name() -> None:
     source = entries(20_000)
     tracemalloc.start()

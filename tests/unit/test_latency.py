@@ -42,9 +42,11 @@ def test_answers_between_slow_and_quick_change_nothing() -> None:
     assert not answered(*[100_000] * 1000, is_slow=False)
 
 
-def test_a_listing_counts_as_all_its_answers() -> None:
+def test_late_answers_in_a_row_are_one_sign_and_quick_ones_many() -> None:
     latency = Latency(is_slow=False)
-    latency.took(SLOW_NS, 185)
+    for _ in range(8):
+        assert not latency.is_slow
+        latency.took(SLOW_NS, 8)
     assert latency.is_slow
-    latency.took(QUICK_NS, 185)
+    latency.took(QUICK_NS, 32)
     assert not latency.is_slow
