@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bulk import fill
+from tests.support.command import done_well
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.volumes import tmpfs_volume
 
@@ -54,6 +56,11 @@ def memory_kib(pid: int) -> int:
     return int(found[1])
 
 
+def n_nodes(mounted: Mounted) -> int:
+    gauges: dict[str, int] = json.loads(done_well("stats", "--json", mounted.path).out)["gauges"]
+    return gauges["n_nodes"]
+
+
 def test_few_fds_list_many_entries_and_little_is_left_when_they_are_forgotten(mounted: Mounted) -> None:
     """The second time costs no memory: what the kernel forgot, the daemon has not kept."""
     top, before, full, after = mounted.path / "flat", memory_kib(mounted.pid), [], []
@@ -67,6 +74,7 @@ def test_few_fds_list_many_entries_and_little_is_left_when_they_are_forgotten(mo
         assert mounted.n_fds() < N_FDS
         full.append(memory_kib(mounted.pid))
         assert mounted.settles()
+        assert until(lambda: n_nodes(mounted) == 1)
         after.append(memory_kib(mounted.pid))
     n_bytes = (full[0] - before) * 1024 / N_ENTRIES
     print(f"{n_bytes:.0f} bytes of memory for an entry that the kernel knows")

@@ -29,7 +29,7 @@ FIRST_HALF = (
 )
 SECOND_HALF = "inotify,io,ioprio,lease,link,locka,lockf,lockofd,open,rename,symlink,sync-file,touch,utime,xattr"
 """What else there is, by name: a stressor that is in neither runs with both."""
-SMALL = [f"--{name}-bytes=64m" for name in ("hdd", "fallocate", "copy-file", "sync-file")]
+SMALL = [f"--{name}-bytes=64m" for name in ("hdd", "fallocate", "sync-file")]
 """Else one of them alone could fill the volume, and have no time for anything but that."""
 
 

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -195,9 +196,22 @@ def test_a_listing_with_a_name_that_hangs_tells_all_names() -> None:
             assert ends(client) == 0
 
 
-def absent(top: Path, n: int) -> list[Callable[[], object]]:
-    """Clients, each of which looks for a name of its own that is not there."""
-    return [functools.partial(os.lstat, top / f"stuck/stuck-absent-{i}") for i in range(n)]
+def crowd(top: Path, n: int) -> Callable[[], object]:
+    """Many threads, each of which looks for a name of its own that is not there."""
+
+    def look(number: int) -> int:
+        try:
+            os.lstat(top / f"stuck/stuck-absent-{number}")
+        except OSError as error:
+            return error.errno or 255
+        return 0
+
+    def act() -> None:
+        with ThreadPoolExecutor(n) as pool:
+            if set(pool.map(look, range(n))) == {errno.ENOENT}:
+                raise FileNotFoundError(errno.ENOENT, "none of them is there")
+
+    return act
 
 
 def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
@@ -207,7 +221,7 @@ def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
         (slow.top / "stuck").lstat()  # all may come in, and look further
         before_kib = status(pid, "RssAnon")
         slow.volume.hang("stuck")
-        with clients(absent(slow.top, N_CLIENTS)) as pids:
+        with clients([crowd(slow.top, N_CLIENTS)]) as pids:
             slow.volume.wait_until_hung()
             assert until(lambda: int((slow.mounted.fuse.connection / "waiting").read_text()) >= N_CLIENTS, LIMIT_S)
             assert status(pid, "Threads") < N_THREADS_MOST
@@ -224,7 +238,7 @@ def test_many_who_hang_leave_room_for_others() -> None:
     with slow_mount() as slow:
         (slow.top / "stuck").lstat()
         slow.volume.hang("stuck")
-        with clients(absent(slow.top, N_BEARABLE)) as pids:
+        with clients([crowd(slow.top, N_BEARABLE)]) as pids:
             slow.volume.wait_until_hung(N_BEARABLE)
             for _ in range(3):
                 in_time(lambda: work(slow.top / "free"))
@@ -247,7 +261,7 @@ def test_stats_tell_how_many_wait_while_it_hangs() -> None:
     with slow_mount() as slow:
         (slow.top / "stuck").lstat()
         slow.volume.hang("stuck")
-        with clients(absent(slow.top, 9)) as pids:
+        with clients([crowd(slow.top, 9)]) as pids:
             slow.volume.wait_until_hung(9)
 
             def n_threads() -> int:
