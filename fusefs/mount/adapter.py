@@ -26,10 +26,7 @@ class Adapter(pyfuse3.Operations):
     enable_acl = True
     enable_writeback_cache = False
 
-    def __init__(
-        self, vfs: Vfs, xattrs: Xattrs, hands: Hands, replies: Replies, stats: Stats, *, keeps_pages: bool
-    ) -> None:
-        """keeps_pages: what the kernel has of a file's content is still right at the next open."""
+    def __init__(self, vfs: Vfs, xattrs: Xattrs, hands: Hands, replies: Replies, stats: Stats) -> None:
         super().__init__()
         self.stats = stats
         self._vfs = vfs
@@ -37,7 +34,6 @@ class Adapter(pyfuse3.Operations):
         self._hands = hands
         self._do = hands.do
         self._replies = replies
-        self._keeps_pages = keeps_pages
 
     async def _new(self, known: Known) -> EntryAttributes:
         """What the kernel is told of what was just made. Checkpoint  rarely"""
@@ -161,15 +157,15 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        fh = await self._do(self._vfs.open, inode, flags)
-        return FileInfo(fh=FileHandleT(fh), keep_cache=self._keeps_pages)
+        fh, keeps_pages = await self._do(self._vfs.open, inode, flags)
+        return FileInfo(fh=FileHandleT(fh), keep_cache=keeps_pages)
 
     @answered
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         fh, known = await self._do(vfs_write.create, self._vfs, parent_inode, name, mode, flags, _caller(ctx))
-        return FileInfo(fh=FileHandleT(fh), keep_cache=self._keeps_pages), await self._new(known)
+        return FileInfo(fh=FileHandleT(fh), keep_cache=True), await self._new(known)
 
     @answered
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:

@@ -56,7 +56,7 @@ class _Announcing(Adapter):
         xattrs = Xattrs(vfs, are_shown=options.has_xattrs)
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         hands = Hands(vfs.gate, stats, max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX)))
-        super().__init__(vfs, xattrs, hands, replies, stats, keeps_pages=options.coherence is Coherence.EXCLUSIVE)
+        super().__init__(vfs, xattrs, hands, replies, stats)
         self._ready = ready
 
     def init(self) -> None:

@@ -25,6 +25,7 @@ from fusefs.mount.directories import Directories
 from fusefs.mount.gate import Gate
 from fusefs.mount.handles import Handles
 from fusefs.mount.memory import Look, Memory, Proof
+from fusefs.mount.pages import Pages
 from fusefs.mount.stats import Stats
 from fusefs.store.locate import is_stores_own
 
@@ -97,6 +98,7 @@ class Vfs:
         self._looker = Looker()
         self._folds = folds_throughout(root)
         self._folding: dict[Node, bool] = {}
+        self._pages = Pages()
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -250,6 +252,7 @@ class Vfs:
             self.directories.drop(node)
             self.ahead.drop(node)
             self._folding.pop(node, None)
+            self._pages.drop(node)
 
     def _drop(self, uid: int, caller: Caller) -> Known:
         return Known(trashdir.drop_of(uid), self.gate.call(self._drops.look, uid, caller), 0)
@@ -327,14 +330,20 @@ class Vfs:
 
     # Files.
 
-    def open(self, nodeid: int, flags: int) -> int:
-        """A handle of a file."""
+    def open(self, nodeid: int, flags: int) -> tuple[int, bool]:
+        """A handle of a file, and whether the kernel may keep what it has of its content."""
         node = self.node(nodeid)
         self.make_room()
         path_flags = (flags & ~_KERNELS_OWN) | os.O_CLOEXEC
         changed = (node.source,) if flags & os.O_TRUNC else ()
-        with self.memory.changes(*changed), self.hold(node) as fd:
-            return self.opened(node, Fd(self.gate.call(os.open, b"/proc/self/fd/%d" % fd, path_flags)))
+        with self.memory.changes(*changed), self.hold(node) as held:
+            fd = Fd(self.gate.call(os.open, b"/proc/self/fd/%d" % held, path_flags))
+        try:
+            keeps = not self.is_shared or self._pages.are_right(node, self.gate.call(look_at, fd))
+        except BaseException:
+            self.gate.call(fd.close)
+            raise
+        return self.opened(node, fd), keeps
 
     def make_room(self) -> None:
         """Before a handle: the fds are shared between handles and directories. Raises  OSError EMFILE"""

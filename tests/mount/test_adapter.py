@@ -44,7 +44,7 @@ def answer_of(name: str, error: Exception) -> int:
     """The errno that a handler answers with when all below it raises that."""
     broken: Any = Broken(error)
     stats = Stats.in_memory()
-    adapter = Adapter(broken, broken, Hands(Gate(), stats, 1), broken, stats, keeps_pages=True)
+    adapter = Adapter(broken, broken, Hands(Gate(), stats, 1), broken, stats)
     handler: Callable[..., object] = getattr(adapter, name)
     values = {"ctx": Context(), "name": b"a", "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
     values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}

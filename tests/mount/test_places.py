@@ -53,7 +53,7 @@ def close_directories(vfs: Vfs) -> None:
 def content(vfs: Vfs, nodeid: int) -> bytes:
     """What is in a file, no directory being open before."""
     close_directories(vfs)
-    fh = vfs.open(nodeid, os.O_RDONLY)
+    fh, _ = vfs.open(nodeid, os.O_RDONLY)
     try:
         return vfs.read(fh, 0, 99)
     finally:

@@ -169,7 +169,7 @@ class Player(Subject):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if stat.S_ISDIR(kind) and (flags & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return self.vfs.open(nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY))
+        return self.vfs.open(nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY))[0]
 
     def close(self, handle: Handle) -> None:
         self.vfs.release(handle.number)
