@@ -55,7 +55,8 @@ def test_what_is_not_due_stays(base: Path, volume: Path) -> None:
 def test_orphan_goes_when_its_time_comes(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         identifier = orphan_in(volume, options=Options(retention_s=1)).id
-        running.until(lambda: not ids(volume))
+        running.until(lambda: "reaped" in [event["event"] for event in audited(base)])
+        assert not ids(volume)
     (reaped,) = [event for event in audited(base) if event["event"] == "reaped"]
     assert reaped["id"] == identifier
 
