@@ -27,7 +27,7 @@ _BATCH = 256
 _N_WALKS = 16
 _N_KEPT = 2
 """Batches whose results are at hand for the next reply, whatever the cache remembers."""
-_NAMES_MAX = 1 << 17
+_NAMES_MAX, _N_BARE = 1 << 17, 1 << 12
 _GLANCE_S = 0.001
 _PATIENCE_S = 2.0
 """For a name that does not answer; it is then told of without attributes, and who asks for them waits for them."""
@@ -120,6 +120,7 @@ class Walk:
     n_allowed   how many of them may be fetched, by what was asked for
     is_asked    somebody asks for attributes: what is told from now on has them
     n_helpers   threads that look for it
+    bare        fetched without the names of extended attributes
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -127,6 +128,7 @@ class Walk:
         self.n_allowed = 0
         self.is_asked = False
         self.n_helpers = 0
+        self.bare: list[bytes] = []
         self._gate = gate
         self._batches: list[Batch] = []
 
@@ -205,9 +207,20 @@ class Ahead:
             walk.n_allowed -= n
             self.fetch(walk, directory, fd, [walk.names.popleft() for _ in range(n)])
 
-    def asked_xattr(self, *, in_vain: bool = False) -> None:
-        """Somebody asks for an extended attribute, as `ls -l` does of all that it lists: this listing, and the next."""
-        self._wants_xattrs = self._is_new = not in_vain
+    def asked_xattr(self, directory: Node | None, fd: Fd | None) -> None:
+        """Somebody asks for an extended attribute, as `ls -l` does of all that it lists: this listing, and the next.
+
+        directory, fd  that has what it is asked of, and was fetched without; None: not known, or not open
+        """
+        self._wants_xattrs = self._is_new = True
+        walk = self._walks.get(directory) if directory is not None else None
+        if directory is not None and fd is not None and walk is not None and walk.bare:
+            names, walk.bare = walk.bare, []
+            self._begin(walk, directory, fd, names)
+
+    def has_no_xattrs(self) -> None:
+        """It was asked in vain: there are none here."""
+        self._wants_xattrs = self._is_new = False
 
     def _listed_long_ago(self, directory: Node) -> Walk | None:
         """A walk of a directory that the kernel has a listing of, as we have."""
@@ -224,14 +237,20 @@ class Ahead:
         Nothing is begun while too much waits for answers, or is open, already. fd: of the directory, its owner's
         """
         missing = [name for name in names if not (is_stores_own(name) or self._memory.knows(directory, name))]
-        if not missing or self._crew.n_waiting > _N_THREADS_MAX:
+        if missing:
+            if not self._wants_xattrs:
+                walk.bare = [*walk.bare, *missing][-_N_BARE:]
+            self._begin(walk, directory, fd, missing)
+
+    def _begin(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
+        if self._crew.n_waiting > _N_THREADS_MAX:
             return
         try:
             own_fd = Fd(os.dup(fd))
         except OSError:
             return  # too many are open: who asks looks himself
         look, has_handles, is_close = self._memory.looking_ahead(), self._has_handles, self._wants_xattrs
-        batch = Batch(self._gate, look, directory, own_fd, missing, has_handles=has_handles, is_close=is_close)
+        batch = Batch(self._gate, look, directory, own_fd, names, has_handles=has_handles, is_close=is_close)
         walk.add(batch)
         n_more = min(self._n_in_flight, walk.n_left()) - walk.n_helpers
         if n_more > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from fusefs.core.inodes import Node, NodeId
@@ -61,7 +61,7 @@ class Xattrs:
                     self._refused.clear()
                 self._refused.add((name, node.is_directory))
                 if name in _LISTED:
-                    self._vfs.ahead.asked_xattr(in_vain=True)
+                    self._vfs.ahead.has_no_xattrs()
 
     def _get_by_name(self, node: Node, name: bytes) -> bytes | None:
         """The same by the name in its directory, a third of the calls; None: that is not certain.
@@ -93,17 +93,22 @@ class Xattrs:
             return errno.EOPNOTSUPP
         if name not in _LISTED:
             return None
-        self._vfs.ahead.asked_xattr()
-        names = self._vfs.memory.xattrs(node)
+        names = self._recalled(node)
         return errno.ENODATA if names is not None and name not in names else None
+
+    def _recalled(self, node: Node) -> Sequence[bytes] | None:
+        """Their names from memory; None: they are fetched now, with those of what is listed beside it."""
+        names, directory = self._vfs.memory.xattrs(node), node.parent
+        fd = self._vfs.directories.fd_if_open(directory) if names is None and directory is not None else None
+        self._vfs.ahead.asked_xattr(directory, fd)
+        return names
 
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
         """Their names from memory; None: look."""
         node = self._vfs.nodes.get(NodeId(nodeid))
         if node is None or not self._are_shown:
             return None
-        self._vfs.ahead.asked_xattr()
-        names = self._vfs.memory.xattrs(node)
+        names = self._recalled(node)
         return None if names is None else self._seen_by(caller, names)
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
