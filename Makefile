@@ -7,7 +7,7 @@ SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
 demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
-test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 fmt: setup; $(PYTHON) -m ruff check --fix-only . && $(PYTHON) -m ruff format .
 bench: setup; @echo 'run each by $(PYTHON) -m: $(SCRIPTS)' && $(PYTHON) -m bench.swap --quick $(ARGS) && $(PYTHON) -m bench.listing --plot docs/listing.svg

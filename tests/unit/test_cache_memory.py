@@ -113,7 +113,7 @@ def taken_bytes(learn: Callable[[Cache, int], None], limit_bytes: int, n: int) -
 @pytest.mark.parametrize("learn", LEARN, ids=lambda learn: learn.__name__.removeprefix("learn_"))
 def test_cache_says_what_it_takes(learn: Callable[[Cache, int], None]) -> None:
     taken, said = taken_bytes(learn, 1 << 30, 20_000)
-    assert 0.8 * said - 4096 <= taken <= 1.05 * said + 4096
+    assert 0.8 * said - 4096 <= taken <= 1.2 * said + 4096
 
 
 @pytest.mark.parametrize(("limit_bytes", "n"), [(MIB // 64, 1000), (MIB, 10_000), (64 * MIB, N)])
