@@ -28,7 +28,6 @@ so that nothing stays mounted, however it ends.
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -42,8 +41,8 @@ from bench import listing_steps as steps
 from bench.listing_plot import draw
 from bench.listing_steps import HP, SLOW, Course, Work, all_subjects, scene, take_courses
 from bench.listing_targets import N_ROUNDS, newest, table, tables, verdicts
-from bench.subjects import EXAMPLE, NATIVE, OURS, Row, Unable, summary, tell, versions
-from bench.support import compiled, keep
+from bench.subjects import EXAMPLE, NATIVE, OURS, Row, Unable, summary, versions
+from bench.support import keep, measuring, tell
 from tests.support.namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "listing.jsonl"
@@ -149,7 +148,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, append the results, print them; SIGTERM ends it as cleanly as Ctrl-C."""
+    """Measure, append the results, print them."""
     asked = parse()
     if asked.table or asked.plot:
         rows = newest(RESULTS, list(PARTS))
@@ -160,20 +159,13 @@ def main() -> None:
         if asked.table:
             print(tables(rows))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with measuring():
         see_own_mounts_only()
-        with compiled():
-            for name in asked.part or PARTS:
-                for where in PARTS[name].scenes:
-                    if asked.scene in (None, where):
-                        row = keep(RESULTS, measure(name, where, asked))
-                        print("\n".join([table(row), "", *verdicts(row), ""]), flush=True)
-    except KeyboardInterrupt:
-        tell("interrupted: everything was unmounted and deleted")
-        sys.exit(130)
-    except OSError as error:
-        sys.exit(f"not measured: {error}")
+        for name in asked.part or PARTS:
+            for where in PARTS[name].scenes:
+                if asked.scene in (None, where):
+                    row = keep(RESULTS, measure(name, where, asked))
+                    print("\n".join([table(row), "", *verdicts(row), ""]), flush=True)
 
 
 if __name__ == "__main__":

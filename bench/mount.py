@@ -20,8 +20,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,10 +37,9 @@ from bench.subjects import (
     markdown,
     served,
     summary,
-    tell,
     versions,
 )
-from bench.support import compiled, keep, volume
+from bench.support import keep, measuring, tell, volume
 from tests.support.fuse import FuseMount
 from tests.support.namespaces import see_own_mounts_only
 
@@ -240,22 +237,15 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, append the result, print it; SIGTERM ends it as cleanly as Ctrl-C."""
+    """Measure, append the result, print it."""
     asked = parse()
     if asked.table:
         row = newest(RESULTS)
         print(tables(row) if row else "nothing measured yet")
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with measuring():
         see_own_mounts_only()
-        with compiled():
-            print(tables(keep(RESULTS, measure(asked))))
-    except KeyboardInterrupt:
-        tell("interrupted: everything was unmounted and deleted")
-        sys.exit(130)
-    except OSError as error:
-        sys.exit(f"not measured: {error}")
+        print(tables(keep(RESULTS, measure(asked))))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,8 @@ Each run appends a line to bench/results/neighbour.jsonl. As root only.
 import argparse
 import contextlib
 import os
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +32,7 @@ from bench.images import Fresh, equal_volumes
 from bench.neighbour_table import tables
 from bench.neighbours import KINDS, Latency, Neighbours, fill, neighbours
 from bench.reap import VICTIM, set_caches
-from bench.support import TRASHD, compiled, keep, make_tree, only_orphan, running, time_command, wait
+from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, running, tell, time_command, wait
 from tests.support.service import places, service
 
 RESULTS = Path(__file__).with_name("results") / "neighbour.jsonl"
@@ -153,11 +151,6 @@ def quiet_s(options: Sequence[str], fresh: Fresh) -> float:
         return time_command([TRASHD, "reap", "--now", "--volume", root, only_orphan(root), *options])
 
 
-def tell(text: str) -> None:
-    """Say to whoever waits how far it is."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def compete(modes: Sequence[str], fresh: Fresh, n_rounds: int, pause: Callable[[], None]) -> dict[str, Any]:
     """All turns of all modes, and what a reap takes with nobody there.
 
@@ -237,25 +230,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, append the result, print it; SIGTERM ends it as cleanly as Ctrl-C."""
+    """Measure, append the result, print it."""
     asked = parse()
     if asked.table:
         print(tables(RESULTS))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with compiled():
-            if asked.plot:
-                from bench.neighbour_plot import plot
+    with measuring(subprocess.CalledProcessError):
+        if asked.plot:
+            from bench.neighbour_plot import plot
 
-                asked.plot.write_text(plot(asked.filesystem), encoding="utf-8")
-            else:
-                keep(RESULTS, measure(asked))
-    except KeyboardInterrupt:
-        tell("interrupted: everything was unmounted and deleted")
-        sys.exit(130)
-    except (OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"not measured: {error}")
+            asked.plot.write_text(plot(asked.filesystem), encoding="utf-8")
+        else:
+            keep(RESULTS, measure(asked))
     if not asked.plot:
         print(tables(RESULTS))
 

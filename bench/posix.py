@@ -9,8 +9,8 @@ and named. As root only; in a mount namespace of its own.
 import argparse
 from pathlib import Path
 
-from bench.subjects import NATIVE, SUBJECTS, Unable, served, tell
-from bench.support import volume
+from bench.subjects import NATIVE, SUBJECTS, Unable, served
+from bench.support import tell, volume
 from tests.support.namespaces import see_own_mounts_only
 from tests.support.suites import Told, pjdfstest, short_path
 from tests.support.volumes import bind_mount

@@ -19,9 +19,7 @@ Each run appends a line to bench/results/reap.jsonl. As root only.
 
 import argparse
 import os
-import signal
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +27,7 @@ from typing import Any
 
 from bench.images import FILESYSTEMS, Fill, Fresh, equal_volumes
 from bench.shapes import SHAPES
-from bench.support import TRASHD, compiled, keep, make_tree, only_orphan, time_command
+from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, tell, time_command
 from bench.targets import OURS, RM, RMZ, details, newest, tables, verdicts
 from bench.watch import watch, watch_interpreter
 from tests.support.volumes import tmpfs_volume
@@ -186,11 +184,6 @@ def compete(names: Sequence[str], fresh: Fresh, n_rounds: int, *, cold: bool) ->
     return {name: out[name] if name in out else summary(turns[name]) for name in names}
 
 
-def tell(text: str) -> None:
-    """Say to whoever waits how far it is."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def summary(turns: Sequence[Turn]) -> dict[str, Any]:
     """All turns of one subject."""
     seconds, all_synced = zip(*turns, strict=True)
@@ -259,21 +252,14 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, append the result, print it; SIGTERM ends it as cleanly as Ctrl-C."""
+    """Measure, append the result, print it."""
     asked = parse()
     if asked.table:
         print(tables(newest(RESULTS)))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ["PATH"] += os.pathsep + RIVALS_BIN
-    try:
-        with compiled():
-            row = keep(RESULTS, measure(asked))
-    except KeyboardInterrupt:
-        tell("interrupted: everything was unmounted and deleted")
-        sys.exit(130)
-    except OSError as error:
-        sys.exit(f"not measured: {error}")
+    with measuring():
+        row = keep(RESULTS, measure(asked))
     print(details(row))
     print("\n".join(verdicts(row)))
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,11 +46,6 @@ class Unable(Exception):
         super().__init__(f"{kind}: {told}")
         self.kind = kind  # missing or failed
         self.told = told
-
-
-def tell(text: str) -> None:
-    """Say to whoever waits how far it is."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def fetch_example() -> Path:
