@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -60,7 +60,6 @@ class Batch:
         self._directory = directory
         self._fd = fd
         self._names = names
-        self.names = frozenset(names)
         self._is_close = is_close
         self._numbers, self._n_done = itertools.count(), itertools.count(1)
         self._is_done = threading.Event()
@@ -107,7 +106,7 @@ class Batch:
     def wait_for(self, names: Sequence[bytes]) -> None:
         """Until these have been looked at, or one of them keeps everybody waiting; without the tables' lock."""
         deadline_s = time.monotonic() + _PATIENCE_S
-        wanted = self.names.intersection(names)
+        wanted = set(self._names).intersection(names)
         while not self._is_done.wait(_GLANCE_S) and time.monotonic() < deadline_s:
             if wanted.issubset(self.found):
                 break
@@ -169,7 +168,7 @@ class Ahead:
         self._memory = memory
         self._has_handles = has_handles
         self._n_in_flight = n_in_flight
-        self._walks: OrderedDict[Node, Walk] = OrderedDict()
+        self._walks: dict[Node, Walk] = {}
         self._crew = _Crew()
         self._wants_xattrs = self._is_new = False
 

@@ -35,7 +35,6 @@ class Hands:
 
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation that takes its time on any filesystem. Checkpoint"""
-
         self._stats.changed()
 
         def run() -> R:

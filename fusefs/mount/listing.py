@@ -192,7 +192,7 @@ def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
     """An error after the first entry ends the listing there: the next call meets it again."""
     node, fd, learn, identify = listing.node, listing.entries.fd, vfs.nodes.learn, vfs.identifying()
     timeout_s = 0 if trashdir.is_below(node) or vfs.folds(node, fd) else vfs.memory.lifetime_s
-    hidden = STORE if trashdir.is_hidden(node, STORE, shows_trash=vfs.shows_trash) else None
+    hidden = _hidden(vfs, node)
     began_ns, n = time.perf_counter_ns(), 0
     try:
         for name, ino, following, kind in listing.entries.read_from(offset):
@@ -218,12 +218,12 @@ def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
 
 
 def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
-    directory = listing.node
+    directory, hidden = listing.node, _hidden(vfs, listing.node)
     knows_none = trashdir.is_below(directory) or not (listing.batches or vfs.memory.has_names(directory))
     for name, ino, following, kind in listing.ready:
         if name in _DOTS:
             yield Listed(name, _dot(ino), ino, kind, following, None)
-        elif not trashdir.is_hidden(directory, name, shows_trash=vfs.shows_trash):
+        elif name != hidden:
             known = None if knows_none else remembered(vfs, directory, name) or _just_seen(vfs, listing, name)
             node = vfs.nodes.get(known.nodeid) if known is not None else None
             yield Listed(name, known if node is not None else None, ino, kind, following, node)
@@ -253,6 +253,11 @@ def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:
         walk = vfs.handles.listing(fh).walk
         if walk is not None:
             walk.names.append(listed.name)
+
+
+def _hidden(vfs: Vfs, directory: Node) -> bytes | None:
+    """The name that a directory's listing leaves out."""
+    return STORE if trashdir.is_hidden(directory, STORE, shows_trash=vfs.shows_trash) else None
 
 
 def _dot(ino: int) -> Known:

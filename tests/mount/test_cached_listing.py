@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounted import Mounted
-from tests.support.sides import Sides, sides
-from tests.support.volumes import loop_volume
+from tests.support.sides import Sides, sides_on_ext4
 from tests.support.workers import workers
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -36,10 +35,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture(scope="module", params=MOUNTS)
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    with loop_volume("ext4", 64) as volume:
-        (volume / "source").mkdir()
-        with sides(volume / "source", MOUNTS[request.param]) as both:
-            yield both
+    with sides_on_ext4(MOUNTS[request.param]) as both:
+        yield both
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.command import done_well, swapped
 from tests.support.mounted import Mounted
-from tests.support.sides import Sides, sides
+from tests.support.sides import Sides, sides_on_ext4
 from tests.support.users import as_user
-from tests.support.volumes import bind_mount, loop_volume
+from tests.support.volumes import bind_mount
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -33,10 +33,8 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module", params=MOUNTS)
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    with loop_volume("ext4", 64) as volume:
-        (volume / "source").mkdir()
-        with sides(volume / "source", MOUNTS[request.param]) as both:
-            yield both
+    with sides_on_ext4(MOUNTS[request.param]) as both:
+        yield both
 
 
 @pytest.fixture

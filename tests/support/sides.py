@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.subjects import outcome
-from tests.support.volumes import bind_mount
+from tests.support.volumes import bind_mount, loop_volume
 
 
 class Sides(NamedTuple):
@@ -88,3 +88,12 @@ def sides(
         bind_mount(source if backing is None else backing, behind, ["noatime"]),
     ):
         yield mounted, Sides(mounted.path, behind)
+
+
+@contextmanager
+def sides_on_ext4(options: list[str]) -> Iterator[tuple[Mounted, Sides]]:
+    """The same on a fresh ext4."""
+    with loop_volume("ext4", 64) as volume:
+        (volume / "source").mkdir()
+        with sides(volume / "source", options) as both:
+            yield both
