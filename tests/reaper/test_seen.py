@@ -112,7 +112,7 @@ def test_a_users_swap_and_its_reap_are_audited_and_hooked(volume: Path, watched:
     watched.service.until(lambda: len(watched.hooked()) == 2)
     (swapped,), (reaped,) = watched.audited("swapped"), watched.audited("reaped")
     # Two hooks run side by side: whose line comes first is theirs to say.
-    assert sorted(watched.hooked(), key=lambda line: line["at_ns"]) == [swapped, reaped]
+    assert sorted(watched.hooked(), key=lambda line: str(line["at_ns"])) == [swapped, reaped]
     for line in (swapped, reaped):
         assert (line["id"], line["uid"], line["origin"]) == (gone.id, OTHER, os.fsdecode(gone.path))
         assert line["volume"] == str(volume)

@@ -97,8 +97,8 @@ LEARN = (
 )  # fmt: skip
 
 
-_OTHERS_BYTES = 1 << 18
-"""What else is allocated meanwhile in a process that other tests share."""
+_N_TRIES = 3
+"""Other threads of this process allocate too, now and then: what is too much each time is the cache's."""
 
 
 def taken_bytes(learn: Callable[[Cache, int], None], limit_bytes: int, n: int) -> tuple[int, int]:
@@ -116,8 +116,8 @@ def taken_bytes(learn: Callable[[Cache, int], None], limit_bytes: int, n: int) -
 
 @pytest.mark.parametrize("learn", LEARN, ids=lambda learn: learn.__name__.removeprefix("learn_"))
 def test_cache_says_what_it_takes(learn: Callable[[Cache, int], None]) -> None:
-    taken, said = taken_bytes(learn, 1 << 30, 20_000)
-    assert 0.8 * said - _OTHERS_BYTES <= taken <= 1.2 * said + _OTHERS_BYTES
+    tries = (taken_bytes(learn, 1 << 30, 20_000) for _ in range(_N_TRIES))
+    assert any(0.8 * said - 4096 <= taken <= 1.05 * said + 4096 for taken, said in tries)
 
 
 @pytest.mark.parametrize(("limit_bytes", "n"), [(MIB // 64, 1000), (MIB, 10_000), (64 * MIB, N)])
