@@ -296,6 +296,8 @@ class Keeper:
         for uid, user in self.users.items():
             sentry = self._sentries.get(uid)
             if sentry is None or sentry.user is not user:
+                if sentry is not None:
+                    sentry.dismiss()
                 sentry = self._sentries[uid] = Sentry(self._context, self.path, user, self.wake)
             sentry.post(store)
         self._n_blind = 0 if all(one.is_complete() for one in self._sentries.values()) else self._n_blind + 1
@@ -304,10 +306,7 @@ class Keeper:
     def _renew(self, uid: int) -> None:
         """A user has another folder than before: all that is known of the old one is void."""
         self.users[uid].look_again()
-        if uid in self._sentries:
-            self._sentries.pop(uid).dismiss()
-        if self.session is not None:
-            self.session.renew(uid)
+        self._leave(uid)
 
     def _on_users(self, event: Event) -> None:
         """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
@@ -367,5 +366,11 @@ class Keeper:
 
     def _drop(self, uid: int) -> None:
         del self.users[uid]
+        self._leave(uid)
+
+    def _leave(self, uid: int) -> None:
+        """Have nobody watch or work in the folder that a user had; he may make another one at once."""
         if uid in self._sentries:
             self._sentries.pop(uid).dismiss()
+        if self.session is not None:
+            self.session.renew(uid)

@@ -120,7 +120,7 @@ class Session:
         self.wake()
 
     def renew(self, uid: int) -> None:
-        """A user has another folder now: his next order goes to another child."""
+        """A user's folder is not the one that his child has: his next order goes to another child."""
         self._stale.add(uid)
 
     def look_around(self) -> None:
@@ -251,6 +251,7 @@ class Session:
         deputy = self._deputies.get(user.uid)
         if deputy is not None and user.uid in self._stale - self._busy:
             self._dismiss(deputy)
+            user.look_again()  # what it told meanwhile was of the folder that he had
             deputy = None
         if deputy is None:
             self._stale.discard(user.uid)

@@ -162,6 +162,19 @@ def test_a_folder_made_anew_is_watched_as_the_old_one_was(shared: Shared) -> Non
         running.until(lambda: shared.is_gone(later))
 
 
+def test_a_child_of_a_folder_that_vanished_does_not_work_in_the_next_one(shared: Shared) -> None:
+    large = throw_large(shared, ALICE)
+    with shared.served(SLOWLY) as running:
+        first = shared.throw(MALLORY)
+        running.until(lambda: shared.is_gone(first))
+        n_users = running.volume(shared.volume).n_users
+        as_user(MALLORY, lambda: shared.folder(MALLORY).rename(shared.folder(MALLORY).with_name("old")))
+        running.until(lambda: running.volume(shared.volume).n_users == n_users - 1)
+        second = shared.throw(MALLORY)
+        running.until(lambda: shared.is_gone(second))
+        assert not shared.is_gone(large)  # all that was one session, with her first child in it
+
+
 # Mounts, which root makes for her: the service sees none that she makes in a namespace of her own
 
 
