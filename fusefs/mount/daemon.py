@@ -31,6 +31,7 @@ from fusefs.mount.notifier import Watched, notify, watching
 from fusefs.mount.options import Backing, Coherence, Options
 from fusefs.mount.points import check, mount_of_device, top_mount
 from fusefs.mount.replies import Replies, begin_session
+from fusefs.mount.seen import forget_earlier
 from fusefs.mount.stats import Stats, kept
 from fusefs.mount.trashdir import prepare_store
 from fusefs.mount.vfs import Vfs
@@ -106,6 +107,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         if not loop.hook(replies.replied, ended.set):
             replies.let_pass()
             vfs.gate.stay_home()  # listings of names alone would be taken for listings with attributes
+        forget_earlier(attached.mount)
         stats.mounted(attached.mount.device)
         return _run(attached, vfs, _Announcing(vfs, options, replies, stats, ready), options, ended)
 

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from fusefs.core.errors import NotFound, NotPermitted
+from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.mountstats import MountStats, Seen, decode
 from fusefs.core.names import printable
 from fusefs.linux.fd import Fd
@@ -49,8 +49,7 @@ def look(mount: Mount) -> Seen:
     point = printable(mount.point)
     if mount.owner not in (0, os.geteuid()):
         raise NotPermitted(f"the numbers of {point}", "who mounted it can ask for them")
-    major, _, minor = mount.device.partition(b":")
-    device = os.makedev(int(major), int(minor))
+    device = _device(mount)
     for path in _files(mount):
         with suppress(FileNotFoundError, NotADirectoryError):
             stats, is_running = _read(path)
@@ -62,6 +61,18 @@ def look(mount: Mount) -> Seen:
     raise NotFound(f"the numbers of {point}", hint)
 
 
+def forget_earlier(mount: Mount) -> None:
+    """Take away what killed daemons left of mounts that had this new one's device number: the kernel gives it again.
+
+    Whoever sees a mount from another namespace finds its numbers by nothing else.
+    """
+    above, own, device = runtime.home(), runtime.stats_file_of(mount.point), _device(mount)
+    for path in _all_files(above) if above is not None else ():
+        with suppress(OSError, TrashdError):  # gone meanwhile, or of another version
+            if path != own and _read(path)[0].device == device:
+                os.unlink(path)
+
+
 def _files(mount: Mount) -> Iterator[bytes]:
     """Where they may be: by the mount's place, or, if it was mounted elsewhere, wherever a mount's are."""
     above = runtime.HOME if mount.owner == 0 else runtime.home()
@@ -70,8 +81,17 @@ def _files(mount: Mount) -> Iterator[bytes]:
     places = [one.point for one in read_mounts() if one.device == mount.device]
     usual = [b"/".join([above, runtime.name_of(point), runtime.STATS]) for point in places]
     yield from usual
+    yield from _all_files(above)
+
+
+def _all_files(above: bytes) -> Iterator[bytes]:
     with suppress(FileNotFoundError, PermissionError):
         yield from (b"/".join([above, name, runtime.STATS]) for name in os.listdir(above))
+
+
+def _device(mount: Mount) -> int:
+    major, _, minor = mount.device.partition(b":")
+    return os.makedev(int(major), int(minor))
 
 
 def _read(path: bytes) -> tuple[MountStats, bool]:

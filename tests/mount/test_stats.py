@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fusefs.core.mountstats import OPERATIONS
+from fusefs.core.mountstats import OPERATIONS, decode
 from fusefs.mount.runtime import directory_of
 from tests.support.command import TRASHD, Done, done_well, trashd
-from tests.support.daemons import daemon_of, ended, kill_daemon, mount, our_mount, workbench
+from tests.support.daemons import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount, workbench
 from tests.support.mounted import until
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount, tmpfs_volume, unmount
@@ -224,6 +225,19 @@ def test_missing_numbers_are_told(target: Path) -> None:
     done = trashd("stats", target)
     assert (done.code, done.out) == (5, "")
     assert "the numbers of" in done.err
+
+
+def test_a_new_mount_takes_away_what_an_earlier_one_with_its_device_number_left(target: Path) -> None:
+    own = Path(os.fsdecode(directory_of(os.fsencode(target))), "stats")
+    left = RUNTIME / f"left-{os.getpid()}/stats"
+    left.parent.mkdir()
+    try:
+        left.write_bytes(own.read_bytes())
+        done_well("umount", target)
+        mount(target.with_name("source"), target)  # gets the number that has just become free, as a rule
+        assert not left.exists() or decode(left.read_bytes()).device != decode(own.read_bytes()).device
+    finally:
+        shutil.rmtree(left.parent)
 
 
 def test_missing_numbers_of_one_mount_hide_no_other(bench: Path, target: Path) -> None:
