@@ -32,7 +32,7 @@ def assert_law(scene: Scene, volume: Path) -> None:
 
 def told(scene: Scene, volume: Path, n: int) -> str:
     scene.set_up(volume)
-    calls = scene.calls(volume)
+    calls = [call.name for call in scene.calls(volume)]
     return " ".join([*calls[max(n - 6, 0) : n], "†", *calls[n : n + 3]])
 
 

@@ -1,6 +1,5 @@
 """Killed while a store, a user's folder or a reserve is made or used: the next command finishes or begins again."""
 
-import itertools
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -10,8 +9,8 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from tests.support.acts import TREE, make_victim
-from tests.support.scenes import HOME, USER, Scene, assert_nothing_lost, home, look, settle, wipe
-from tests.support.store import DyingAt, assert_silent, in_child, init, own, recover_all, swap
+from tests.support.scenes import HOME, USER, Scene, assert_nothing_lost, changing, home, look, settle, wipe
+from tests.support.store import DyingAt, assert_silent, in_child, init, numbered_calls, own, recover_all, swap
 from tests.support.tree import make_tree, snapshot
 from tests.support.users import as_user, become
 from tests.support.volumes import full, tmpfs_volume
@@ -36,22 +35,26 @@ def entries_of(volume: Path) -> list[str]:
 
 
 def test_init_killed_before_any_call_is_finished_by_the_next_init(volume: Path) -> None:
-    for n in itertools.count():
+    wipe(volume)
+    for n in changing(numbered_calls(partial(init, volume))):
         wipe(volume)
         code = in_child(partial(init, volume, Kernel(DyingAt(n))))
         init(volume)
         assert recover_all(volume) == []
         assert entries_of(volume) == [".trashd"], f"killed before call {n}"
         assert_silent(volume)
-        if code == 0:
-            return
+    assert code == 0
 
 
 def test_first_swap_without_a_store_killed_before_any_call_loses_nothing(volume: Path) -> None:
-    for n in itertools.count():
+    def set_up() -> None:
         wipe(volume)
         (volume / HOME).mkdir()
         make_victim(volume)
+
+    set_up()
+    for n in changing(numbered_calls(partial(swap, home(volume)))):
+        set_up()
         tree = snapshot(home(volume))
         code = in_child(partial(swap, home(volume), Kernel(DyingAt(n))))
         assert home(volume).is_dir()
@@ -61,17 +64,20 @@ def test_first_swap_without_a_store_killed_before_any_call_loses_nothing(volume:
         assert after.trees == {tree: 1}, f"killed before call {n}"
         assert after.head == tree[0]
         assert entries_of(volume) == [".trashd", HOME]
-        if code == 0:
-            return
+    assert code == 0
 
 
 def test_first_swap_of_a_user_killed_before_any_call_leaves_one_folder_of_his(volume: Path) -> None:
-    for n in itertools.count():
+    def set_up() -> None:
         wipe(volume)
         init(volume)
         make_tree(volume / HOME, {"job": TREE})
         for path in (volume / HOME, *(volume / HOME).rglob("*")):
             os.chown(path, USER, USER)
+
+    set_up()
+    for n in changing(as_user(USER, partial(numbered_calls, partial(swap, home(volume))))):
+        set_up()
         tree = snapshot(home(volume))
 
         def die(n: int = n) -> None:
@@ -83,14 +89,16 @@ def test_first_swap_of_a_user_killed_before_any_call_leaves_one_folder_of_his(vo
         settle(volume)
         assert look(volume).trees == {tree: 1}, f"killed before call {n}"
         assert sorted(os.listdir(volume / ".trashd" / "u")) == ["0", str(USER)]
-        if code == 0:
-            return
+    assert code == 0
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two-rename"])
 def test_swap_by_the_reserve_killed_before_any_call_loses_nothing(volume: Path, exchange: bool) -> None:
     scene = Scene(make_victim, lambda where, kernel: swap(home(where), kernel), exchange=exchange, is_gapless=True)
-    for n in itertools.count():
+    scene.set_up(volume)
+    with full(volume):
+        calls = scene.calls(volume)
+    for n in changing(calls):
         before = scene.set_up(volume)
         with full(volume):
             code = in_child(partial(scene.run, volume, DyingAt(n)))
@@ -101,5 +109,4 @@ def test_swap_by_the_reserve_killed_before_any_call_loses_nothing(volume: Path, 
             assert_nothing_lost(scene, volume, before)
         settle(volume)
         assert_nothing_lost(scene, volume, before)
-        if code == 0:
-            return
+    assert code == 0

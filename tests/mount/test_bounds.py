@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.bulk import fill
-from tests.support.command import done_well
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.volumes import tmpfs_volume
 
@@ -57,8 +55,7 @@ def memory_kib(pid: int) -> int:
 
 
 def n_nodes(mounted: Mounted) -> int:
-    gauges: dict[str, int] = json.loads(done_well("stats", "--json", mounted.path).out)["gauges"]
-    return gauges["n_nodes"]
+    return mounted.stats().gauges["n_nodes"]
 
 
 def test_few_fds_list_many_entries_and_little_is_left_when_they_are_forgotten(mounted: Mounted) -> None:

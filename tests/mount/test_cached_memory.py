@@ -11,12 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.bulk import fill
-from tests.support.command import done_well
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.volumes import tmpfs_volume
 
@@ -93,19 +91,14 @@ def test_memory_is_flat_over_many_lookups(options: list[str], look: Callable[[Pa
         print(f"{look.__name__}: {sizes[0]} KiB, {half} KiB, {sizes[-1]} KiB")
 
 
-def gauges(mounted: Mounted) -> dict[str, Any]:
-    (told,) = done_well("stats", "--json", mounted.path).objects()
-    return dict(told["gauges"])
-
-
 def test_tables_are_empty_and_the_cache_is_full_when_all_is_forgotten() -> None:
     """I7: no node but the root; and what is remembered is as much as was allowed, no more."""
     with a_mount(*MOUNTS["in threads"]) as mounted:
         for look in (list_all, look_up_missing):
             look(mounted.path, N_ROUND)
             mounted.forget_all()
-        assert until(lambda: gauges(mounted)["n_nodes"] == 1)
-        told = gauges(mounted)
+        assert until(lambda: mounted.stats().gauges["n_nodes"] == 1)
+        told = mounted.stats().gauges
         assert CACHE_BYTES / 4 < told["cache_bytes"] <= CACHE_BYTES
         assert told["cache_size_bytes"] == CACHE_BYTES
         assert told["n_handles"] == 0

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.acls import ACCESS
-from tests.support.command import done_well
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.volumes import tmpfs_volume
 
@@ -50,8 +49,8 @@ def test_without_them_all_calls_say_so(mounted: Mounted, call: str) -> None:
 
 def test_without_them_the_kernel_asks_once(mounted: Mounted) -> None:
     def n_asked() -> int:
-        (told,) = done_well("stats", "--json", mounted.path).objects()
-        return sum(told["operations"][name]["n"] for name in ("getxattr", "listxattr"))
+        told = mounted.stats().operations
+        return sum(told[name].n() for name in ("getxattr", "listxattr"))
 
     for name in ("file", "other", "."):
         for _ in range(5):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.command import done_well
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.volumes import overlay_volume
 
@@ -29,8 +27,7 @@ class File(NamedTuple):
 
     def n_reads(self) -> int:
         """READ messages so far."""
-        stats = json.loads(done_well("stats", "--json", self.mounted.path).out)
-        return int(stats["operations"]["read"]["n"])
+        return self.mounted.stats().operations["read"].n()
 
     def costs_a_read(self) -> bool:
         """Whether it was read anew from the backing filesystem."""

@@ -18,7 +18,7 @@ from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
 
 LIMIT_S = 300
-N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "60000"))
+N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "30000"))
 """Of fsx in all; `make soak-mount` asks for more."""
 N_OPERATIONS_A_RUN = 2500
 N_SKIPPED_MORE = 1  # posix_fallocate: pyfuse3 has no handler for it

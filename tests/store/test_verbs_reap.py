@@ -12,6 +12,7 @@ import pytest
 
 from fusefs.core.errors import Busy, Incomplete
 from fusefs.core.lifecycle import State
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import claim
 from fusefs.store.container import Held
@@ -144,15 +145,16 @@ def test_quarantine_is_tried_again_when_it_is_named(volume: Path) -> None:
 def test_failures_with_the_longest_paths_still_fit_into_the_record(volume: Path) -> None:
     chain = deep_chain(volume / "job", DEPTH_LIMIT - 4, name=b"\xff" * 250)
     stuck = swap(chain)
-    fd = os.open(tree_of(stuck), os.O_PATH)
+    fd = Fd(os.open(tree_of(stuck), os.O_PATH))
     for _ in range(DEPTH_LIMIT - 4):
-        fd = os.open(b"\xff" * 250, os.O_PATH, dir_fd=fd)
-    link = Path(f"/proc/self/fd/{fd}/leaf")
-    set_flags(link, IMMUTABLE)
-    assert reap_now(volume, stuck.id).report.n_failed
-    assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
-    set_flags(link, IMMUTABLE, on=False)
-    os.closerange(fd - DEPTH_LIMIT + 4, fd + 1)
+        with fd as above:
+            fd = Fd(os.open(b"\xff" * 250, os.O_PATH, dir_fd=above))
+    with fd:
+        link = Path(f"/proc/self/fd/{fd}/leaf")
+        set_flags(link, IMMUTABLE)
+        assert reap_now(volume, stuck.id).report.n_failed
+        assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
+        set_flags(link, IMMUTABLE, on=False)
 
 
 def test_killed_reap_is_finished_by_the_next(volume: Path) -> None:

@@ -75,21 +75,25 @@ def crash_states(log: Log, n_torn: int, seed: int) -> Iterator[CrashState]:
     """Each state that the log allows at a flush boundary, and up to n_torn torn ones for each epoch.
 
     An epoch is what lies between two flushes; what follows the last flush is one too. The same arguments
-    give the same states. States before the mark `mounted` are left out.
+    give the same states. States before the mark `mounted` are left out, and those that are as the one before.
     """
     rng = random.Random(seed)
     events = log.events
     marks: list[str] = []
-    start = 0
+    start = n_writes = 0
+    last: tuple[int, int] | None = None
     while start <= len(events):
         end = next((i for i in range(start, len(events)) if isinstance(events[i], Flush)), len(events))
         marks_before = tuple(marks)
         marks += [event.text for event in events[start:end] if isinstance(event, Mark)]
         if MOUNTED in marks_before:
-            yield CrashState("flush", start, (), marks_before)
+            if last != (n_writes, len(marks_before)):
+                yield CrashState("flush", start, (), marks_before)
             if len(marks) > len(marks_before):
                 yield CrashState("lost", start, (), tuple(marks))
+            last = (n_writes, len(marks))
             yield from _torn_states(log, start, end, marks_before, n_torn, rng)
+        n_writes += sum(isinstance(event, Write) for event in events[start:end])
         start = end + 1
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tests.support.reapers import session
 
-_GLANCE_S = 0.002
+_GLANCE_S = 0.02  # a look walks all processes, and all their pages: more often it would have a processor to itself
 
 
 class Peak(NamedTuple):

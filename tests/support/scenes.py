@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
@@ -10,7 +9,7 @@ import stat
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,16 @@ from fusefs.core.names import STORE
 from fusefs.linux import libc
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.store.layout import VOLUME, decode_volume, encode_volume
-from tests.support.store import DyingAt, assert_silent, calls_of, in_child, init, problems, recover_all
+from tests.support.store import (
+    DyingAt,
+    NumberedCall,
+    assert_silent,
+    in_child,
+    init,
+    numbered_calls,
+    problems,
+    recover_all,
+)
 from tests.support.tree import Seen, snapshot
 from tests.support.users import as_user, become
 
@@ -33,10 +41,19 @@ _STORE = os.fsdecode(STORE)
 _PR_SET_CHILD_SUBREAPER = 36
 _CHANGING = frozenset(
     {
-        "mkdir", "rmdir", "unlink", "rename", "renameat2", "exchange", "link", "create", "tmpfile", "write",
+        "mkdir", "rmdir", "unlink", "rename", "renameat2", "exchange", "link", "create", "tmpfile", "write", "truncate",
         "chmod", "chown", "setxattr", "removexattr", "ioctl", "fallocate",
     }
 )  # fmt: skip
+_LOOKING = frozenset(
+    {
+        "open", "openat2", "identify", "stat", "fstat", "statx", "statfs", "read", "refresh", "getdents", "listxattr",
+        "flock", "lease", "fsync", "syncfs",
+    }
+)  # fmt: skip
+"""What a kill undoes, or cannot: whoever comes after it finds the same, killed before such a call or after it."""
+
+EVERY_CALL = bool(os.environ.get("TRASHD_TEST_EVERY_CALL"))
 
 Tree = tuple[Seen, ...]
 Prepare = Callable[[Path], None]
@@ -85,13 +102,10 @@ class Scene:
             become(actor)
         return self.act(volume, Kernel(gate))
 
-    def calls(self, volume: Path) -> list[str]:
-        """The calls that the act makes; the volume is to be set up again after it."""
+    def calls(self, volume: Path) -> list[NumberedCall]:
+        """The calls that the act and its children make; the volume is to be set up again after it."""
         actor = self.uid if self.by is None else self.by
-
-        def count() -> list[str]:
-            return list(calls_of(partial(self.act, volume)))
-
+        count = partial(numbered_calls, partial(self.act, volume))
         return as_user(actor, count) if actor else count()
 
 
@@ -214,21 +228,28 @@ def end_of(body: Callable[[], object]) -> int:
 
 
 def deaths(scene: Scene, volume: Path) -> Iterator[tuple[int, Before]]:
-    """The volume after the act was killed before its n-th call, for every n; the last time it was not."""
-    for n in itertools.count():
+    """The volume after the act was killed before its n-th call, for every n that matters; the last time it was not."""
+    scene.set_up(volume)
+    numbers = changing(scene.calls(volume))
+    for n in numbers:
         before = scene.set_up(volume)
         end = in_child if scene.by is None else end_of
         code = end(partial(scene.run, volume, DyingAt(n)))
         # Where root acts through a child of the owner, the child's death is root's error.
         assert code in (0, DyingAt.EXIT_CODE) or scene.by is not None, f"call {n}: exit code {code}"
+        assert (code == 0) is (n == numbers[-1]) or scene.by is not None, f"call {n}: exit code {code}"
         yield n, before
-        if code == 0:
-            return
 
 
-def changing(calls: list[str]) -> list[int]:
-    """The numbers of the calls before which to die: between two of them nothing changes on disk; and the end."""
-    return [*(n for n, call in enumerate(calls) if call in _CHANGING), len(calls)]
+def changing(calls: Sequence[NumberedCall]) -> list[int]:
+    """The numbers of the calls before which to die: between two of them nothing changes on disk; and the end.
+
+    Under TRASHD_TEST_EVERY_CALL all of them, as `make soak-store` has it.
+    """
+    names = {name for _, name in calls}
+    assert names <= _CHANGING | _LOOKING, f"what do they do: {names - _CHANGING - _LOOKING}?"
+    numbers = {number for number, name in calls if name in _CHANGING or EVERY_CALL}
+    return sorted(numbers | {1 + max(number for number, _ in calls)})
 
 
 class DyingAfter:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from fusefs.core.record import Record
 from fusefs.core.report import Reaped
@@ -130,6 +132,13 @@ def record_of(swapped: Swapped) -> Record:
     return decode((tree_of(swapped).parent / "record.json").read_bytes())
 
 
+class NumberedCall(NamedTuple):
+    """One call of a process, and how many it or those that it was forked from had made before."""
+
+    number: int
+    name: str
+
+
 class Counting:
     """A gate that notes each call."""
 
@@ -234,3 +243,12 @@ def calls_of(body: Callable[[Kernel], object]) -> Sequence[str]:
     gate = Counting()
     body(Kernel(gate))
     return gate.calls
+
+
+def numbered_calls(body: Callable[[Kernel], object]) -> list[NumberedCall]:
+    """The calls that `body` makes, and its children, which go on counting from where they were forked."""
+    numbers = itertools.count()
+    with open(os.memfd_create("calls"), "w+", buffering=1) as seen:
+        body(Kernel(lambda call: print(next(numbers), call, file=seen)))
+        seen.seek(0)
+        return [NumberedCall(int(number), name) for number, name in map(str.split, seen)]
