@@ -7,7 +7,8 @@
     python -m bench.listing --plot docs/listing.svg
 
 local    10,000 entries: `ls` as people type it, and tight loops of system calls
-slow     the same where a lookup or a getattr takes 1 ms (tests/support/slowfs.c); there, native is direct
+slow     the same where a lookup or a getattr takes 1 ms (tests/support/slowfs.c), without extended attributes and with
+         them (scene xattrs); there, native is direct
 tree     find, du and git status on a repository of 50,000 files; `tree on slow` likewise
 sizes    `ls -l` by directory size, which the plot shows; `sizes on slow` likewise
 million  a directory of a million: how soon its first names are there
@@ -39,7 +40,7 @@ from bench import listing_million as million
 from bench import listing_stalls as stalls
 from bench import listing_steps as steps
 from bench.listing_plot import draw
-from bench.listing_steps import HP, SLOW, Course, Work, all_subjects, scene, take_courses
+from bench.listing_steps import HP, SLOW, SLOW_XATTRS, Course, Work, all_subjects, scene, take_courses
 from bench.listing_targets import N_ROUNDS, newest, table, tables, verdicts
 from bench.subjects import EXAMPLE, NATIVE, OURS, Row, Unable, summary, versions
 from bench.support import keep, measuring, tell
@@ -71,7 +72,7 @@ def _by(courses: Callable[[int], list[Course]]) -> Callable[[Work], dict[str, fl
 PARTS = MappingProxyType(
     {
         "local": Part(("tmpfs", "ext4"), 10_000, 2000, steps.make_flat, _by(steps.local_courses)),
-        "slow": Part((SLOW,), 10_000, 1000, steps.make_flat, _by(steps.slow_courses), ON_SLOW),
+        "slow": Part((SLOW, SLOW_XATTRS), 10_000, 1000, steps.make_flat, _by(steps.slow_courses), ON_SLOW),
         "tree": Part(("ext4",), 50_000, 5000, steps.make_repository, _by(steps.tree_courses)),
         "tree on slow": Part((SLOW,), 50_000, 2000, steps.make_repository, _by(steps.tree_courses), (NATIVE, OURS)),
         "sizes": Part(("ext4",), 100_000, 1000, steps.make_sizes, _by(steps.size_courses)),
@@ -132,7 +133,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round of less")
     parser.add_argument("--part", action="append", choices=list(PARTS), help="only this one (may be repeated)")
-    parser.add_argument("--scene", choices=("tmpfs", "ext4", SLOW), help="only there")
+    parser.add_argument("--scene", choices=("tmpfs", "ext4", SLOW, SLOW_XATTRS), help="only there")
     parser.add_argument("--subject", action="append", help="only this one (may be repeated)")
     parser.add_argument("--rounds", type=int, help="turns of each subject")
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds; see above")

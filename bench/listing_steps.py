@@ -15,8 +15,10 @@ from bench.support import make_files, time_command, volume
 from tests.support.fuse import FuseMount
 from tests.support.slowfs import slow_volume
 
-SLOW = "slow"
-"""The scene whose directory takes 1 ms for each lookup and getattr, and is believed for 1 s: direct is `native`."""
+SLOW, SLOW_XATTRS = "slow", "xattrs"
+"""Scenes whose directory takes 1 ms for each lookup and getattr, and is believed for 1 s: direct is `native`. The first
+has no extended attributes, as many a network's; the second has them, and `ls -l` asks for each file's."""
+SLOW_ONES = (SLOW, SLOW_XATTRS)
 HP = "passthrough_hp"
 HP_VARIABLE = "TRASHD_BENCH_PASSTHROUGH_HP"
 # Of one command. Direct on slow backing, a tree of 50,000 files takes a minute.
@@ -193,7 +195,7 @@ def make_repository(source: Path, n_files: int) -> None:
 @contextlib.contextmanager
 def scene(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
     """A source in a fresh volume, filled; slow is of tmpfs, which is slow only where it is seen."""
-    with volume("tmpfs" if name == SLOW else name) as root:
+    with volume("tmpfs" if name in SLOW_ONES else name) as root:
         make(root / "source")
         yield root / "source"
 
@@ -201,10 +203,10 @@ def scene(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
 @contextlib.contextmanager
 def _seen(name: str, source: Path) -> Iterator[Path]:
     """The source as it answers in a scene."""
-    if name != SLOW:
+    if name not in SLOW_ONES:
         yield source
         return
-    with slow_volume(source, limit_s=2 * LIMIT_S) as slow:
+    with slow_volume(source, has_xattrs=name == SLOW_XATTRS, limit_s=2 * LIMIT_S) as slow:
         yield slow.path
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bench import listing_million as million
 from bench import listing_stalls as stalls
-from bench.listing_steps import AGAIN, MISS, SCAN, SLOW, STAT
+from bench.listing_steps import AGAIN, MISS, SCAN, SLOW, SLOW_ONES, STAT
 from bench.subjects import NATIVE, OURS, Row, conditions, markdown
 
 Medians = Mapping[str, Mapping[str, float]]
@@ -143,7 +143,7 @@ def table(row: Row) -> str:
 
 
 def _called(name: str, row: Row) -> str:
-    return "direct" if name == NATIVE and row["scene"] == SLOW else name
+    return "direct" if name == NATIVE and row["scene"] in SLOW_ONES else name
 
 
 def _remark(name: str, row: Row) -> str | None:
@@ -188,4 +188,4 @@ def newest(results: Path, parts: Sequence[str]) -> list[Row]:
         options = row["options"]
         if not options["quick"] and not options["subjects"] and options["n_rounds"] >= N_ROUNDS:
             found[row["part"], row["scene"]] = row
-    return sorted(found.values(), key=lambda row: (parts.index(row["part"]), row["scene"] == SLOW, row["scene"]))
+    return sorted(found.values(), key=lambda row: (parts.index(row["part"]), row["scene"] in SLOW_ONES, row["scene"]))

@@ -30,16 +30,16 @@ _DEVICE = struct.Struct("=II")
 _RDEV_AT = 128
 _DEV_AT = 136
 _BTIME = 0x800
-_WANTED = 0x7FF | _BTIME  # the basic stats, and the birth time
-_BY_NAME = libc.AT_SYMLINK_NOFOLLOW
-_BY_FD = libc.AT_SYMLINK_NOFOLLOW | libc.AT_EMPTY_PATH
+WANTED = 0x7FF | _BTIME  # the basic stats, and the birth time
+BY_NAME = libc.AT_SYMLINK_NOFOLLOW
+BY_FD = libc.AT_SYMLINK_NOFOLLOW | libc.AT_EMPTY_PATH
 _HANDLE_HEAD = struct.Struct("=Ii")
 _handle_size = struct.Struct("=I").unpack_from
 _MAX_HANDLE_SZ = 128
 _NANO = 1_000_000_000
 _TIMES = struct.Struct("=qqqq")
 _UTIME_OMIT = (1 << 30) - 2
-_OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+TO_PEEK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Looker:
@@ -52,29 +52,36 @@ class Looker:
         self._mount_id = ctypes.byref(ctypes.c_int())
         self._raw_dev = -1
         self._dev = 0
+        self.address = ctypes.addressof(self._statx)
+        """Where somebody else may have the kernel write a statx, for `seen` and `peeked`."""
 
     def look(self, dir_fd: int, name: bytes = b"") -> Attributes:
         """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
-        if _statx(dir_fd, name, _BY_NAME if name else _BY_FD, _WANTED, self._statx) < 0:
+        if _statx(dir_fd, name, BY_NAME if name else BY_FD, WANTED, self._statx) < 0:
             raise libc.failure(name)
-        return self._seen()
+        return self.seen()
 
     def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """The same of a name, and its file handle; empty where there are none.
 
         Who is renamed in between has the attributes of one and the handle of the other: `peek` has not.
         """
-        if _statx(dir_fd, name, _BY_NAME, _WANTED, self._statx) < 0:
+        if _statx(dir_fd, name, BY_NAME, WANTED, self._statx) < 0:
             raise libc.failure(name)
-        return self._seen(), self._handle_of(dir_fd, name, 0)
+        return self.seen(), self._handle_of(dir_fd, name, 0)
 
     def peek(self, fd: int) -> tuple[Attributes, bytes]:
         """The same of what an fd holds."""
-        if _statx(fd, b"", _BY_FD, _WANTED, self._statx) < 0:
+        if _statx(fd, b"", BY_FD, WANTED, self._statx) < 0:
             raise libc.failure()
-        return self._seen(), self._handle_of(fd, b"", libc.AT_EMPTY_PATH)
+        return self.peeked(fd)
 
-    def _seen(self) -> Attributes:
+    def peeked(self, fd: int) -> tuple[Attributes, bytes]:
+        """The same, when the kernel has told the attributes already."""
+        return self.seen(), self._handle_of(fd, b"", libc.AT_EMPTY_PATH)
+
+    def seen(self) -> Attributes:
+        """What the kernel has told."""
         (
             mask, blksize, nlink, uid, gid, mode, ino, size, blocks, atime_s, atime_ns, btime_s, btime_ns,
             ctime_s, ctime_ns, mtime_s, mtime_ns, rdev, dev,
@@ -113,22 +120,27 @@ def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
     return _mine.looker.look(dir_fd, name)
 
 
+def close_path(fd: int) -> None:
+    """Close what was opened as a path alone, for which nothing has to wait."""
+    _close_held(fd)
+
+
 def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
     """Attributes and file handle of one and the same inode, by one round trip: for a slow filesystem, from any thread.
 
     Other threads run only while it opens and asks for attributes: with 64 of them, getting Python's lock back costs
     more than the other calls, which don't wait.
     """
-    fd = os.open(name, _OPENED, dir_fd=dir_fd)
+    fd = os.open(name, TO_PEEK, dir_fd=dir_fd)
     try:
         return _mine.looker.peek(fd)
     finally:
-        _close_held(fd)
+        close_path(fd)
 
 
 def peek_closely(dir_fd: int, name: bytes) -> tuple[Attributes, bytes, list[bytes] | None]:
     """The same, and the names of all extended attributes; None where they can't be told."""
-    with Fd(os.open(name, _OPENED, dir_fd=dir_fd)) as fd:
+    with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
         seen, handle = _mine.looker.peek(fd)
         try:
             return seen, handle, [os.fsencode(one) for one in os.listxattr(b"/proc/self/fd/%d" % fd)]

@@ -19,17 +19,17 @@ from fusefs.core.names import STORE
 from fusefs.linux.dirents import Dirent, Dirents
 from fusefs.linux.fd import Fd
 from fusefs.mount import trashdir
-from fusefs.mount.ahead import Batch, Walk
 from fusefs.mount.memory import Look
 from fusefs.mount.recall import remembered
 from fusefs.mount.vfs import Known, Vfs
-from fusefs.store.locate import is_stores_own
+from fusefs.mount.walk import Batch, Walk
+from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
 _N_TOLD = 256
 """Entries looked at before a reply: a little more than it takes."""
 _N_TIMED = 8
-_N_AHEAD = _N_RECALLED = 1024
+_N_AHEAD = _N_RECALLED = 2048
 """Entries whose attributes are fetched while others are told; and those that are taken from memory at a time."""
 
 

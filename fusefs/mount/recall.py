@@ -8,7 +8,7 @@ from __future__ import annotations
 from fusefs.core.inodes import Node, NodeId
 from fusefs.mount import trashdir
 from fusefs.mount.vfs import NOTHING, Known, Vfs
-from fusefs.store.locate import is_stores_own
+from fusefs.store.layout import is_stores_own
 
 
 def lookup(vfs: Vfs, parent: int, name: bytes) -> Known | None:

@@ -20,8 +20,7 @@ from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, created_by
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import DROP, USERS, Store, UserFolder, make_user, open_store, open_user
-from fusefs.store.locate import is_stores_own
+from fusefs.store.layout import DROP, USERS, Store, UserFolder, is_stores_own, make_user, open_store, open_user
 from fusefs.store.volume import make_store
 
 _STATES = frozenset(state.value.encode() for state in State)

@@ -27,7 +27,7 @@ from fusefs.mount.handles import Handles
 from fusefs.mount.memory import Look, Memory, Proof
 from fusefs.mount.pages import Pages
 from fusefs.mount.stats import Stats
-from fusefs.store.locate import is_stores_own
+from fusefs.store.layout import is_stores_own
 
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 """For the daemon's own needs, and those that operations hold for a moment: many, where many wait."""
@@ -86,7 +86,7 @@ class Vfs:
         n_spare = max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
         self._n_fds = max(max_fds - n_spare, 2 * _LEAST_DIRECTORIES)
         self.directories = Directories(root, self._n_fds, gate)
-        self.ahead = Ahead(gate, self.memory, n_in_flight, has_handles=self.directories.has_handles)
+        self.ahead = Ahead(gate, self.memory, n_in_flight, n_spare, has_handles=self.directories.has_handles)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen)
         self.shows_trash = shows_trash
         self.handles = Handles(gate)

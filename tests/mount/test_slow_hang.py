@@ -39,6 +39,7 @@ N_THREADS_MOST = 1024
 N_FDS_MOST = 1600
 KIB_A_CLIENT = 100
 GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENOENT, errno.EINTR}
+BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 OPTIONS = ("coherence=exclusive", "backing=slow")
 LOOK = """
 import os, sys
@@ -61,7 +62,7 @@ class Slow(NamedTuple):
 
 
 @contextmanager
-def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False) -> Iterator[Slow]:
+def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False, has_uring: bool = True) -> Iterator[Slow]:
     """What hangs goes on at the end, before anybody looks whether the daemon is as it was."""
     with tmpfs_volume() as source, slow_volume(source, delay_us=200, limit_s=100) as volume:
         for name in ("stuck", "free", "also"):
@@ -70,7 +71,9 @@ def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False) ->
                 (source / name / f"{name}-{i}").write_bytes(b"content")
         point = source.with_name("mounted")
         point.mkdir()
-        with trashd_mount(volume.path, point, options, limit_s=90, expect_end=expect_end) as mounted:
+        with trashd_mount(
+            volume.path, point, options, limit_s=90, expect_end=expect_end, has_uring=has_uring
+        ) as mounted:
             try:
                 yield Slow(volume, mounted)
             finally:
@@ -186,9 +189,10 @@ def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory() -> None:
             assert ends(client) == 0
 
 
-def test_a_listing_with_a_name_that_hangs_tells_all_names() -> None:
+@BOTH_WAYS
+def test_a_listing_with_a_name_that_hangs_tells_all_names(*, has_uring: bool) -> None:
     """Plain ones at once; with attributes, when the hung one has been given up for the others' sake."""
-    with slow_mount() as slow:
+    with slow_mount(has_uring=has_uring) as slow:
         slow.volume.hang("stuck-33")
         in_time(lambda: len(os.listdir(slow.top / "stuck")) == N_FILES or os._exit(1))
         others = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES) if i != 33]
@@ -331,16 +335,32 @@ def test_umount_tells_who_waits_that_it_is_busy() -> None:
         assert daemon_ends(slow.mounted)
 
 
-def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more() -> None:
-    """A listing fetched attributes ahead, of a name that hangs; who listed has left."""
-    with slow_mount(expect_end=True) as slow:
-        slow.volume.hang("stuck-33")
-        with clients([lambda: [os.lstat(slow.top / f"stuck/stuck-{i}") for i in range(3)] and None]) as (client,):
-            in_time(lambda: os.listdir(slow.top / "stuck") and None)
-            ends(client)
+def fetch_ahead(slow: Slow) -> None:
+    """A listing fetches attributes ahead, of a name that hangs; who listed has left."""
+    slow.volume.hang("stuck-33")
+    in_time(lambda: os.listdir(slow.top / "stuck") and None)
+    in_time(lambda: [os.lstat(slow.top / f"stuck/stuck-{i}") for i in range(3)] and None)
+    slow.volume.wait_until_hung()
+
+
+@BOTH_WAYS
+def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: bool) -> None:
+    with slow_mount(expect_end=True, has_uring=has_uring) as slow:
+        fetch_ahead(slow)
         done = command("umount", slow.top)
         assert done.returncode == 0, done.stderr
         assert mount_of(slow.top) is None
+        slow.volume.go_on()
+        assert daemon_ends(slow.mounted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@BOTH_WAYS
+def test_a_signal_ends_it_while_what_it_fetches_hangs(number: signal.Signals, *, has_uring: bool) -> None:
+    with slow_mount(expect_end=True, has_uring=has_uring) as slow:
+        fetch_ahead(slow)
+        os.kill(slow.mounted.pid, number)
+        assert number == signal.SIGKILL or until(lambda: mount_of(slow.top) is None, LIMIT_S)
         slow.volume.go_on()
         assert daemon_ends(slow.mounted)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.bulk import fill
-from tests.support.command import done_well
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.volumes import tmpfs_volume
@@ -31,6 +30,7 @@ N_SPARE = 20  # the directory itself, and the way to it
 N_IN_FLIGHT = 64
 LIMIT_S = 60.0
 EXCLUSIVE, SLOW = "coherence=exclusive", "backing=slow"
+BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 
 
 class Listed:
@@ -49,10 +49,8 @@ class Listed:
         return self._asked()
 
     def _rests(self, since_ns: int) -> bool:
-        (told,) = done_well("stats", "--json", self.mounted.path).objects()
-        return (
-            (told["updated_ns"] or 0) > since_ns and not told["gauges"]["n_prefetches"] and not self.volume.n_under_way
-        )
+        told = self.mounted.stats()
+        return told.updated_ns > since_ns and not told.gauges["n_prefetches"] and not self.volume.n_under_way
 
     def forget_all(self) -> None:
         """Let the kernel forget what it knows of both filesystems, so that it is the daemon who remembers."""
@@ -66,7 +64,13 @@ class Listed:
 
 @contextmanager
 def listed(
-    *options: str, n: int = N, delay_us: int = 100, n_directories: int = 1, ttl_s: float = 1
+    *options: str,
+    n: int = N,
+    delay_us: int = 100,
+    n_directories: int = 1,
+    ttl_s: float = 1,
+    has_uring: bool = True,
+    has_xattrs: bool = True,
 ) -> Iterator[Listed]:
     with tmpfs_volume(options=["nr_inodes=50000"]) as source:
         fill(source / "flat", n)
@@ -75,8 +79,8 @@ def listed(
         point = source.with_name("mounted")
         point.mkdir()
         with (
-            slow_volume(source, delay_us=delay_us, ttl_s=ttl_s, limit_s=100) as volume,
-            trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=90) as mounted,
+            slow_volume(source, delay_us=delay_us, ttl_s=ttl_s, has_xattrs=has_xattrs, limit_s=100) as volume,
+            trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=90, has_uring=has_uring) as mounted,
         ):
             os.lstat(point / "flat")
             yield Listed(volume, mounted)
@@ -97,9 +101,11 @@ def test_names_alone_ask_for_no_attributes(words: list[str]) -> None:
         assert one.asked() - before < N_SPARE
 
 
+@pytest.mark.parametrize("has_xattrs", [True, False], ids=["xattrs", "no xattrs"])
 @pytest.mark.parametrize("words", [["-l"], ["-lU"], ["-l", "--color=always"], ["-s"]], ids=" ".join)
-def test_attributes_are_asked_for_once_for_each_entry(words: list[str]) -> None:
-    with listed(SLOW) as one:
+@BOTH_WAYS
+def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, has_xattrs: bool, has_uring: bool) -> None:
+    with listed(SLOW, has_xattrs=has_xattrs, has_uring=has_uring) as one:
         before = one.asked()
         assert len(ls(*words, one.top)) == N + 1
         first = one.asked()
@@ -122,8 +128,9 @@ def test_who_wants_names_and_then_attributes_has_them_once() -> None:
 
 
 @pytest.mark.parametrize("n_in_flight", [1, 8, N_IN_FLIGHT])
-def test_no_more_are_in_flight_than_allowed(n_in_flight: int) -> None:
-    with listed(SLOW, f"in_flight={n_in_flight}", n=600, delay_us=2000) as one:
+@BOTH_WAYS
+def test_no_more_are_in_flight_than_allowed(n_in_flight: int, *, has_uring: bool) -> None:
+    with listed(SLOW, f"in_flight={n_in_flight}", n=600, delay_us=2000, has_uring=has_uring) as one:
         one.volume.forget_max()
         assert len(ls("-l", one.top)) == 601
         one.asked()
@@ -166,8 +173,9 @@ def test_two_who_list_at_a_time_are_both_told_all() -> None:
         assert one.asked() - before < 3 * N + N_SPARE
 
 
-def test_many_directories_at_a_time_are_listed_whole() -> None:
-    with listed(SLOW, n=300, n_directories=24) as one, ThreadPoolExecutor(8) as pool:
+@BOTH_WAYS
+def test_many_directories_at_a_time_are_listed_whole(*, has_uring: bool) -> None:
+    with listed(SLOW, n=300, n_directories=24, has_uring=has_uring) as one, ThreadPoolExecutor(8) as pool:
         directories = [path for path in one.mounted.path.iterdir() if path.name.startswith("flat")]
         assert len(directories) == 24
         for found in pool.map(lambda path: ls("-l", path), directories):
@@ -230,9 +238,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_fetched_as_it_is_now(change: str) -> None:
+@BOTH_WAYS
+def test_what_was_changed_is_fetched_as_it_is_now(change: str, *, has_uring: bool) -> None:
     """Though the kernel below believes what it knows for a minute: of what changed, it must be asked anew."""
-    with listed(SLOW, n=50, ttl_s=60) as one:
+    with listed(SLOW, n=50, ttl_s=60, has_uring=has_uring) as one:
         before = attributes(one.top)
         assert len(before) == 50
         CHANGES[change](one.top)
@@ -257,9 +266,10 @@ def lists_for_ever(top: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[EXCLUSIVE], [EXCLUSIVE, "cache_size=8K"], [EXCLUSIVE, "timeout=0"]], ids=str)
-def test_who_changed_something_sees_it_however_many_look(options: Sequence[str]) -> None:
+@BOTH_WAYS
+def test_who_changed_something_sees_it_however_many_look(options: Sequence[str], *, has_uring: bool) -> None:
     """What was fetched before a change, and comes after it, is not believed: by nobody."""
-    with listed(SLOW, *options, n=150, delay_us=1000) as one:
+    with listed(SLOW, *options, n=150, delay_us=1000, has_uring=has_uring) as one:
         with workers([lambda: lists_for_ever(one.top)] * 2):
             for i in range(60):
                 path = one.top / f"f{i}"

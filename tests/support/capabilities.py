@@ -1,8 +1,10 @@
 """What this machine can do: each capability is tried for real, once per session."""
 
+import ctypes
 import functools
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -11,6 +13,7 @@ from types import MappingProxyType
 
 from tests.support import systemd
 
+_NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 
 
@@ -106,6 +109,14 @@ def _probe_cargo() -> None:
     _run("cargo", "--version")
 
 
+def _probe_uring() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(_NR_IO_URING_SETUP, 1, struct.pack("=8xI108x", _URING_6_1))
+    if fd < 0:
+        raise Missing(f"io_uring: {os.strerror(ctypes.get_errno())}")
+    os.close(fd)
+
+
 PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
     {
         "root": _probe_root,
@@ -118,5 +129,6 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "btrfs": _probe_btrfs,
         "cargo": _probe_cargo,
         "systemd": _probe_systemd,
+        "uring": _probe_uring,
     }
 )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusefs.core.mountstats import MountStats
+from fusefs.mount.seen import look, mount_at
 from tests.support.command import TRASHD
 from tests.support.fuse import FuseMount, fuse_mount
 
@@ -39,6 +42,10 @@ class Mounted:
     def pid(self) -> int:
         """The daemon's."""
         return self.fuse.pid
+
+    def stats(self) -> MountStats:
+        """What the daemon has counted, as `trashd stats` finds it; without the start of a command."""
+        return look(mount_at(os.fsencode(self.path))).stats
 
     def n_fds(self) -> int:
         """How many fds the daemon has open now."""
@@ -87,12 +94,14 @@ def trashd_mount(
     *,
     limit_s: float = 60,
     n_fds_max: int | None = None,
+    has_uring: bool = True,
     expect_end: bool = False,
 ) -> Iterator[Mounted]:
     """`source` served on `mount_point` (made beside it by default) for the time of the `with`.
 
     options     as for -o, one each
     n_fds_max   the daemon's RLIMIT_NOFILE, hard
+    has_uring   False: the daemon gets no io_uring, as in many containers
     expect_end  the body ends the daemon: nothing is asked of its fds
     Raises      AssertionError: the daemon kept fds, or wrote a traceback; see fuse_mount for the rest
     """
@@ -100,10 +109,24 @@ def trashd_mount(
         mount_point = source.with_name(source.name + "-mounted")
         mount_point.mkdir(exist_ok=True)
     limit = [] if n_fds_max is None else ["prlimit", f"--nofile={n_fds_max}"]
+    denied: list[str | Path] = [] if has_uring else [sys.executable, Path(__file__).with_name("no_uring.py")]
     words = ["-o", ",".join(options)] if options else []
     with tempfile.NamedTemporaryFile(prefix="trashd-mount-log-") as log:
         argv: list[str | Path]
-        argv = ["bash", "-c", _WITH_LOG, log.name, *limit, TRASHD, "mount", source, mount_point, "--foreground", *words]
+        argv = [
+            "bash",
+            "-c",
+            _WITH_LOG,
+            log.name,
+            *limit,
+            *denied,
+            TRASHD,
+            "mount",
+            source,
+            mount_point,
+            "--foreground",
+            *words,
+        ]
         try:
             with fuse_mount(argv, mount_point, limit_s) as fuse:
                 os.statvfs(mount_point)  # it serves by now, and has opened what it needs

@@ -1,0 +1,159 @@
+"""What is to be fetched of a listing: batches of names, at which threads look, or a ring does."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from fusefs.core.inodes import Node
+from fusefs.linux.attributes import look_at, peek, peek_closely
+from fusefs.linux.fd import Fd
+from fusefs.mount.gate import Gate
+from fusefs.mount.memory import Look, Seen
+
+_N_KEPT = 2
+"""Batches whose results are at hand for the next reply, whatever the cache remembers."""
+_NAMES_MAX = 1 << 17
+_GLANCE_S = 0.001
+_PATIENCE_S = 2.0
+"""For a name that does not answer; it is then told of without attributes, and who asks for them waits for them."""
+
+
+class Batch:
+    """Some names of a directory that several threads look at together, each at the next one."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        look: Look,
+        directory: Node,
+        fd: Fd,
+        names: Sequence[bytes],
+        *,
+        has_handles: bool,
+        is_close: bool,
+    ) -> None:
+        """Begin.
+
+        fd           of the directory; the batch's own from now on, as the look is
+        has_handles  file handles can be relied on
+        is_close     extended attributes' names are looked for too
+        """
+        self.found: dict[bytes, Seen | None] = {}
+        self.look = look
+        self._gate = gate
+        self._has_handles = has_handles
+        self._directory = directory
+        self._fd = fd
+        self._names = names
+        self.is_close = is_close
+        self._numbers, self._n_done = itertools.count(), itertools.count(1)
+        self._is_done = threading.Event()
+        self.is_open = True
+        """Whether there may be something that nobody looks at yet."""
+        self.has_ring = False
+        """Whether that is a ring's to look at."""
+
+    def work(self) -> None:
+        """Look at what nobody has looked at yet; without the tables' lock. The counts are the interpreter's to keep."""
+        while (following := self.next_name()) is not None:
+            _, name = following
+            try:
+                self.found[name] = self._look(name)
+            except OSError:
+                self.found[name] = None  # whoever asks for it is told
+            if next(self._n_done) == len(self._names):
+                with self._gate.lock:
+                    self.look.learn_all(self._directory, self.found)
+                    self._end()
+
+    def next_name(self) -> tuple[Fd, bytes] | None:
+        """What nobody has looked at yet, for a ring to look at, and the directory's fd until `tell`; None: no more."""
+        number = next(self._numbers)
+        if number >= len(self._names):
+            self.is_open = False
+            return None
+        return self._fd, self._names[number]
+
+    def tell(self, found: Mapping[bytes, Seen | None]) -> None:
+        """What a ring has found; without the tables' lock."""
+        self.found.update(found)
+        with self._gate.lock:
+            self.look.learn_all(self._directory, found)
+            if any(next(self._n_done) == len(self._names) for _ in found):
+                self._end()
+
+    def _look(self, name: bytes) -> Seen:
+        if self.is_close:
+            seen, handle, xattrs = peek_closely(self._fd, name)
+            return seen, handle if self._has_handles else b"", xattrs
+        return (*peek(self._fd, name), None) if self._has_handles else (look_at(self._fd, name), b"", None)
+
+    def _end(self) -> None:
+        self._fd.close()
+        self.look.end()
+        self._is_done.set()
+
+    @property
+    def n_left(self) -> int:
+        """How many have to be looked at yet."""
+        return 0 if self.is_done else len(self._names) - len(self.found)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have been looked at."""
+        return self._is_done.is_set()
+
+    def wait_for(self, names: Sequence[bytes]) -> None:
+        """Until these have been looked at, or one of them keeps everybody waiting; without the tables' lock."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        wanted = set(self._names).intersection(names)
+        while not wanted.issubset(self.found) and time.monotonic() < deadline_s:
+            if self._is_done.wait(_GLANCE_S):
+                break
+
+
+class Walk:
+    """How far one listing has gone. To be used with the tables' lock.
+
+    names       told without attributes, which were not fetched since
+    n_allowed   how many of them may be fetched, by what was asked for
+    is_asked    somebody asks for attributes: what is told from now on has them
+    n_helpers   threads that look for it
+    bare        fetched without the names of extended attributes
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self.names: deque[bytes] = deque(maxlen=_NAMES_MAX)
+        self.n_allowed = 0
+        self.is_asked = False
+        self.n_helpers = 0
+        self.bare: list[bytes] = []
+        self._gate = gate
+        self._batches: list[Batch] = []
+
+    def add(self, batch: Batch) -> None:
+        """Something more is to be fetched."""
+        self._batches = [*self.batches(), batch]
+
+    def batches(self) -> Sequence[Batch]:
+        """What is being fetched, and the last that was."""
+        self._batches = [one for one in self._batches[:-_N_KEPT] if not one.is_done] + self._batches[-_N_KEPT:]
+        return self._batches
+
+    def n_left(self) -> int:
+        """Names that are being fetched, or wait for it."""
+        return sum(batch.n_left for batch in self._batches)
+
+    def work(self) -> None:
+        """Look, until there is nothing more to look at; without the tables' lock."""
+        while True:
+            with self._gate.lock:
+                batch = next((one for one in self._batches if one.is_open and not one.has_ring), None)
+                if batch is None:
+                    self.n_helpers -= 1
+                    return
+            batch.work()

@@ -1,0 +1,155 @@
+"""Looks at many names at a time find what one look after the other finds; what hangs keeps no other waiting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.attributes import Attributes
+from fusefs.linux.attributes import look_at, peek
+from fusefs.linux.fd import Fd
+from fusefs.linux.peeks import DEPTH, Peeks, are_possible
+from tests.support.bulk import fill
+from tests.support.no_uring import denied
+from tests.support.slowfs import slow_volume
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "uring")
+
+N = 500
+N_AT_A_TIME = 4
+LIMIT_S = 10.0
+Found = tuple[Attributes, bytes] | None
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    with tmpfs_volume() as path:
+        yield path
+
+
+@contextmanager
+def peeking(n: int = N_AT_A_TIME, *, has_handles: bool = True) -> Iterator[tuple[Peeks[bytes], Fd]]:
+    with Fd(os.eventfd(0, os.EFD_CLOEXEC)) as bell, Peeks[bytes](bell, n, has_handles=has_handles) as peeks:
+        yield peeks, bell
+
+
+def look(peeks: Peeks[bytes], dir_fd: int, names: Iterable[bytes]) -> dict[bytes, Found]:
+    """What is found of some names, as many at a time as there is room for."""
+    found: dict[bytes, Found] = {}
+    left = list(names)
+    while left or peeks.n_under_way:
+        while left and peeks.has_room():
+            name = left.pop()
+            peeks.begin(dir_fd, name, name)
+        found |= peeks.ended(LIMIT_S)
+    return found
+
+
+def make_all_kinds(top: Path) -> None:
+    (top / "file").write_bytes(b"content")
+    (top / "directory").mkdir()
+    (top / "link").symlink_to("file")
+    (top / "dangling").symlink_to("nowhere")
+    os.mkfifo(top / "fifo")
+    os.mknod(top / "device", 0o020600, os.makedev(1, 3))
+    (top / ("n" * 255)).touch()
+    Path(os.fsdecode(bytes(top) + b"/\xff new\nline")).touch()
+
+
+def test_all_kinds_are_found_as_by_one_look(volume: Path) -> None:
+    make_all_kinds(volume)
+    with Fd(os.open(volume, os.O_PATH)) as fd, peeking() as (peeks, _):
+        names = os.listdir(bytes(volume))
+        assert look(peeks, fd, names) == {name: peek(fd, name) for name in names}
+
+
+def test_without_handles_attributes_alone_are_found(volume: Path) -> None:
+    make_all_kinds(volume)
+    with Fd(os.open(volume, os.O_PATH)) as fd, peeking(has_handles=False) as (peeks, _):
+        names = os.listdir(bytes(volume))
+        assert look(peeks, fd, names) == {name: (look_at(fd, name), b"") for name in names}
+
+
+@pytest.mark.parametrize("name", [b"missing", b"n" * 256, b"n" * 10_000, b""], ids=["missing", "256", "10000", "empty"])
+@pytest.mark.parametrize("has_handles", [True, False])
+def test_what_can_not_be_looked_at_is_told(volume: Path, name: bytes, *, has_handles: bool) -> None:
+    with Fd(os.open(volume, os.O_PATH)) as fd, peeking(has_handles=has_handles) as (peeks, _):
+        assert look(peeks, fd, [name]) == {name: None}
+
+
+def test_many_more_than_there_are_places_are_found_and_no_fd_stays(volume: Path) -> None:
+    fill(volume / "flat", N)
+    with Fd(os.open(volume / "flat", os.O_PATH)) as fd, peeking() as (peeks, _):
+        before = len(os.listdir("/proc/self/fd"))
+        names = os.listdir(bytes(volume / "flat"))
+        assert look(peeks, fd, names) == {name: peek(fd, name) for name in names}
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_there_is_room_for_some_more_than_are_at_work(volume: Path) -> None:
+    with Fd(os.open(volume, os.O_PATH)) as fd, peeking() as (peeks, _):
+        for n in range(DEPTH * N_AT_A_TIME):
+            assert peeks.has_room()
+            assert peeks.n_under_way == n
+            peeks.begin(fd, b"x", b"x")
+        assert not peeks.has_room()
+        assert look(peeks, fd, []) == {b"x": None}
+
+
+def test_the_bell_ends_the_wait() -> None:
+    with peeking() as (peeks, bell):
+        for _ in range(3):
+            os.eventfd_write(bell, 1)
+            assert peeks.ended() == []
+
+
+def test_the_wait_ends_with_its_time() -> None:
+    with peeking() as (peeks, _):
+        assert peeks.ended(0.001) == []
+
+
+@pytest.mark.needs("fuse")
+@pytest.mark.parametrize("ttl_s", [0, 1])
+def test_no_more_are_asked_at_a_time_than_may_be(volume: Path, ttl_s: float) -> None:
+    """Though the filesystem has to be asked twice where it lets nobody believe what it told."""
+    fill(volume / "flat", N)
+    with slow_volume(volume, ttl_s=ttl_s) as slow, Fd(os.open(slow.path / "flat", os.O_PATH)) as fd:
+        slow.forget_max()
+        with peeking() as (peeks, _):
+            found = look(peeks, fd, os.listdir(bytes(volume / "flat")))
+        assert len(found) == N
+        assert None not in found.values()
+        assert N_AT_A_TIME / 2 <= slow.max_under_way <= N_AT_A_TIME
+
+
+@pytest.mark.needs("fuse")
+def test_what_hangs_keeps_no_other_waiting(volume: Path) -> None:
+    fill(volume / "flat", N)
+    names = os.listdir(bytes(volume / "flat"))
+    with slow_volume(volume, delay_us=0) as slow, Fd(os.open(slow.path / "flat", os.O_PATH)) as fd:
+        hung = max(names, key=len)
+        slow.hang(os.fsdecode(hung))
+        with peeking() as (peeks, _):
+            peeks.begin(fd, hung, hung)
+            found: dict[bytes, Found] = {}
+            for name in names:
+                if name != hung:
+                    peeks.begin(fd, name, name)
+                while not peeks.has_room() or (name == names[-1] and len(found) < N - 1):
+                    found |= peeks.ended(LIMIT_S)
+            assert found.keys() == set(names) - {hung}
+            slow.go_on()
+            assert look(peeks, fd, [])[hung] is not None
+
+
+def test_they_are_possible_here() -> None:
+    assert are_possible()
+
+
+def test_they_are_not_where_io_uring_is_denied() -> None:
+    assert denied("from fusefs.linux.peeks import are_possible\nprint(are_possible())") == "False"
