@@ -11,13 +11,13 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.preflight import Preflight, preflight
 
 
-def tell(paths: Iterable[bytes], *, as_json: bool) -> int:
+def tell(paths: Iterable[bytes], *, as_json: bool, keep: tuple[str, ...] = ()) -> int:
     """Look at each directory and print it; the exit code of the first thing that stands against a swap."""
     kernel = Kernel()
     code = 0
     for path in paths:
         try:
-            found = preflight(kernel, path)
+            found = preflight(kernel, path, keep)
         except TrashdError as error:
             code = code or output.failed(error, as_json=as_json)
             continue
@@ -41,6 +41,8 @@ def _tell(found: Preflight) -> None:
         print(f"  project  {found.project}: its quota counts the orphan until it is reaped")
     if found.unlike:
         print(f"  unlike   {', '.join(found.unlike)} can't be given to the fresh directory (--unlike accepts it)")
+    if found.kept:
+        print(f"  keep     {output.names(found.kept)}")
     if found.n_holders:
         print(f"  holders  {found.n_holders} processes (trashd holders {printable(found.path)})")
     for message, hint in found.refusals:

@@ -12,6 +12,8 @@ _COMMANDS = {
     "init": "fusefs.cli.init",
     "swap": "fusefs.cli.swap",
     "rm": "fusefs.cli.rm",
+    "sweep": "fusefs.cli.sweep",
+    "plan": "fusefs.cli.plan",
     "check": "fusefs.cli.check",
     "holders": "fusefs.cli.holders",
     "list": "fusefs.cli.listing",

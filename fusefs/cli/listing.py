@@ -12,6 +12,7 @@ from fusefs.core.durations import format_duration
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable
+from fusefs.core.record import Method
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import all_entries, tend_all
@@ -27,7 +28,8 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     """List the orphans: where they came from, their age, how long they can be restored, whose they are, their state.
 
     Everybody sees his own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in
-    a drop folder becomes an orphan first, and what a killed command left is settled.
+    a drop folder becomes an orphan first, and what a killed command left is settled. Of an origin that is told as
+    swept a sweep took some, and the directory itself is still there.
 
     \b
     Examples:
@@ -66,4 +68,5 @@ def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
     if entry.problem:
         return (entry.id, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
     age = format_duration((now_ns - entry.created_ns) // 1_000_000_000)
-    return (entry.id, age, kept, user_name(entry.uid), state, output.origin(entry.origin) + note)
+    swept = " (swept)" if entry.method is Method.SWEEP else ""
+    return (entry.id, age, kept, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)

@@ -7,15 +7,18 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusefs.core.errors import Incomplete, TrashdError
 from fusefs.core.names import printable
 from fusefs.core.record import Method
-from fusefs.store.swap import Swapped
+
+if TYPE_CHECKING:
+    from fusefs.store.swap import Swapped
 
 EXIT_PIPE = 141
 EXIT_INTERRUPTED = 130
+_NAMED_MAX = 5
 
 
 def failed(error: TrashdError, *, as_json: bool = False) -> int:
@@ -71,6 +74,12 @@ def origin(path: bytes | None) -> str:
     return "(dropped)" if path is None else printable(path)
 
 
+def names(kept: Sequence[bytes]) -> str:
+    """A few names, and how many more there are."""
+    more = len(kept) - _NAMED_MAX
+    return ", ".join(map(printable, kept[:_NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
+
+
 def restore_command(swapped: Swapped) -> str:
     """What to type to take it back."""
     if swapped.volume is None:
@@ -94,6 +103,8 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
     else:
         print(f"{path}: removed")
     print(f"  id    {swapped.id}")
+    if swapped.kept:
+        print(f"  keep  {names(swapped.kept)}")
     if kept:
         print(f"  undo  {restore_command(swapped)}")
     for difference in swapped.unlike:

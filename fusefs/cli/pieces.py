@@ -15,7 +15,9 @@ _HOMES = (_PACKAGE / "share", _PACKAGE.parent)
 """Of the files: in a wheel, and in a checkout."""
 _IN_UNITS = "/usr/bin/trashd"
 """Where the units have the command as they come, so that they are good for a distribution's package."""
-_SYSTEM_UNITS = ("trashd-reaper.service", "trashd-mount@.service", "trashd.slice")
+_SYSTEM_UNITS = (
+    "trashd-reaper.service", "trashd-mount@.service", "trashd-sweep.service", "trashd-sweep.timer", "trashd.slice",
+)  # fmt: skip
 
 
 class Piece(NamedTuple):

@@ -8,6 +8,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.core.errors import Incomplete
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import find_container, tend_all
@@ -25,8 +26,9 @@ def command(identifier: str, inside: bytes | None, to: bytes | None, volumes: tu
     """Put an orphan back where it was, or to another place on the same filesystem.
 
     The fresh directory makes way for it; if something was written there meanwhile, that becomes an orphan of its
-    own, kept until you ask. ID may be cut short as long as it is unique. Root restores a user's orphan as that
-    user; with --to as root.
+    own, kept until you ask. What a sweep took goes back into the directory that it came from; where a name is taken
+    by now it stays an orphan, is told (exit code 13), and the same command brings it once the name is free. ID may be
+    cut short as long as it is unique. Root restores a user's orphan as that user; with --to as root.
 
     \b
     Examples:
@@ -44,14 +46,21 @@ def command(identifier: str, inside: bytes | None, to: bytes | None, volumes: tu
 
 def tell_restored(done: Restored, *, as_json: bool) -> int:
     """Print the result of a restore; the exit code."""
+    code = Incomplete.exit_code if done.n_left else 0
     if as_json:
         output.as_json(done)
-        return 0
-    print(f"{printable(done.path)}: restored")
+        return code
+    print(f"{printable(done.path)}: restored" + (f", but {done.n_left:,} could not be" if done.n_left else ""))
+    for failure in done.left:
+        print(f"  {printable(failure.name)}: {os.strerror(failure.errno)}")
+    if done.n_left > len(done.left):
+        print(f"  and {done.n_left - len(done.left):,} more")
+    if done.n_left:
+        print(f"  what is left stays in {done.id}: restore it again, or --to another place")
     if done.rescued:
         print(f"  what had been written there meanwhile is kept as {done.rescued}")
     if done.partial:
         print("  the reaper had begun on it: what it had removed by then is gone")
     for warning in done.warnings:
         output.warn(warning)
-    return 0
+    return code

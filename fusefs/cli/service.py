@@ -17,6 +17,7 @@ from fusefs.linux import systemd
 
 _MANIFEST = "share/trashd/installed.json"
 _REAPER, _MOUNTS = "trashd-reaper.service", "trashd-mount@*.service"
+_SWEEP, _TIMER = "trashd-sweep.service", "trashd-sweep.timer"
 _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "FragmentPath",
 )  # fmt: skip
@@ -130,7 +131,7 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
 @dry_run_option
 @json_option
 def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_json: bool) -> int:
-    """Stop the reaper and take away the files that install put there, and no others; what you edited stays.
+    """Stop reaper and timer and take away the files that install put there, and no others; what you edited stays.
 
     Stores and what is in them are not touched. Refused while a trashd-mount@ service is active: stop those first.
 
@@ -205,12 +206,14 @@ def _stop(*, for_user: bool) -> None:
     if mounts:
         names = " ".join(f"'{unit['Id']}'" for unit in mounts)
         raise Busy(f"{len(mounts)} mounts are served", f"systemctl disable --now {names}")
-    if any(unit["LoadState"] == "loaded" for unit in _shown(_REAPER, for_user=for_user)):
-        _run("systemctl", "disable", "--now", _REAPER, for_user=for_user)
+    for name in (_REAPER,) if for_user else (_REAPER, _TIMER, _SWEEP):
+        if any(unit["LoadState"] == "loaded" for unit in _shown(name, for_user=for_user)):
+            _run("systemctl", "disable", "--now", name, for_user=for_user)
 
 
 def _units(*, for_user: bool) -> list[dict[str, str]]:
-    return [*_shown(_REAPER, for_user=for_user), *([] if for_user else _shown(_MOUNTS))]
+    names = (_REAPER,) if for_user else (_REAPER, _TIMER, _SWEEP, _MOUNTS)
+    return [unit for name in names for unit in _shown(name, for_user=for_user)]
 
 
 def _shown(unit: str, *, for_user: bool = False) -> list[dict[str, str]]:

@@ -26,6 +26,14 @@ from fusefs.store.verbs import swap_path
 @click.argument("directories", type=PathBytes(), nargs=-1, metavar="DIR…")
 @null_option
 @click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done, and what stands against it.")
+@click.option(
+    "--keep",
+    "keep",
+    multiple=True,
+    metavar="GLOB",
+    help="Leave what in the top of DIR has such a name in view: files by a hard link, directories by a rename "
+    "right after the exchange (may be repeated).",
+)
 @click.option("--keep-for", type=Duration(), help="Restorable that long (24h).")
 @click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
 @click.option("--no-fsync", is_flag=True, help="Don't flush after the exchange; its record is flushed before it.")
@@ -39,6 +47,7 @@ def command(
     directories: tuple[bytes, ...],
     null: bool,
     dry: bool,
+    keep: tuple[str, ...],
     keep_for: int | None,
     note: str,
     no_fsync: bool,
@@ -54,21 +63,26 @@ def command(
     It has the same owner, mode, ACLs, xattrs and project id. DIR's name never disappears. Who has files of the
     old tree open keeps them, and space comes back when the reaper frees them.
 
+    With --keep some of what is in the top of DIR stays in view. Files are in the old tree as well, by a hard link; a
+    restore takes directories back into it. A GLOB that matches nothing is refused.
+
     \b
     Examples:
       trashd swap /scratch/job
       trashd swap --keep-for 3d --note "before the upgrade" build/
+      trashd swap --keep '*.conf' --keep licences /srv/app
       find /scratch -maxdepth 1 -name 'tmp.*' -print0 | trashd swap -0
       trashd swap --now --no-fsync cache/
       trashd swap --wait=100G /scratch/job && run-the-next-one
     """
     paths = every_path(directories, null=null)
     if dry:
-        return dry_run.tell(paths, as_json=as_json)
+        return dry_run.tell(paths, as_json=as_json, keep=keep)
     verb = _verb(for_owner=for_owner, now=now)
     is_given_up = goal is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
-    batch = Batch(paths, Options(retention_s, note, not no_fsync, unlike), verb, as_json, not now and not is_given_up)
+    options = Options(retention_s, note, not no_fsync, unlike, keep)
+    batch = Batch(paths, options, verb, as_json, not now and not is_given_up)
 
     def after(swapped: Swapped) -> int:
         if holders:

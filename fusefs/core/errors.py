@@ -108,6 +108,19 @@ class NotAlike(Refused):
     hint = "run it as root, or accept the difference with --unlike"
 
 
+class NotKept(Refused):
+    """Can't be kept in view, so nothing was swapped"""
+
+    hint = "--keep leaves it out, or takes another pattern; --dry-run tells what would be kept"
+
+
+class OtherFilesystem(Refused):
+    """A rename doesn't reach it from there: another filesystem, subvolume or project"""
+
+    errno = _errno.EXDEV
+    hint = "--copy copies, verifies each copy, and then removes the original"
+
+
 class NotPermitted(TrashdError):
     """Not permitted"""
 
@@ -233,8 +246,8 @@ BY_NAME: dict[str, type[TrashdError]] = {
     kind.__name__: kind
     for kind in (
         TrashdError, UsageError, BadConfig, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
-        NotPermitted, NotFound, NotRunning, DaemonGone, NoStore, Untrusted, NoBacking, CrossesBoundary, BadRecord, Busy,
-        Occupied, Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell,
+        NotKept, NotPermitted, NotFound, NotRunning, DaemonGone, NoStore, Untrusted, NoBacking, CrossesBoundary,
+        BadRecord, Busy, Occupied, Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell, OtherFilesystem,
     )
 }  # fmt: skip
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""

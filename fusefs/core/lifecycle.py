@@ -42,6 +42,7 @@ class StageAction(Enum):
     BACK = "the victim never came: drop what was prepared"
     FORWARD = "the victim is here: adopt"
     PLACE = "the victim is here and its name is missing: place the fresh directory, then adopt"
+    GATHERED = "a sweep's own tree: adopt what came, drop what was prepared if nothing did"
     KEEP = "not understood: keep and report"
 
 
@@ -51,6 +52,7 @@ class RestoringAction(Enum):
     RETIRE = "the tree is back at its name: drop what is left"
     GIVE_BACK = "the tree is still here: it is an orphan again"
     PLACE = "the fresh directory was set aside and the name is missing: place the tree"
+    REST = "a sweep's tree, put back piece by piece: what is left is an orphan again; drop the container if nothing is"
     KEEP = "not understood: keep and report"
 
 
@@ -79,6 +81,8 @@ def decide_stage(
     # proves nothing (network filesystems) is enough; one that contradicts is not.
     if is_victim is Likelihood.OTHER:
         return StageAction.KEEP
+    if record.method is Method.SWEEP:
+        return StageAction.GATHERED
     if record.method is Method.TWO_RENAME and fresh is not None and name is None:
         return StageAction.PLACE
     return StageAction.FORWARD
@@ -99,6 +103,8 @@ def decide_restoring(
     exchanged = record.method is Method.EXCHANGE and is_victim is not Likelihood.SAME
     if is_victim is Likelihood.OTHER or exchanged:
         return RestoringAction.KEEP
+    if record.method is Method.SWEEP:
+        return RestoringAction.REST
     if fresh is not None and name is None:
         return RestoringAction.PLACE
     return RestoringAction.GIVE_BACK

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from fusefs.core.identity import Identity
-from fusefs.core.names import ContainerId, RelPath, VolumeId
+from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
 
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
@@ -44,13 +44,40 @@ class Failure(NamedTuple):
     call: str
 
 
+class KeptDirectory(NamedTuple):
+    """A directory in the top of the victim's that stays in view: after the exchange it goes into the fresh one.
+
+    ino  its inode number; 0 where numbers don't last. It never proves more than that something else has the name.
+    """
+
+    name: Name
+    ino: int
+
+
+class Staying(NamedTuple):
+    """What of a victim's top entries stays in view (`swap --keep`).
+
+    globs        what was asked for
+    files        all but directories
+    """
+
+    globs: tuple[str, ...]
+    files: tuple[Name, ...]
+    directories: tuple[KeptDirectory, ...]
+
+    def names(self) -> tuple[bytes, ...]:
+        """All of it, sorted."""
+        return tuple(sorted([*self.files, *(one.name for one in self.directories)]))
+
+
 class Record(NamedTuple):
     """What record.json says.
 
-    origin       path of the victim relative to the directory that holds the store; None for what was dropped
-    parent       the victim's parent directory
+    origin       path of the victim relative to the directory that holds the store; None for what was dropped. Of a
+                 sweep it is the directory that was swept, empty if that holds the store
+    parent       the victim's parent directory; the one that was swept
     fresh        the directory that took the victim's place; None where none did
-    victim       the tree
+    victim       the tree; a sweep makes it, and puts into it what it takes
     host, boot   machine id (or host name) and boot id of the maker
     created_ns   wall time
     retention_s  seconds until it may be reaped; None means never unless asked
@@ -58,6 +85,7 @@ class Record(NamedTuple):
                  if nothing was lent. Set before the loan, so that recovery can take it back.
     lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then
     target       where a restore takes a tree that has a loan, if not to its origin: relative like that
+    kept         directories that stay in view (`swap --keep`), while files do so by a link; None if nothing was kept
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine
     unknown      keys of a later minor version: kept, never understood
@@ -78,6 +106,7 @@ class Record(NamedTuple):
     lent_mode: int | None = None
     lent_fresh: int | None = None
     target: RelPath | None = None
+    kept: tuple[KeptDirectory, ...] | None = None
     partial: bool = False
     failures: tuple[Failure, ...] = ()
     unknown: tuple[tuple[str, Any], ...] = ()
@@ -101,6 +130,10 @@ def encode(record: Record) -> bytes:
     for key in ("parent", "fresh", "victim"):
         identity: Identity | None = fields[key]
         fields[key] = identity and identity._asdict()
+    if record.kept is None:
+        del fields["kept"]
+    else:
+        fields["kept"] = {quote(one.name): one.ino for one in record.kept}
     fields["failures"] = [{**f._asdict(), "name": quote(f.name)} for f in record.failures]
     text = json.dumps(fields, indent=1).encode("ascii") + b"\n"
     if len(text) > RECORD_MAX_BYTES:

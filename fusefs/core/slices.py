@@ -7,6 +7,7 @@ open at a time whatever the tree's shape.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -114,6 +115,15 @@ class Slice(NamedTuple):
     max_depth: int
     is_hoisted: bool
 
+    def fds(self) -> Sequence[int]:
+        """What goes with it to another process."""
+        return (self.fd,)
+
+    def with_fds(self, fds: Sequence[int]) -> Slice:
+        """The same there."""
+        (fd,) = fds
+        return self._replace(fd=fd)
+
 
 class Left(NamedTuple):
     """A directory (or large file) that a slice began and did not finish."""
@@ -143,6 +153,14 @@ class Outcome(NamedTuple):
     hoisted: tuple[str, ...] = ()
     made_hoisted: bool = False
     busy_s: float = 0.0
+
+    def fds(self) -> Sequence[int]:
+        """What goes with it to another process."""
+        return [left.fd for left in self.left]
+
+    def with_fds(self, fds: Sequence[int]) -> Outcome:
+        """The same there."""
+        return self._replace(left=tuple(one._replace(fd=fd) for one, fd in zip(self.left, fds, strict=True)))
 
 
 class _Node:

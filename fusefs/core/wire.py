@@ -8,8 +8,18 @@ import msgspec
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
-from fusefs.core.names import ContainerId, RelPath, VolumeId, is_container_id, is_volume_id, join, split
-from fusefs.core.record import FORMAT, MAX_FAILURES, NOTE_MAX_CHARS, RECORD_MAX_BYTES, Failure, Method, Record, unquote
+from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, is_container_id, is_volume_id, join, split
+from fusefs.core.record import (
+    FORMAT,
+    MAX_FAILURES,
+    NOTE_MAX_CHARS,
+    RECORD_MAX_BYTES,
+    Failure,
+    KeptDirectory,
+    Method,
+    Record,
+    unquote,
+)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Ino = Annotated[int, msgspec.Meta(ge=0)]
@@ -46,6 +56,7 @@ class _Record(msgspec.Struct):
     lent_mode: _Mode | None = None
     lent_fresh: _Mode | None = None
     target: str | None = None
+    kept: dict[str, _Ino] | None = None
     partial: bool = False
     failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
 
@@ -82,7 +93,8 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         id=ContainerId(wire.id),
         volume=VolumeId(wire.volume),
         method=wire.method,
-        origin=_path(wire.origin),
+        # Only a sweep may have been of the directory itself that holds the store.
+        origin=RelPath(b"") if wire.origin == "" and wire.method is Method.SWEEP else _path(wire.origin),
         parent=_identity(wire.parent),
         fresh=_identity(wire.fresh),
         victim=_identity(wire.victim),
@@ -94,6 +106,7 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         lent_mode=wire.lent_mode,
         lent_fresh=wire.lent_fresh,
         target=_path(wire.target),
+        kept=None if wire.kept is None else tuple(KeptDirectory(_name(n), ino) for n, ino in wire.kept.items()),
         partial=wire.partial,
         failures=tuple(Failure(unquote(f.name), f.errno, f.call) for f in wire.failures),
         unknown=tuple((key, value) for key, value in raw.items() if key not in known),
@@ -102,6 +115,13 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
 
 def _path(text: str | None) -> RelPath | None:
     return None if text is None else join(*split(unquote(text)))
+
+
+def _name(text: str) -> Name:
+    names = split(unquote(text))
+    if len(names) != 1:
+        raise ValueError("what is kept lies in the top of the tree")
+    return names[0]
 
 
 def _identity(wire: _Identity | None) -> Identity | None:

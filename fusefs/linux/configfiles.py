@@ -69,7 +69,7 @@ def _load(files: Sequence[bytes], problems: list[Problem], base: Config, *, is_t
     sources = []
     for file in files:
         try:
-            sources.append(_read(file, is_trusting=is_trusting))
+            sources.append(read_source(file, is_trusting=is_trusting))
         except BadConfig as error:
             problems += error.problems
     try:
@@ -95,21 +95,22 @@ def _find(directory: bytes | None) -> tuple[list[bytes], list[Problem]]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            problems.append(_unreadable(where, error))
+            problems.append(unreadable(where, error))
             continue
-        chosen = [name for name in names if name == _FILE or (where == drop_ins and _is_drop_in(name))]
+        chosen = [name for name in names if name == _FILE or (where == drop_ins and is_drop_in(name))]
         found += [os.path.join(where, name) for name in chosen]
         if chosen:
-            problems += _distrust(where, st)
+            problems += distrust(where, st)
     return found, problems
 
 
-def _is_drop_in(name: bytes) -> bool:
+def is_drop_in(name: bytes) -> bool:
+    """Whether a file of that name in a directory of drop-ins is one."""
     return name.endswith(_ENDING) and not name.startswith(b".")
 
 
-def _read(file: bytes, *, is_trusting: bool) -> Source:
-    """A file's text.
+def read_source(file: bytes, *, is_trusting: bool) -> Source:
+    """A file's text. is_trusting: whoever it belongs to
 
     Raises  BadConfig: it can't be read, is no file, or belongs to somebody who has no business to tell us anything
     """
@@ -120,14 +121,14 @@ def _read(file: bytes, *, is_trusting: bool) -> Source:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode):
                 raise BadConfig(problems=(Problem(name, None, "not an ordinary file", "put a file there"),))
-            if not is_trusting and (problems := tuple(_distrust(file, st))):
+            if not is_trusting and (problems := tuple(distrust(file, st))):
                 raise BadConfig(problems=problems)
             return decode_source(name, os.pread(fd, TEXT_MAX_BYTES + 1, 0))
     except OSError as error:
-        raise BadConfig(problems=(_unreadable(file, error),)) from error
+        raise BadConfig(problems=(unreadable(file, error),)) from error
 
 
-def _distrust(path: bytes, st: os.stat_result) -> Iterable[Problem]:
+def distrust(path: bytes, st: os.stat_result) -> Iterable[Problem]:
     """Why we do not believe it: somebody else than ourselves or root can change it."""
     name = printable(path)
     owner = "root" if os.geteuid() == 0 else "you or root"
@@ -139,6 +140,7 @@ def _distrust(path: bytes, st: os.stat_result) -> Iterable[Problem]:
         yield Problem(name, None, f"{who} may write it", "chmod go-w")
 
 
-def _unreadable(path: bytes, error: OSError) -> Problem:
+def unreadable(path: bytes, error: OSError) -> Problem:
+    """What the kernel said, as a problem of that file."""
     fix = {PermissionError: "run it as root, or chmod it", FileNotFoundError: "name a file that exists"}
     return Problem(printable(path), None, f"can't be read: {error.strerror}", fix.get(type(error), ""))

@@ -6,6 +6,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.libc import checked
@@ -18,6 +19,52 @@ _NAME_AT = 19
 
 Dirent = tuple[bytes, int, int, int]
 """Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""
+
+
+_DOTS = (b".", b"..")
+_DOT_LENGTH = 24
+"""Of an entry whose name has up to four bytes."""
+
+
+class Block(NamedTuple):
+    """Some entries of a directory, without `.` and `..`: names as os.fsdecode has them, inode numbers, types.
+
+    text  the names again, joined by slashes: quick to look through
+    """
+
+    text: str
+    names: list[str]
+    inos: list[int]
+    kinds: list[int]
+
+
+def read_on(fd: int) -> Block | None:
+    """The entries that one system call tells, from where an fd is; None at the end.
+
+    Nothing is read ahead: another process that gets the fd goes on exactly there.
+    """
+    buffer = ctypes.create_string_buffer(_SIZE)
+    size = checked(_libc.getdents64(fd, buffer, ctypes.c_size_t(_SIZE)))
+    if not size:
+        return None
+    raw = buffer.raw
+    head_at, end_of_name = _HEAD.unpack_from, raw.index
+    names: list[bytes] = []
+    inos: list[int] = []
+    kinds: list[int] = []
+    at = 0
+    while at < size:
+        ino, _following, length, kind = head_at(raw, at)
+        name_at = at + _NAME_AT
+        name = raw[name_at : end_of_name(0, name_at)]
+        at += length
+        if length == _DOT_LENGTH and name in _DOTS:
+            continue
+        names.append(name)
+        inos.append(ino)
+        kinds.append(kind)
+    text = os.fsdecode(b"/".join(names))
+    return Block(text, text.split("/") if names else [], inos, kinds)
 
 
 class Dirents:

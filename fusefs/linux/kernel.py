@@ -41,6 +41,10 @@ class Kernel:
         """gate: called with each call's name before it is made; it may raise OSError, or never return."""
         self._gate = gate
 
+    def reach(self, call: str) -> None:
+        """Pass the gate before a call that another module here makes."""
+        self._gate(call)
+
     # Opening: the volume's root by path, everything below it by fd.
 
     def open_path(self, path: bytes, flags: int = os.O_PATH | os.O_DIRECTORY) -> Fd:
@@ -231,6 +235,26 @@ class Kernel:
                 raise
             self._rename_looking(old_dir, old, new_dir, new)
 
+    def rename_all_free(self, old_dir: int, new_dir: int, names: Iterable[str]) -> Refused:
+        """`rename_free` of each name to the same name in another directory; those refused, with the errno."""
+        gate, rename, raw = self._gate, libc.renaming(), os.fsencode
+        refused: Refused = []
+        for name in names:
+            try:
+                gate("renameat2")
+                old = raw(name)
+                if rename(old_dir, old, new_dir, old, libc.RENAME_NOREPLACE) < 0:
+                    self._refused_free(old_dir, old, new_dir)
+            except OSError as error:
+                refused.append((name, error.errno or errno.EIO))
+        return refused
+
+    def _refused_free(self, old_dir: int, name: bytes, new_dir: int) -> None:
+        error = libc.failure(name)
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise error
+        self._rename_looking(old_dir, name, new_dir, name)
+
     def _rename_looking(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         try:
             self.stat(new_dir, new)
@@ -255,6 +279,11 @@ class Kernel:
         """Give a file made by `create_unnamed` its first name."""
         self._gate("link")
         os.link(f"/proc/self/fd/{int(fd)}", name, dst_dir_fd=dir_fd, follow_symlinks=True)
+
+    def link(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        """One more name for anything but a directory; of a symbolic link for itself, not for what it leads to."""
+        self._gate("link")
+        os.link(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir, follow_symlinks=False)
 
     # Changing contents and attributes.
 

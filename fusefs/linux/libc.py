@@ -6,9 +6,12 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_held = ctypes.PyDLL(None, use_errno=True)
+"""Other threads wait meanwhile: giving up Python's lock and getting it back takes as long as a tenth of a rename."""
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
@@ -64,6 +67,14 @@ def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -
 def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
     """renameat2(2)."""
     checked(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
+
+
+def renaming() -> Callable[[int, bytes, int, bytes, int], int]:
+    """renameat2(2) itself, for very many in a row: negative after a failure, the errno is ctypes' then."""
+    from threading import active_count  # a swap is spared it
+
+    call: Callable[[int, bytes, int, bytes, int], int] = (_held if active_count() == 1 else _libc).renameat2
+    return call
 
 
 class Statx(NamedTuple):

@@ -25,6 +25,7 @@ _SETTABLE = (
     | 0x400 | 0x4000 | 0x8000 | 0x10000 | 0x20000  # nocomp journal_data notail dirsync topdir
     | 0x800000 | 0x02000000 | 0x20000000 | 0x40000000  # nocow dax projinherit casefold
 )  # fmt: skip
+_PROJECT_INHERITED = 0x200
 _XFLAGS_FIXED = 0x80000000 | 0x01 | 0x02 | 0x08 | 0x10  # hasattr, realtime, preallocated, immutable, append
 _FLAGS = struct.Struct("=I4x")  # the kernel takes an int where its number says long
 _FSXATTR = struct.Struct("=IIIII8x")
@@ -178,6 +179,18 @@ def _extended(kernel: Kernel, fd: int) -> Extended | None:
         return None
     flags, extent_size, _count, project, cow = _FSXATTR.unpack(buffer)
     return Extended(flags & ~_XFLAGS_FIXED, extent_size, project, cow)
+
+
+def project_of(kernel: Kernel, fd: Fd) -> int | None:
+    """The project id of a directory that is open for reading; None where there is no such thing."""
+    extended = _extended(kernel, fd)
+    return None if extended is None else extended.project
+
+
+def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
+    """The project id that a directory gives to all made in it, without which nothing is renamed into it; or None."""
+    extended = _extended(kernel, fd)
+    return extended.project if extended is not None and extended.flags & _PROJECT_INHERITED else None
 
 
 def _set_extended(kernel: Kernel, fd: int, wanted: Extended) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 OURS = b"fuse.trashd"
 """The type of our own mounts; their source is the path of the backing tree."""
+_FUSE = re.compile(rb"fuse(?:blk)?(?:\..*)?")
 
 
 class Mount(NamedTuple):
@@ -17,7 +18,7 @@ class Mount(NamedTuple):
     device  `major:minor` of the superblock
     root    what of the filesystem is mounted, as a path in it
     point   where it is mounted, as the process with that mountinfo sees it
-    owner   uid of whoever mounted it, if it is one of ours
+    owner   uid of whoever mounted it, if it is one of FUSE's
     Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 lets nobody choose
     """
 
@@ -59,7 +60,7 @@ def _mount(line: bytes) -> Mount:
     source = fields[kind + 1] if len(fields) > kind + 2 else b""
     return Mount(
         int(fields[0]), int(fields[1]), fields[2], _plain(fields[3]), _plain(fields[4]),
-        fields[kind], _plain(source), fields[5], _owner(fields[-1]) if fields[kind] == OURS else 0,
+        fields[kind], _plain(source), fields[5], _owner(fields[-1]) if _FUSE.fullmatch(fields[kind]) else 0,
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -14,9 +13,9 @@ from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Queue
-from fusefs.reaper.crew import Crew, WorkerLost, crew_of
+from fusefs.reaper.drive import Drive
 from fusefs.reaper.groups import Groups
-from fusefs.reaper.pace import FULL_SPEED, GLANCE_S, Leads, Pace
+from fusefs.reaper.pace import FULL_SPEED, Leads, Pace
 from fusefs.reaper.strategy import Strategy, choose
 from fusefs.reaper.strip import Stripper
 from fusefs.store.layout import HOISTED, TREE
@@ -85,15 +84,7 @@ class _Removal:
         except OSError:
             names.append(HOISTED.decode())  # something else has its name
         self._plan.add(self._container, b"", Work(names=names))
-        # Most orphans are small: nobody is forked for what one slice does.
-        self._run_alone(once=True)
-        is_whole = True
-        while not self._plan.is_dry() and not self._is_stopped():
-            if is_whole and self._has_company():
-                with crew_of(self._strategy.n_workers, self._strategy.workers, self._stripper) as crew:
-                    is_whole = self._run_with(crew)
-            else:
-                self._run_alone(once=is_whole)
+        Drive(self._plan, self._stripper, self._strategy, self._pace, self._is_stopped, self._done).run()
         stopped = not self._plan.is_dry()
         if self._hoisted is not None and not stopped:
             with suppress(OSError):  # what failed in there is told already
@@ -111,60 +102,6 @@ class _Removal:
     def _is_stopped(self) -> bool:
         """Whether somebody wants it to end here."""
         return self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
-
-    def _has_company(self) -> bool:
-        """Whether several slices may run beside each other: not where somebody else works on the disk."""
-        return self._strategy.n_workers > 1 and self._pace.follow().is_alone
-
-    def _begin(self) -> tuple[Slice, Budget] | None:
-        """A slice that may begin now, and what it may do; None if the pace or the other slices forbid it."""
-        budget = self._pace.budget()
-        if budget is None:
-            return None
-        work = self._plan.next()
-        if work is None:
-            self._pace.give_back(budget)
-            return None
-        return work, budget
-
-    def _run_alone(self, *, once: bool) -> None:
-        """Run slices ourselves, all or the next that may begin."""
-        while not self._plan.is_dry() and not self._is_stopped():
-            begun = self._begin()
-            if begun is None:
-                self._pace.sleep()
-                continue
-            self._done(*begun, self._stripper.run(*begun))
-            if once:
-                return
-
-    def _run_with(self, crew: Crew) -> bool:
-        """Keep all workers busy as long as we have company; False if one of them was lost: then we go on alone."""
-        running: dict[Future[Outcome], tuple[Slice, Budget]] = {}
-        is_whole = True
-        while True:
-            goes_on = is_whole and not self._is_stopped() and self._has_company()
-            while goes_on and len(running) < self._strategy.n_workers and (begun := self._begin()):
-                running[crew.submit(*begun)] = begun
-            if running:
-                done, _ = wait(running, GLANCE_S, FIRST_COMPLETED)
-                for future in done:
-                    is_whole &= self._collect(future, *running.pop(future))
-            elif not goes_on or self._plan.is_dry():
-                return is_whole
-            else:
-                self._pace.sleep()
-
-    def _collect(self, future: Future[Outcome], work: Slice, budget: Budget) -> bool:
-        """Take in the outcome of a slice; False if it was lost with its worker."""
-        try:
-            outcome = future.result()
-        except WorkerLost:
-            self._plan.lost(work)
-            self._pace.give_back(budget)
-            return False
-        self._done(work, budget, outcome)
-        return True
 
     def _done(self, work: Slice, budget: Budget, outcome: Outcome) -> None:
         for fd in self._plan.done(work, outcome):

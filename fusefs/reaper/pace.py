@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 from fusefs.core.budget import AT_ONCE, SIP_S, SLICE_S, Allowance, Budget, Tempo
 from fusefs.core.pacing import rest_at
-from fusefs.core.slices import Outcome
 
 GLANCE_S = 0.2
 """How long a change of mind may go unseen."""
@@ -31,6 +30,22 @@ class Leads(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Wait that long, or until the tempo changes."""
+
+
+class Did(Protocol):
+    """What a slice did, as far as its pace is concerned (core.slices.Outcome)."""
+
+    @property
+    def removed(self) -> int:
+        """Entries."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Freed."""
+
+    @property
+    def busy_s(self) -> float:
+        """How long it took."""
 
 
 class Constant(NamedTuple):
@@ -114,7 +129,7 @@ class Pace:
         self._rest_ends_s = ends_s if begins_s <= now_s else 0.0
         return min(seconds, begins_s - now_s)
 
-    def done(self, budget: Budget, outcome: Outcome) -> None:
+    def done(self, budget: Budget, outcome: Did) -> None:
         """Take in what a slice did with its budget."""
         self.give_back(budget, outcome.removed, outcome.n_bytes)
         if not self._tempo.is_alone:
@@ -168,7 +183,7 @@ class _Sips:
             now_s = time.monotonic()
         return True
 
-    def done(self, outcome: Outcome, share: float, now_s: float) -> None:
+    def done(self, outcome: Did, share: float, now_s: float) -> None:
         """A slice was done, and we have that share of the time."""
         period_s = outcome.busy_s * (1.0 + self._afterwork) / share
         # What was not taken when it was due is made up for by shorter pauses, not by none.

@@ -11,6 +11,8 @@ from contextlib import closing, contextmanager
 
 from fusefs.core.budget import Tempo
 from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
 from fusefs.linux.priority import be_idle
 from fusefs.reaper.pace import Constant, Leads
 from fusefs.reaper.pacer import Pacer
@@ -19,16 +21,24 @@ from fusefs.store.layout import UserFolder
 
 @contextmanager
 def led(folder: UserFolder, most: Tempo, tell: Callable[[str], None] | None) -> Iterator[Leads]:
-    """Who leads a removal in a user's folder.
+    """Who leads a removal in a user's folder; see `led_in`."""
+    with led_in(folder.store.kernel, folder.fd, most, tell) as leads:
+        yield leads
 
-    most  that it may be
-    tell  called with a sentence when it begins to yield to others, and when it ends; None: it yields to nobody
+
+@contextmanager
+def led_in(kernel: Kernel, directory: Fd, most: Tempo, tell: Callable[[str], None] | None) -> Iterator[Leads]:
+    """Who leads a removal on a filesystem.
+
+    directory  on it, of any kind; files without a name are made there, if that is permitted
+    most       that it may be
+    tell       called with a sentence when it begins to yield to others, and when it ends; None: it yields to nobody
     """
     if tell is None:
         yield Constant(most)
         return
     be_idle()
-    with closing(Pacer(folder.store.kernel, folder.fd, Caps(most.entries_per_s, most.bytes_per_s))) as pacer:
+    with closing(Pacer(kernel, directory, Caps(most.entries_per_s, most.bytes_per_s))) as pacer:
         yield Paced(pacer, tell)
 
 

@@ -34,7 +34,7 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: Options) -> Swapped:
                 visible,
             )
 
-    return into_a_store(kernel, path, transact, directory=True, point=_point_his)
+    return into_a_store(kernel, path, transact, directory=True, point=_point_his, keep=options.keep)
 
 
 def _point_his(store: Store, victim: Victim, lower: RelPath) -> None:

@@ -20,6 +20,10 @@ from fusefs.store.sides import Sides
 FORMAT = 1
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
+COPY_PREFIX = NEW_PREFIX + b"copy-"
+"""Of a directory that only its maker can enter, where what is made for the one above is completed before it goes there.
+What a killed maker leaves in it is nobody's only copy.
+"""
 """How the name of a store begins while it is being made."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
@@ -119,6 +123,11 @@ class UserFolder(NamedTuple):
             with suppress(FileExistsError):
                 kernel.mkdir(self.fd, name)
             return kernel.open_dir(self.fd, name)
+
+
+def is_stores_own(name: bytes) -> bool:
+    """Whether a name is that of a store, or of one being made."""
+    return name == STORE or name.startswith(NEW_PREFIX)
 
 
 def encode_volume(volume: Volume) -> bytes:

@@ -73,7 +73,7 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         uid=folder.uid,
         state=state,
         path=_path(folder, state, container),
-        origin=None if record.origin is None else os.path.join(base, record.origin),
+        origin=None if record.origin is None else os.path.join(base, record.origin) if record.origin else base,
         method=record.method,
         created_ns=record.created_ns,
         expires_ns=record.expires_ns(),

@@ -7,18 +7,35 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
-from fusefs.core.errors import IsMountPoint, NoStore, NotFound, Refused, TrashdError, Untrusted, from_os
+from fusefs.core.errors import IsMountPoint, NoStore, TrashdError, Untrusted, from_os
 from fusefs.core.names import STORE, Name, RelPath, join
+from fusefs.core.record import Staying
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, Place, below, place_below, place_of, read_mounts
-from fusefs.store.layout import NEW_PREFIX, Store, open_store
+from fusefs.linux.mountinfo import Mount, Place, place_below, read_mounts
+from fusefs.store.layout import Store, open_store
+from fusefs.store.scope import Scope, mount_of, open_long, plain_scope, real_path, split_typed
 from fusefs.store.sides import Sides
 
-_PATH_MAX = 4000
-_ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+
+class Located(Protocol):
+    """What stores are looked for: something in a directory, which is the lowest that could hold one."""
+
+    @property
+    def root_fd(self) -> Fd: ...
+
+    @property
+    def root_path(self) -> bytes: ...
+
+    @property
+    def parent(self) -> RelPath: ...
+
+    @property
+    def mounted_root(self) -> Fd | None: ...
+
+    def path(self) -> bytes: ...
 
 
 class Victim(NamedTuple):
@@ -34,6 +51,7 @@ class Victim(NamedTuple):
     mount           what it is on
     mounted_root    the root as a mount of ours shows it (O_PATH); None where none does
     mounted_parent  the same for the parent
+    staying         what of it stays in view when it is swapped; None for nothing
     """
 
     root_fd: Fd
@@ -48,6 +66,7 @@ class Victim(NamedTuple):
     mounts: tuple[Mount, ...]
     mounted_root: Fd | None = None
     mounted_parent: Fd | None = None
+    staying: Staying | None = None
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -77,104 +96,49 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
 
     Raises  NotFound, IsMountPoint, NoStore, or what the kernel said
     """
-    directory, name = _split(path)
-    opened: list[Fd] = []
-    try:
-        with _open_long(kernel, directory) as wanted:
-            mounts = read_mounts()
-            mount = _mount_of(kernel, wanted, mounts, directory)
-            real = _real_path(wanted, directory)
-            if any(one.is_ours() for one in mounts):
-                from fusefs.store.mounted import find_mounted  # a swap where nothing is mounted is spared it
-
-                found = find_mounted(kernel, path, real, name, wanted, mount, mounts)
-                if found is not None:
-                    return found
-            root_fd, root_path = _open_root(kernel, mount, real)
-            opened.append(root_fd)
-            parent = RelPath(below(real, root_path))
-            opened.append(kernel.open_beneath(root_fd, parent or b".", _ANCESTOR))
-            if not os.path.samestat(kernel.fstat(wanted), kernel.fstat(opened[1])):
-                raise NotFound(path, "its directory was moved meanwhile")
-        opened.append(open_victim(kernel, opened[1], name, path))
-        seen = kernel.fstat(opened[2])
-        place = place_of(root_path, mount)
-        return Victim(root_fd, root_path, place, parent, opened[1], name, opened[2], seen, mount, tuple(mounts))
-    except BaseException as error:
-        for fd in opened:
-            fd.close()
-        if isinstance(error, OSError):
-            raise from_os(error, path) from error
-        raise
-
-
-def _split(path: bytes) -> tuple[bytes, Name]:
-    """Directory and last component; `.` and `..` are told by what they mean."""
-    stripped = path.rstrip(b"/")
-    directory, name = os.path.split(stripped)
-    if name in (b"", b".", b".."):
-        if not path:
-            raise NotFound(path, "the path is empty")
-        directory, name = os.path.split(os.path.realpath(path))
-        if not name:
-            raise Refused(path, "the root directory has no parent in which its name could stay")
-    return directory or b".", Name(name)
-
-
-def _open_long(kernel: Kernel, path: bytes) -> Fd:
-    """A directory by a path of any length, links followed."""
-    if len(path) <= _PATH_MAX:
-        return kernel.open_path(path)
-    absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
-    with kernel.open_path(b"/") as root:
-        return _open_chunks(root, absolute[1:])
-
-
-def _open_chunks(dir_fd: Fd, path: bytes) -> Fd:
-    """A directory beneath, across mounts but through no link: a path this long is spelled out."""
-    fd = dir_fd
-    for name in path.split(b"/"):
-        following = Fd(os.open(name, _ANCESTOR | os.O_CLOEXEC, dir_fd=fd))
-        if fd is not dir_fd:
-            fd.close()
-        fd = following
-    return fd
-
-
-def _real_path(fd: Fd, typed: bytes) -> bytes:
-    try:
-        return os.readlink(b"/proc/self/fd/%d" % fd)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-    return os.path.normpath(os.path.join(os.getcwdb(), typed))
-
-
-def _mount_of(kernel: Kernel, fd: Fd, mounts: list[Mount], path: bytes) -> Mount:
-    mnt_id = kernel.statx(fd).mnt_id
-    for mount in mounts:
-        if mount.mnt_id == mnt_id:
-            return mount
-    raise NoStore(path, "its mount is not visible from here (a chroot?): run trashd outside of it")
-
-
-def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
-    """The mount's root, or the highest directory on the way to `path` that is not mounted over or closed to us."""
-    rest = below(path, mount.point).split(b"/")
-    for count in range(len(rest) + 1):
-        candidate = os.path.join(mount.point, *rest[:count])
+    directory, name = split_typed(path)
+    with ExitStack() as owned:
         try:
-            fd = kernel.open_path(candidate)
+            with open_long(kernel, directory) as wanted:
+                mounts = read_mounts()
+                mount = mount_of(kernel, wanted, mounts, directory)
+                real = real_path(wanted, directory)
+                if any(one.is_ours() for one in mounts):
+                    from fusefs.store.mounted import find_mounted  # a swap where nothing is mounted is spared it
+
+                    found = find_mounted(kernel, path, real, name, wanted, mount, mounts)
+                    if found is not None:
+                        return found
+                scope = owned.enter_context(plain_scope(kernel, wanted, path, real, mount, mounts))
+            victim = victim_in(kernel, scope, name, path)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.ENOENT):
-                continue
-            raise
-        with ExitStack() as owned:
-            owned.enter_context(fd)
-            if kernel.statx(fd).mnt_id == mount.mnt_id:
-                owned.pop_all()
-                return fd, candidate
-    raise NoStore(path)
+            raise from_os(error, path) from error
+        owned.pop_all()
+    return victim
+
+
+def victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
+    """The victim that has a name in a directory; takes over its fds, unless it raises as `open_victim`."""
+    fd = open_victim(kernel, scope.parent_fd, name, path)
+    try:
+        seen = kernel.fstat(fd)
+    except BaseException:
+        fd.close()
+        raise
+    return Victim(
+        scope.root_fd,
+        scope.root_path,
+        scope.root_place,
+        scope.parent,
+        scope.parent_fd,
+        name,
+        fd,
+        seen,
+        scope.mount,
+        scope.mounts,
+        scope.mounted_root,
+        scope.mounted_parent,
+    )
 
 
 def open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
@@ -187,7 +151,7 @@ def open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
         raise
 
 
-def ancestors(victim: Victim) -> Iterator[tuple[RelPath, bytes]]:
+def ancestors(victim: Located) -> Iterator[tuple[RelPath, bytes]]:
     """The directories that could hold the victim's store, highest first: relative and full path."""
     yield RelPath(b""), victim.root_path
     names = victim.parent.split(b"/") if victim.parent else []
@@ -196,7 +160,7 @@ def ancestors(victim: Victim) -> Iterator[tuple[RelPath, bytes]]:
         yield path, os.path.join(victim.root_path, path)
 
 
-def existing_stores(kernel: Kernel, victim: Victim, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
+def existing_stores(kernel: Kernel, victim: Located, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
     """The trusted stores among the victim's ancestors, highest first; whoever takes one closes it."""
     for relative, path in ancestors(victim):
         base = _open_ancestor(kernel, victim, relative)
@@ -209,7 +173,7 @@ def existing_stores(kernel: Kernel, victim: Victim, untrusted: list[Untrusted]) 
             yield relative, store
 
 
-def _open_ancestor(kernel: Kernel, victim: Victim, relative: RelPath) -> Sides:
+def _open_ancestor(kernel: Kernel, victim: Located, relative: RelPath) -> Sides:
     """One of the directories above the victim. Raises  OSError ESTALE if its mount shows another one there"""
     base = Sides(victim.root_fd, victim.mounted_root).beneath(kernel, relative)
     if victim.mounted_root is not None and base.mounted is None:
@@ -218,7 +182,7 @@ def _open_ancestor(kernel: Kernel, victim: Victim, relative: RelPath) -> Sides:
     return base
 
 
-def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]]:
+def stores_for(kernel: Kernel, victim: Located) -> Iterator[tuple[RelPath, Store]]:
     """The stores to try, best first: those that are there, then those that we may make; highest first in both.
 
     Whoever asks for the next one says that the last could not take it: one that was made for it goes again.
@@ -246,7 +210,7 @@ def stores_for(kernel: Kernel, victim: Victim) -> Iterator[tuple[RelPath, Store]
     raise last
 
 
-def _make_missing(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes) -> Store | None:
+def _make_missing(kernel: Kernel, victim: Located, relative: RelPath, path: bytes) -> Store | None:
     """A new store at an ancestor; None if there is somebody else's: not to be trusted, not to be made again."""
     with ExitStack() as owned:
         base = owned.enter_context(_open_ancestor(kernel, victim, relative))
@@ -263,14 +227,9 @@ def _make_missing(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes
     return None
 
 
-def _unmake(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes) -> None:
+def _unmake(kernel: Kernel, victim: Located, relative: RelPath, path: bytes) -> None:
     from fusefs.store.unmake import unmake_store
 
     # An empty store left behind is untidy, and no reason to hide why the victim can't be taken.
     with suppress(OSError, TrashdError), _open_ancestor(kernel, victim, relative) as base:
         unmake_store(kernel, base, path)
-
-
-def is_stores_own(name: bytes) -> bool:
-    """Whether a name is that of a store, or of one being made."""
-    return name == STORE or name.startswith(NEW_PREFIX)

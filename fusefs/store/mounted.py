@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from fusefs.core.errors import NoBacking, NotFound
 from fusefs.core.names import STORE, Name, RelPath, printable
@@ -18,10 +19,13 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, below, place_of, read_mounts, views
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
-from fusefs.store.locate import Victim, open_victim
+from fusefs.store.locate import Victim, open_victim, victim_in
+from fusefs.store.scope import Scope
 from fusefs.store.sides import is_shown_as
 
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+T = TypeVar("T")
+
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 
 
@@ -111,6 +115,37 @@ def find_mounted(
     wanted  that directory as the path led to it, and `mount` what it is on
     Raises  TrashdError, OSError
     """
+
+    def victim(scope: Scope) -> Victim:
+        found = victim_in(kernel, scope, name, path)
+        with ExitStack() as owned:
+            owned.enter_context(found.fd)
+            assert scope.mounted_parent is not None
+            # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
+            open_victim(kernel, scope.mounted_parent, name, path).close()
+            owned.pop_all()
+        return found
+
+    return _found_in_mount(kernel, path, real, wanted, mount, mounts, victim)
+
+
+def find_mounted_scope(
+    kernel: Kernel, path: bytes, real: bytes, wanted: Fd, mount: Mount, mounts: list[Mount]
+) -> Scope | None:
+    """The same of a directory itself, whose path `real` is."""
+    return _found_in_mount(kernel, path, real, wanted, mount, mounts, lambda scope: scope)
+
+
+def _found_in_mount(
+    kernel: Kernel,
+    path: bytes,
+    real: bytes,
+    wanted: Fd,
+    mount: Mount,
+    mounts: list[Mount],
+    find: Callable[[Scope], T],
+) -> T | None:
+    """What `find` makes of a directory on both sides; it takes over the fds, unless it raises."""
     root = find_root(kernel, real, mount, mounts)
     if root is None:
         return None
@@ -118,26 +153,23 @@ def find_mounted(
         owned.enter_context(root)
         try:
             above = owned.enter_context(root.beneath(kernel, below(real, root.path)))
-            fd = owned.enter_context(open_victim(kernel, above.fd, name, path))
-            seen = kernel.fstat(fd)
             assert above.mounted is not None
             if not is_shown_as(kernel.fstat(above.fd), kernel.fstat(above.mounted)):
                 raise _no_backing(mount, "it shows another directory there than its source has")
-            # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
-            open_victim(kernel, above.mounted, name, path).close()
-            found = mount_of(kernel, root.fd, mounts)
-            if found is None or not _is_same(kernel, above, wanted):
+            on = mount_of(kernel, root.fd, mounts)
+            if on is None or not _is_same(kernel, above, wanted):
                 raise NotFound(path, "its directory was moved meanwhile")
+            place = place_of(os.readlink(b"/proc/self/fd/%d" % root.fd), on)
+            parent = RelPath(below(real, root.path))
+            found = find(
+                Scope(root.fd, root.path, place, parent, above.fd, on, tuple(mounts), root.mounted, above.mounted)
+            )
         except (OSError, NoBacking):
             if mount.is_ours():
                 raise
             return None
         owned.pop_all()
-    place = place_of(os.readlink(b"/proc/self/fd/%d" % root.fd), found)
-    parent = RelPath(below(real, root.path))
-    return Victim(
-        root.fd, root.path, place, parent, above.fd, name, fd, seen, found, tuple(mounts), root.mounted, above.mounted
-    )
+    return found
 
 
 def _is_same(kernel: Kernel, directory: Shown, wanted: Fd) -> bool:

@@ -7,12 +7,13 @@ import os
 import stat
 from typing import NamedTuple
 
-from fusefs.core.errors import NotPermitted, TrashdError, Untrusted, from_os
+from fusefs.core.errors import NotKept, NotPermitted, TrashdError, Untrusted, from_os
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import Likeness, read_likeness
 from fusefs.linux.mountinfo import Mount
 from fusefs.store.holders import holders_of
+from fusefs.store.keeping import choose, hindrances
 from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim
 from fusefs.store.refuse import refusals
 
@@ -29,6 +30,7 @@ class Preflight(NamedTuple):
     refusals   why swap would refuse, each with its hint
     unlike     what of the likeness the caller could not give to the fresh directory
     n_holders  processes that have it open (of those that the caller may see)
+    kept       top entries that would stay in view
     """
 
     path: bytes
@@ -41,11 +43,13 @@ class Preflight(NamedTuple):
     refusals: tuple[tuple[str, str], ...]
     unlike: tuple[str, ...]
     n_holders: int
+    kept: tuple[bytes, ...] = ()
 
 
-def preflight(kernel: Kernel, path: bytes) -> Preflight:
+def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = ()) -> Preflight:
     """Look at a directory as a swap would, changing nothing.
 
+    keep    globs of what would stay in view
     Raises  TrashdError if there is nothing to look at
     """
     with find_victim(kernel, path) as victim:
@@ -55,6 +59,10 @@ def preflight(kernel: Kernel, path: bytes) -> Preflight:
             likeness, more = _likeness(kernel, victim)
             reasons += more
             reasons += _permissions(victim)
+        kept: tuple[bytes, ...] = ()
+        if keep and victim.is_directory():
+            kept, more = _kept(kernel, victim, keep)
+            reasons += more
         store, exists, method, untrusted = _store(kernel, victim)
         if store is None:
             reasons.append(untrusted or NotPermitted(victim.path(), "no directory above it lets you make a store"))
@@ -70,6 +78,7 @@ def preflight(kernel: Kernel, path: bytes) -> Preflight:
             refusals=tuple((reason.message(), reason.hint) for reason in reasons),
             unlike=() if likeness is None else tuple(_unlike(likeness)),
             n_holders=len(holders),
+            kept=kept,
         )
 
 
@@ -87,6 +96,16 @@ def _likeness(kernel: Kernel, victim: Victim) -> tuple[Likeness | None, list[Tra
         return None, [NotPermitted(victim.path())]
     except OSError as error:
         return None, [from_os(error, victim.path())]
+
+
+def _kept(kernel: Kernel, victim: Victim, keep: tuple[str, ...]) -> tuple[tuple[bytes, ...], list[TrashdError]]:
+    try:
+        staying = choose(kernel, victim, keep)
+    except NotKept as error:
+        return (), [error]
+    except OSError as error:
+        return (), [from_os(error, victim.path())]
+    return staying.names(), list(hindrances(kernel, victim, staying))
 
 
 def _permissions(victim: Victim) -> list[TrashdError]:

@@ -23,12 +23,15 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held, dissolve, move
+from fusefs.store.gathered import drop_empty_tree, drop_prepared
+from fusefs.store.keeping import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
-from fusefs.store.sides import open_shown_as
+from fusefs.store.sides import Sides, open_shown_as
 from fusefs.store.stage import identify_at, take_back, unmake
 from fusefs.store.visible import Direct, Move
 
 _OUT_OF_REACH = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
+_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _MOVED = {Move.PLACE: FRESH, Move.BACK: TREE}
 _HINT = "trashd doctor shows it; nothing of it was touched"
 
@@ -153,14 +156,13 @@ class Origin:
         self._upper = RelPath(b"")
         self.parent_fd: Fd | None = None
         self.name = Name(b"")
-        path = path or held.record.origin
+        if path is None and held.record.method is not Method.SWEEP:  # whose tree never had a name there
+            path = held.record.origin
         if path is not None:
             *parents, self.name = split(path)
             self._upper = join(*parents)
             try:
-                self.parent_fd = self._kernel.open_beneath(
-                    held.folder.store.base_fd, self._upper or b".", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-                )
+                self.parent_fd = self._kernel.open_beneath(held.folder.store.base_fd, self._upper or b".", _DIR)
             except OSError as error:
                 if error.errno not in _OUT_OF_REACH:
                     raise
@@ -208,8 +210,25 @@ class Origin:
                 visible.make(move_to_it, self._held)
             except FileExistsError:
                 return False
+            self.settle_kept()
             take_back(self._held, fd, self._held.record.lent_mode, visible)
         return True
+
+    def settle_kept(self) -> list[str]:
+        """Settle what `swap --keep` keeps in view, while a loan lasts; what did not come, in words. Raises  OSError"""
+        if self._held.record.kept is None:
+            return []
+        if self.parent_fd is None:
+            return settle_kept(self._held, None)
+        try:
+            fd = self._kernel.open_beneath(self.parent_fd, self.name, _DIR)
+        except OSError as error:
+            if error.errno not in _OUT_OF_REACH:
+                raise
+            return settle_kept(self._held, None)
+        above = self._held.folder.store.mounted
+        with Sides(fd, open_shown_as(self._kernel, above, join(self._upper, self.name), fd)) as here:
+            return settle_kept(self._held, here)
 
 
 def _found(held: Held, name: Name) -> Identity | None:
@@ -217,32 +236,51 @@ def _found(held: Held, name: Name) -> Identity | None:
 
 
 def _settle_staged(held: Held, origin: Origin) -> str:
-    kernel, record = held.folder.store.kernel, held.record
+    record = held.record
     action = decide_stage(record, _found(held, TREE), _found(held, FRESH), origin.identity())
     match action:
         case StageAction.KEEP:
             raise Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
         case StageAction.UNMADE | StageAction.BACK:
+            origin.settle_kept()
             origin.take_back(record.lent_mode, record.victim)
             if record.method is Method.DROPPED:
                 _take_back_dropped(held)
             # `tree`, if there is one, was just seen to be the fresh directory; rmdir refuses if it is not empty.
             for name in (TREE, FRESH):
-                with suppress(FileNotFoundError):
-                    kernel.rmdir(held.fd, name)
+                _remove_prepared(held, name)
             dissolve(held)
             return "its victim never came: undone"
         case StageAction.PLACE | StageAction.FORWARD:
             if action is StageAction.PLACE:
                 origin.place(Move.PLACE)
-            with suppress(FileNotFoundError):
-                kernel.rmdir(held.fd, FRESH)
+            left = origin.settle_kept()
+            _remove_prepared(held, FRESH)
             _take_back_tree(held)
             origin.take_back(record.lent_mode, record.fresh)
             move(held, State.ORPHANS)
-            return "its victim is here: adopted"
+            return "; ".join(["its victim is here: adopted", *(f"not kept: {one}" for one in left)])
+        case StageAction.GATHERED:
+            drop_prepared(held)
+            if drop_empty_tree(held):
+                dissolve(held)
+                return "its sweep had taken nothing: undone"
+            move(held, State.ORPHANS)
+            return "what its sweep had taken: adopted"
         case _:
             assert_never(action)
+
+
+def _remove_prepared(held: Held, name: Name) -> None:
+    """Remove a fresh directory that no name got; a link in it that is the last of its file is kept.
+
+    Raises  OSError if it is not empty, and nothing was to be kept in view
+    """
+    if held.record.kept is None:
+        with suppress(FileNotFoundError):
+            held.folder.store.kernel.rmdir(held.fd, name)
+    else:
+        _rescue(held, name, held.record.origin, f"what {held.id} was to keep in view, and lost its name meanwhile")
 
 
 def _settle_empty(held: Held, origin: Origin) -> str:
@@ -299,15 +337,24 @@ def settle_restoring(held: Held, origin: Origin) -> str:
             return "put back at its name"
         case RestoringAction.RETIRE:
             with Origin(held, record.target) as reached:
+                reached.settle_kept()
                 reached.take_back(record.lent_mode, record.victim)
             retire_restored(held)
             return "it was back at its name: finished"
         case RestoringAction.GIVE_BACK:
+            settle_kept(held, None)
             rescue_fresh(held, FRESH)
             _take_back_tree(held)
             origin.take_back(record.lent_fresh, record.fresh)
             move(held, State.ORPHANS)
             return "its restore had not happened: an orphan again"
+        case RestoringAction.REST:
+            _take_back_tree(held)
+            if drop_empty_tree(held):
+                retire_restored(held)
+                return "all of it was back: finished"
+            move(held, State.ORPHANS)
+            return "what was not back yet: an orphan again"
         case _:
             assert_never(action)
 

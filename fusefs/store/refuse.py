@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterable, Iterator
 
 from fusefs.core.errors import IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
-from fusefs.core.names import STORE
+from fusefs.core.names import STORE, join
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, every_place, mounts_inside, other_namespaces, views
-from fusefs.store.layout import VOLUME, trusted_owners
-from fusefs.store.locate import Victim, is_stores_own
+from fusefs.store.layout import VOLUME, is_stores_own, trusted_owners
+from fusefs.store.locate import Victim
 
 
 def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
@@ -25,7 +26,7 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
         yield IsStore(victim.path())
     if victim.is_directory():
         yield from _mounted(victim)
-        if _holds_store(kernel, victim):
+        if holds_store(kernel, victim.fd, b""):
             yield IsStore(os.path.join(victim.path(), STORE), "move that store's orphans back or reap them first")
 
 
@@ -49,9 +50,10 @@ def _places(place: Place, mounts: Iterable[Mount]) -> list[Place]:
     return every_place(place, views(mounts, trusted_owners(os.geteuid())))
 
 
-def _holds_store(kernel: Kernel, victim: Victim) -> bool:
+def holds_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
+    """Whether a directory by its name in another one, or by no name that one itself, has a trash store in it."""
     try:
-        kernel.open_beneath(victim.fd, STORE + b"/" + VOLUME).close()
+        kernel.open_beneath(dir_fd, join(name, STORE, VOLUME)).close()
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
     return True

@@ -12,18 +12,19 @@ from fusefs.core.errors import Busy, NotFound, NotPermitted, Occupied, TrashdErr
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
+from fusefs.core.record import Failure
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.likeness import apply_likeness, read_likeness
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held, move, rewrite
+from fusefs.store.keeping import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.recover import Kept, Origin, rescue_hoisted, retire_restored, settle_restoring
-from fusefs.store.sides import Sides, refresh
 from fusefs.store.stage import lend, loan, take_back
 from fusefs.store.swap import NO_EXCHANGE
 from fusefs.store.visible import Direct, Move, Visible
+from fusefs.store.way_back import way_back
 
 _ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
@@ -35,6 +36,7 @@ class Restored(NamedTuple):
     path     where the tree is now
     rescued  the pinned orphan with what had been written into the fresh directory, if anything had
     partial  the reaper had begun on it: what it had removed by then is gone
+    left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
     """
 
     id: ContainerId
@@ -42,6 +44,8 @@ class Restored(NamedTuple):
     rescued: ContainerId | None
     partial: bool
     warnings: tuple[str, ...]
+    left: tuple[Failure, ...] = ()
+    n_left: int = 0
 
 
 class Destination(NamedTuple):
@@ -121,6 +125,8 @@ def restore(held: Held, destination: Destination) -> Restored:
             raise
         warnings = []
         try:
+            if held.record.kept is not None:
+                warnings += _take_kept(held, tree, destination)
             take_back(held, tree, held.record.lent_mode, destination.visible)
             # Where the tree came from, not where it went: btrfs then writes both sides of a plain rename.
             kernel.fsync(held.fd)
@@ -132,6 +138,18 @@ def restore(held: Held, destination: Destination) -> Restored:
             rescued = None
             warnings.append(f"{error.strerror} after the tree was back; the next trashd command completes it")
     return Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings))
+
+
+def _take_kept(held: Held, tree: Fd, destination: Destination) -> list[str]:
+    """Take back what the swap kept in view, from a fresh directory that made way; what is not there, in words."""
+    told = []
+    if destination.at_origin:
+        with Origin(held) as origin:
+            told = [f"not taken back: {one}" for one in origin.settle_kept()]
+    absent = missing(held, tree)
+    if absent:
+        told.append(f"the swap kept {', '.join(absent)} in view, and it was not there to be taken back")
+    return told
 
 
 def _with_loan(kernel: Kernel, held: Held, tree: Fd, destination: Destination) -> Held:
@@ -194,15 +212,16 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
 def _is_our_fresh(kernel: Kernel, held: Held, fd: Fd) -> bool:
     """Whether the name has the directory that the swap put there.
 
-    Where identities prove nothing (network filesystems), any empty directory may make way.
+    Where identities prove nothing (network filesystems), any directory may make way that holds nothing but what the
+    swap kept in view.
     """
     likelihood = compare(kernel.identify(fd), held.record.fresh)
     if likelihood is not Likelihood.UNKNOWN or held.record.fresh is None:
         return likelihood is Likelihood.SAME
     if not stat.S_ISDIR(kernel.fstat(fd).st_mode):
         return False
-    with kernel.open_dir(fd) as readable:
-        return kernel.is_empty(readable)
+    with kernel.open_dir(fd) as readable, kernel.open_beneath(held.fd, TREE) as tree:
+        return kernel.is_empty(readable) or holds_only_kept(held, readable, tree)
 
 
 def _exchange_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
@@ -258,7 +277,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
                 names, path = elsewhere.visible, elsewhere.path
                 assert isinstance(names, Direct)
             else:
-                target = stack.enter_context(_way(kernel, held, tree, parents))
+                target = stack.enter_context(way_back(kernel, held, tree, parents))
                 names = Direct(kernel, target.fd, name, target.mounted)
             if loan(kernel.fstat(thing)) is not None:
                 # A loan needs a record of it, and a record has room for its tree's alone.
@@ -294,42 +313,3 @@ def _there(held: Held, inside: RelPath) -> str:
     """Where something of a tree lies while it is an orphan, for people."""
     folder = os.path.join(held.folder.path(), State.ORPHANS.value.encode(), held.name())
     return printable(os.path.join(folder, join(TREE, inside)))
-
-
-def _way(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides:
-    """The directory at the origin that corresponds to one in the tree; missing ones are made like the tree's.
-
-    At most six fds are open at a time, however deep it is.
-    """
-    if held.record.origin is None:
-        raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
-    *upper, last = split(held.record.origin)
-    with held.folder.store.base().beneath(kernel, join(*upper)) as above, ExitStack() as owned:
-        like = owned.enter_context(kernel.open_beneath(tree, b".", _ANCESTOR))
-        here = _enter(kernel, above, last, like)
-        owned.pop_all()
-    for parent in parents:
-        here, like = _descend(kernel, here, like, parent)
-    like.close()
-    return here
-
-
-def _descend(kernel: Kernel, here: Sides, like: Fd, name: Name) -> tuple[Sides, Fd]:
-    """One level down on both sides; closes the two that it starts from."""
-    with here, like, ExitStack() as owned:
-        model = owned.enter_context(kernel.open_beneath(like, name, _ANCESTOR))
-        made = _enter(kernel, here, name, model)
-        owned.pop_all()
-    return made, model
-
-
-def _enter(kernel: Kernel, above: Sides, name: Name, like: Fd) -> Sides:
-    try:
-        return above.beneath(kernel, name)
-    except FileNotFoundError:
-        kernel.mkdir(above.names(), name)
-        with kernel.open_dir(above.fd, name) as made, kernel.open_dir(like) as model:
-            apply_likeness(kernel, made, read_likeness(kernel, model))
-        if above.mounted is not None:
-            refresh(kernel, above.mounted, name)
-        return above.beneath(kernel, name)

@@ -9,6 +9,7 @@ from functools import partial
 
 from fusefs.core.errors import NotFound, Refused, UsageError, from_os
 from fusefs.core.names import STORE, Name, RelPath, join, split
+from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside
@@ -16,6 +17,7 @@ from fusefs.store.container import Held
 from fusefs.store.find import act_on
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
+from fusefs.store.merge import merge_back
 from fusefs.store.mounted import open_shown
 from fusefs.store.recover import Origin
 from fusefs.store.restore import Destination, Restored, claim_for_restore, restore, restore_inside, settle
@@ -60,6 +62,8 @@ def _explained(entry: Entry, act: Callable[[], Restored]) -> Restored:
 
 def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Visible | None) -> Restored:
     held = claim_for_restore(folder, entry.id)
+    if held.record.method is Method.SWEEP:
+        return merge_back(held, inside)
     if inside is not None:
         return restore_inside(held, inside, None)
     with held, _origin_of(held) as origin, ExitStack() as owned:

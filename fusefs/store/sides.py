@@ -61,6 +61,25 @@ class Sides(NamedTuple):
         return Sides(fd, mounted)
 
 
+def wholly_beneath(kernel: Kernel, sides: Sides, path: bytes) -> Sides:
+    """A directory beneath it that is on both sides if this one is: what is done there is seen at once, or not done.
+
+    Raises  OSError: ESTALE if the mount shows another one there, or none now
+    """
+    lower = sides.beneath(kernel, path)
+    if sides.mounted is not None and lower.mounted is None:
+        lower.fd.close()
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+    return lower
+
+
+def between(one: Sides, other: Sides) -> tuple[Fd, Fd]:
+    """Where a name is to be moved from the one directory to the other: in the mount that shows both, if one does."""
+    if one.mounted is None or other.mounted is None:
+        return one.fd, other.fd
+    return one.mounted, other.mounted
+
+
 def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:
     """What a mount of ours shows as a directory that is open (O_PATH); None if it shows another there, or none now.
 

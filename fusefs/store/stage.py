@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import NamedTuple, Self
 
 from fusefs.core.durations import DEFAULT_RETENTION_S
@@ -25,7 +27,10 @@ from fusefs.store.visible import Visible
 
 ATTEMPTS = 8
 _LOAN = 0o700
-_NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME)
+_NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
+
+Draft = Callable[[ContainerId, Fd | None], Record]
+"""Writes the record of a container with that id and that prepared directory."""
 
 
 class Options(NamedTuple):
@@ -34,16 +39,21 @@ class Options(NamedTuple):
     retention_s  seconds until it may be reaped; None for never unless asked
     durable      flush after the exchange too (the record is always flushed before it)
     unlike       accept a fresh directory that is not quite like the old one
+    keep         globs of top entries that a swap leaves in view
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
     note: str = ""
     durable: bool = True
     unlike: bool = False
+    keep: tuple[str, ...] = ()
 
 
 class Staged(NamedTuple):
-    """A container in stage/ with its record locked; `fresh` is the prepared directory, None for a removal."""
+    """A container in stage/ with its record locked; `fresh` is the prepared directory, None for a removal.
+
+    For a sweep that is its own `tree`, which things are put into.
+    """
 
     held: Held
     fresh: Fd | None
@@ -63,32 +73,41 @@ def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method,
     relative  the victim's parent relative to the store's base
     Raises    OSError; nothing is left behind then
     """
-    return with_room(folder, FOR_USER, lambda: _stage(folder, victim, relative, method, options))
+    return stage_as(folder, victim.name, method, partial(_record, folder, victim, relative, method, options))
 
 
-def _stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
+def stage_as(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
+    """The same for whatever the record says.
+
+    name    goes into the id
+    Raises  OSError; nothing is left behind then
+    """
+    return with_room(folder, FOR_USER, lambda: _stage(folder, name, method, draft))
+
+
+def _stage(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
     try:
-        return _stage_new(folder, victim, relative, method, options)
+        return _stage_new(folder, name, method, draft)
     except OSError as error:
         if error.errno not in FULL:
             raise
-        staged = _stage_reserve(folder, victim, relative, method, options)
+        staged = _stage_reserve(folder, name, method, draft)
         if staged is None:
             raise
         return staged
 
 
-def _stage_new(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
+def _stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
-        container = new_id(kernel, victim.name)
+        container = new_id(kernel, name)
         with ExitStack() as owned:
             try:
                 fd = owned.enter_context(make_directory(folder, container))
                 fresh = None
                 if method in _NEEDS_FRESH:
                     fresh = owned.enter_context(_make_fresh(kernel, fd, method))
-                record = _record(folder, container, victim, relative, method, fresh, options)
+                record = draft(container, fresh)
                 owned.enter_context(create_record(kernel, fd, record))
             except BaseException as error:
                 discard_unmade(folder, container)
@@ -101,7 +120,7 @@ def _stage_new(folder: UserFolder, victim: Victim, relative: RelPath, method: Me
 
 
 def _make_fresh(kernel: Kernel, container_fd: Fd, method: Method) -> Fd:
-    name = TREE if method is Method.EXCHANGE else FRESH
+    name = FRESH if method is Method.TWO_RENAME else TREE
     kernel.mkdir(container_fd, name)
     return kernel.open_dir(container_fd, name)
 
@@ -125,9 +144,7 @@ def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
     kernel.rmdir(state, name)
 
 
-def _stage_reserve(
-    folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options
-) -> Staged | None:
+def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged | None:
     """A container made of the reserve, or None if there is none or another command has it."""
     kernel = folder.store.kernel
     with ExitStack() as owned:
@@ -136,13 +153,13 @@ def _stage_reserve(
             return None
         fd, spare = taken
         fresh = owned.enter_context(kernel.open_dir(fd, TREE))
-        container = new_id(kernel, victim.name)
+        container = new_id(kernel, name)
         prepared = fresh if method in _NEEDS_FRESH else None
         if method is Method.TWO_RENAME:
             kernel.rename(fd, TREE, fd, FRESH)
         elif prepared is None:
             kernel.rmdir(fd, TREE)
-        record = _record(folder, container, victim, relative, method, prepared, options)
+        record = draft(container, prepared)
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
         move_to_stage(folder, container)
@@ -151,12 +168,12 @@ def _stage_reserve(
 
 def _record(
     folder: UserFolder,
-    container: ContainerId,
     victim: Victim,
     relative: RelPath,
     method: Method,
-    fresh: Fd | None,
     options: Options,
+    container: ContainerId,
+    fresh: Fd | None,
 ) -> Record:
     kernel = folder.store.kernel
     return Record(
@@ -173,6 +190,7 @@ def _record(
         retention_s=options.retention_s,
         note=options.note,
         lent_mode=loan(victim.stat),
+        kept=None if victim.staying is None else victim.staying.directories,
     )
 
 
@@ -220,12 +238,16 @@ def take_back(held: Held, fd: Fd, mode: int | None, visible: Visible | None = No
 
 
 def unstage(staged: Staged, victim: Victim, visible: Visible) -> None:
-    """Undo a staging whose victim never came: loan, prepared directory, record, container, in this order.
+    """Undo a staging whose victim never came: links, loan, prepared directory, record, container, in this order.
 
     Raises  OSError if it came after all (a kernel may say that a rename failed which it did): the container
             stays as it is then, and recovery decides
     """
     kernel = staged.held.folder.store.kernel
+    if victim.staying is not None:
+        from fusefs.store.keeping import withdraw  # a plain swap is spared it
+
+        withdraw(staged, victim)
     take_back(staged.held, victim.fd, staged.held.record.lent_mode, visible)
     for name in (TREE, FRESH):
         if staged.fresh is not None and kernel.is_named(staged.fresh, staged.held.fd, name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fusefs.core.errors import NotAlike, Refused, TrashdError, Unsettled
 from fusefs.core.lifecycle import State
@@ -26,6 +26,9 @@ from fusefs.store.stage import (
 )
 from fusefs.store.visible import Move, Visible
 
+if TYPE_CHECKING:
+    from fusefs.store.keeping import Keeping
+
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
 """What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
 
@@ -38,6 +41,7 @@ class Swapped(NamedTuple):
     gap_ns    how long the name was missing (two renames), 0 for an exchange, None for a removal
     unlike    what of the likeness could not be had
     warnings  what could not be finished after the exchange; the next command completes it
+    kept      top entries that stay in view
     """
 
     id: ContainerId
@@ -48,6 +52,7 @@ class Swapped(NamedTuple):
     unlike: tuple[Difference, ...]
     warnings: tuple[str, ...]
     volume: bytes | None = None
+    kept: tuple[bytes, ...] = ()
 
 
 class Outcome(Enum):
@@ -85,6 +90,7 @@ def _by_exchange(
     with stage(folder, victim, relative, Method.EXCHANGE, options) as staged:
         try:
             unlike = make_alike(staged, victim, options, visible)
+            keeping = _keep(staged, victim)
             visible.make(Move.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
             # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
@@ -104,7 +110,16 @@ def _by_exchange(
                 _undo_exchange(staged, victim, visible)
             case Outcome.DONE:
                 pass
-        return finish(staged, victim, options, visible, unlike, 0)
+        return finish(staged, victim, options, visible, unlike, 0, keeping)
+
+
+def _keep(staged: Staged, victim: Victim) -> Keeping | None:
+    """Link what stays in view into the fresh directory. Raises  NotKept, OSError"""
+    if victim.staying is None:
+        return None
+    from fusefs.store.keeping import keep  # a plain swap is spared it
+
+    return keep(staged, victim)
 
 
 def _has_fresh(staged: Staged) -> bool:
@@ -168,18 +183,26 @@ def finish(
     visible: Visible,
     unlike: tuple[Difference, ...],
     gap_ns: int | None,
+    keeping: Keeping | None = None,
 ) -> Swapped:
-    """After the victim came: take back loans, flush, adopt. Never undone; what fails is told and done later."""
+    """After the victim came: bring what stays in view, take back loans, flush, adopt.
+
+    Never undone; what fails is told and done later.
+    """
     held = staged.held
     warnings = []
     try:
+        if keeping is not None:
+            warnings += [f"{held.id} has what was to be kept: {one}" for one in keeping.finish()]
         _take_back_both(staged, victim, visible)
         move(held, State.ORPHANS)
         if options.durable:
             _flush(held)
     except OSError as error:
         warnings.append(f"{error.strerror} after the exchange; the next trashd command on this volume completes it")
-    return Swapped(held.id, victim.path(), held.folder.path(), held.record.method, gap_ns, unlike, tuple(warnings))
+    method, kept = held.record.method, () if keeping is None else keeping.staying.names()
+    path, store = victim.path(), held.folder.path()
+    return Swapped(held.id, path, store, method, gap_ns, unlike, tuple(warnings), kept=kept)
 
 
 def _flush(held: Held) -> None:
@@ -206,6 +229,7 @@ def _by_two_renames(
     with stage(folder, victim, relative, Method.TWO_RENAME, options) as staged:
         try:
             unlike = make_alike(staged, victim, options, visible)
+            keeping = _keep(staged, victim)
             began_ns = time.monotonic_ns()
             visible.make(Move.ASIDE, staged.held)
         except (OSError, TrashdError):
@@ -213,19 +237,30 @@ def _by_two_renames(
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)
-        _place(staged, victim, visible)
+        is_placed = _place(staged, victim, visible)
         gap_ns = time.monotonic_ns() - began_ns
-        return finish(staged, victim, options, visible, unlike, gap_ns)
+        swapped = finish(staged, victim, options, visible, unlike, gap_ns, keeping if is_placed else None)
+    if keeping is None or is_placed:
+        return swapped
+    told = f"something else took its name in the gap: what was to be kept is in {swapped.id}"
+    return swapped._replace(warnings=(*swapped.warnings, told))
 
 
-def _place(staged: Staged, victim: Victim, visible: Visible) -> None:
-    """Put the fresh directory to the name; if that fails, the victim comes back and the error goes on."""
+def _place(staged: Staged, victim: Victim, visible: Visible) -> bool:
+    """Put the fresh directory to the name; if that fails, the victim comes back and the error goes on.
+
+    Returns  False if somebody took the name in the gap; it is his now, the old tree an orphan like any other
+    """
     kernel = staged.held.folder.store.kernel
     try:
         visible.make(Move.PLACE, staged.held)
     except FileExistsError:
-        # Somebody took the name in the gap. It is his now; the old tree is an orphan like any other.
+        if victim.staying is not None:
+            from fusefs.store.keeping import withdraw
+
+            withdraw(staged, victim)
         kernel.rmdir(staged.held.fd, FRESH)
+        return False
     except OSError as error:
         try:
             visible.make(Move.BACK, staged.held)
@@ -234,6 +269,7 @@ def _place(staged: Staged, victim: Victim, visible: Visible) -> None:
             raise Unsettled(f"{where} is missing ({error.strerror}); its tree is {staged.held.id} in stage/") from error
         unstage(staged, victim, visible)
         raise
+    return True
 
 
 def give_back(staged: Staged, victim: Victim, visible: Visible) -> None:

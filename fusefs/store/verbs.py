@@ -13,7 +13,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import is_frozen
 from fusefs.linux.mountinfo import below
 from fusefs.store.layout import Store, UserFolder, make_user, open_user
-from fusefs.store.locate import Victim, existing_stores, find_victim, stores_for
+from fusefs.store.locate import Located, Victim, existing_stores, find_victim, stores_for
 from fusefs.store.refuse import refusals
 from fusefs.store.stage import Options, restock
 from fusefs.store.swap import Swapped, swap
@@ -31,7 +31,7 @@ def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
     Raises  TrashdError; the directory is where it was unless it is Unsettled
     """
-    return into_a_store(kernel, path, _own(options, swap), directory=True)
+    return into_a_store(kernel, path, _own(options, swap), directory=True, keep=options.keep)
 
 
 def remove_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
@@ -62,18 +62,30 @@ def point_own(store: Store, _victim: Victim, lower: RelPath) -> None:
 
 
 def into_a_store(
-    kernel: Kernel, path: bytes, transact: Transact, *, directory: bool, point: Point = point_own
+    kernel: Kernel,
+    path: bytes,
+    transact: Transact,
+    *,
+    directory: bool,
+    point: Point = point_own,
+    keep: tuple[str, ...] = (),
 ) -> Swapped:
     """Find the victim and refuse, or let the first store that can take it have it.
 
     directory  whether the victim must be one
     point      leaves the pointer to a lower store in the folder of whoever gets the orphan
+    keep       globs of what stays in view
     Raises     TrashdError
     """
     with find_victim(kernel, path) as victim:
         for reason in refusals(kernel, victim, directory=directory):
             raise reason
         try:
+            if keep:
+                from fusefs.store.keeping import choose  # a plain swap is spared it
+
+                staying = choose(kernel, victim, keep)
+                return _first_that_takes_it(kernel, victim._replace(staying=staying), transact, point)
             return _first_that_takes_it(kernel, victim, transact, point)
         except OSError as error:
             raise explain(error, victim) from error
@@ -86,7 +98,7 @@ def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, poi
             with store:
                 try:
                     if relative:
-                        _point_to(kernel, victim, relative, point)
+                        point_to(kernel, victim, relative, lambda upper, lower: point(upper, victim, lower))
                     done = transact(store, victim, RelPath(below(victim.parent, relative)))
                 except OSError as error:
                     if error.errno != errno.EXDEV:
@@ -125,12 +137,12 @@ def own_folder(store: Store) -> UserFolder:
     return folder
 
 
-def _point_to(kernel: Kernel, victim: Victim, relative: RelPath, point: Point) -> None:
+def point_to(kernel: Kernel, victim: Located, relative: RelPath, leave: Callable[[Store, RelPath], None]) -> None:
     """Leave a pointer to a lower store in the user's folder of the highest one, before the lower one is used."""
     for upper, store in existing_stores(kernel, victim, []):
         with store:
             if upper != relative and len(upper) < len(relative):
-                point(store, victim, RelPath(below(relative, upper)))
+                leave(store, RelPath(below(relative, upper)))
             return
 
 

@@ -15,6 +15,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     CACHEDIR_TEXT,
+    COPY_PREFIX,
     NEW_PREFIX,
     USERS,
     VOLUME,
@@ -97,9 +98,19 @@ def _discard_abandoned(kernel: Kernel, base: Sides) -> list[str]:
                 continue
             with suppress(FileNotFoundError), kernel.open_dir(base.fd, name) as fd:
                 if kernel.is_local(fd) and kernel.lock(fd):
+                    if name.startswith(COPY_PREFIX):
+                        _empty(kernel, fd)
                     discard_unfinished(kernel, base, Name(name))
                     told.append(f"removed {name.decode()}, which was never finished")
     return told
+
+
+def _empty(kernel: Kernel, fd: Fd) -> None:
+    for name in kernel.list(fd):
+        try:
+            kernel.unlink(fd, name)
+        except IsADirectoryError:
+            kernel.rmdir(fd, name)
 
 
 def _owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:

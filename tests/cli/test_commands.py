@@ -1,5 +1,6 @@
 """Every command through the real console script: exit codes, output for people and programs, errors with a hint."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.gather import gather
 from tests.support.store import assert_silent
 from tests.support.tree import IMMUTABLE, make_tree, set_flags, snapshot
 from tests.support.volumes import loop_volume, tmpfs_volume
@@ -233,6 +235,28 @@ def test_restore_of_a_part(volume: Path) -> None:
     victim = make_victim(volume)
     done_well("restore", "--volume", volume, swapped(victim)["id"], "below/deep")
     assert (victim / "below/deep").read_text() == "more"
+
+
+def test_restore_of_a_sweep_says_what_has_its_name_taken_and_brings_it_later(volume: Path) -> None:
+    victim = make_victim(volume)
+    orphan = gather(victim, ["file", "below/deep"]).orphan
+    assert orphan is not None
+    assert f"{victim} (swept)" in done_well("list", "--volume", volume).out
+    (victim / "file").write_text("new")
+    done = trashd("restore", "--volume", volume, orphan)
+    assert done.code == 13
+    assert done.out.splitlines() == [
+        f"{victim}: restored, but 1 could not be",
+        "  file: File exists",
+        f"  what is left stays in {orphan}: restore it again, or --to another place",
+    ]
+    assert (victim / "below/deep").read_text() == "more"
+    done = trashd("restore", "--json", "--volume", volume, orphan)
+    assert done.code == 13
+    assert json.loads(done.out)["left"] == [{"name": "file", "errno": 17, "call": "renameat2"}]
+    (victim / "file").unlink()
+    assert json.loads(done_well("restore", "--json", "--volume", volume, orphan).out)["n_left"] == 0
+    assert (victim / "file").read_text() == "content"
 
 
 def test_reap_waits_for_the_retention(volume: Path) -> None:

@@ -19,8 +19,8 @@ from tests.support.tree import IMMUTABLE, make_tree, set_flags
 
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = (
-    "init", "swap", "rm", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "mount", "umount",
-    "stats", "status", "pause", "resume", "service", "reaper", "config", "doctor",
+    "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "mount",
+    "umount", "stats", "status", "pause", "resume", "service", "reaper", "config", "doctor",
 )  # fmt: skip
 CONFIG = ("config check", "config show")
 QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")
@@ -144,6 +144,19 @@ def told_quarantine_delete(volume: Path, victim: Path) -> Done:
     return done_well("quarantine", "delete", "--yes", "--json", "--volume", volume, quarantined(volume, victim))
 
 
+def told_plan(volume: Path, victim: Path) -> Done:
+    plan = volume / "plan.toml"
+    where = f'[[rule]]\ndirectory = "{victim}"\n'
+    plan.write_text(
+        f'{where}name = "*"\n{where}older = "9d"\n{where.replace("victim", "none")}older = "9d"\n'
+        f'purgelist = {{ directory = "{volume}/lists", ahead = "1d" }}\n',
+        encoding="utf-8",
+    )
+    done = trashd("plan", "--json", "--run", plan)
+    plan.unlink()
+    return done
+
+
 def told_doctor(volume: Path, _victim: Path) -> Done:
     stray = volume / ".trashd/u/0/orphans/stray"
     stray.mkdir()
@@ -163,7 +176,7 @@ def told_error(volume: Path, _victim: Path) -> Done:
     [
         told_init, told_swap, told_swap_now, told_rm, told_check, told_check_refused, told_holders, told_list,
         told_restore, told_keep, told_config_check, told_reap, told_quarantine_list, told_quarantine_retry,
-        told_quarantine_restore, told_quarantine_delete, told_doctor, told_error,
+        told_quarantine_restore, told_quarantine_delete, told_plan, told_doctor, told_error,
     ],
     ids=lambda act: act.__name__.removeprefix("told_"),
 )  # fmt: skip

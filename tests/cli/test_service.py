@@ -47,6 +47,7 @@ def test_all_is_there_after_it(tmp_path: Path) -> None:
     assert set(install(tmp_path).values()) == {"WRITTEN"}
     assert files_of(tmp_path) == {
         "usr/local/lib/systemd/system/trashd-reaper.service", "usr/local/lib/systemd/system/trashd-mount@.service",
+        "usr/local/lib/systemd/system/trashd-sweep.service", "usr/local/lib/systemd/system/trashd-sweep.timer",
         "usr/local/lib/systemd/user/trashd-reaper.service", SLICE, "usr/local/lib/sysusers.d/trashd.conf",
         "usr/local/lib/tmpfiles.d/trashd.conf", "usr/local/share/man/man1/trashd.1", "etc/trashd/config.toml",
         "sbin/mount.fuse.trashd", MANIFEST,

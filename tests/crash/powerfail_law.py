@@ -38,6 +38,13 @@ class Shape(Enum):
     REAPED = "fresh at the name, of the tree whatever is left"
     HALF = "fresh at the name, half of the tree in the store"
     HALF_HOME = "half of the tree at its name"
+    LINKED = "the tree at its name, a link of what it shall keep in the store, until recovery"
+    SHOWN = "what is kept by a link at the name, the tree in the store, until recovery"
+    KEPT = "what is kept at the name, the rest of the tree in the store"
+    SWEEPING = "a file of the tree in the store, the rest at its name"
+    SWEPT = "a file and a part of the tree in the store, the rest at its name"
+    MERGING = "a part of the tree in the store, the rest at its name"
+    PARTING = "the rest of the tree at its name, what was kept in the store, until recovery"
 
 
 class Look(NamedTuple):
@@ -63,7 +70,15 @@ _LOOKS = {
     Shape.REAPED: Look("fresh", _ABSENT, (("reaping",), ())),
     Shape.HALF: Look("fresh", _ABSENT, (("reaping",), ("half",))),
     Shape.HALF_HOME: Look("half", _ABSENT, ((),)),
+    Shape.LINKED: Look("tree", _ABSENT, (("file",),)),
+    Shape.SHOWN: Look("file", _ABSENT, (("tree",),)),
+    Shape.KEPT: Look("kept", _ABSENT, (("rest",),)),
+    Shape.SWEEPING: Look("half", _ABSENT, (("file",),)),
+    Shape.SWEPT: Look("lone", _ABSENT, (("kept",),)),
+    Shape.MERGING: Look("rest", _ABSENT, (("part",),)),
+    Shape.PARTING: Look("rest", _ABSENT, (("kept",),)),
 }
+_PASSING = {Shape.GAP, Shape.LINKED, Shape.SHOWN, Shape.PARTING}
 _ORPHANS = ".trashd/u/*/orphans/*"
 _SPARES = ".trashd/u/*/reserve/ready/spare"
 _KINDS = {
@@ -71,9 +86,11 @@ _KINDS = {
     ("f0", "f1", "part"): "tree",
     ("f0", "f1"): "rest",
     ("f1", "part"): "half",
+    ("f0", "part"): "kept",
     ("late",): "late",
     ("part",): "part",
     ("f0",): "file",
+    ("f1",): "lone",
 }
 
 
@@ -124,7 +141,7 @@ def check_state(root: Path, marks: Sequence[str]) -> str | None:
         return (
             _check_shapes(root, allowed, "at once")
             or _repair(root, marks)
-            or _check_shapes(root, {k: one - {Shape.GAP} for k, one in allowed.items()}, "after recovery")
+            or _check_shapes(root, {k: one - _PASSING for k, one in allowed.items()}, "after recovery")
             or _check_modes(root)
             or _check_reserves(root)
             or _check_listed(root, entries(root), marks)

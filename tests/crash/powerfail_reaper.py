@@ -13,6 +13,7 @@ from fusefs.reaper.pacer import Pacer
 from fusefs.reaper.volume import open_volume
 from fusefs.store.find import find_container
 from fusefs.store.keep import For, keep_by_id
+from tests.crash.powerfail_keeping import KEEPING
 from tests.crash.powerfail_law import Shape
 from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario
 from tests.support.store import raw, reap_now, restore, swap
@@ -90,6 +91,7 @@ def restore_half_reaped_round(cut: Cut, k: int) -> None:
 
 SCENARIOS = {
     **VERBS,
+    **KEEPING,
     "restore of half": Scenario(restore_half_reaped_round, n_rounds=1),
     "reap": Scenario(reap_round),
     "reap by the service": Scenario(service_reap_round),

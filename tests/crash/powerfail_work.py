@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, text_of
+from tests.support.gather import gather
 from tests.support.logdisk import LoggedVolume
 from tests.support.store import init, recover_all, remove, restore, swap
 from tests.support.users import as_user
@@ -294,6 +295,29 @@ def lower_store_rm_round(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.REMOVED)
 
 
+def sweep_round(cut: Cut, k: int) -> None:
+    """A sweep takes a file and a directory."""
+    _sweep(cut, k)
+
+
+def restore_swept_round(cut: Cut, k: int) -> None:
+    """They are put back, either of them first."""
+    orphan = _sweep(cut, k)
+    cut.stands(k, Shape.SWEPT, sync=True)
+    cut.may(k, Shape.SWEEPING, Shape.MERGING, Shape.HOME)
+    assert restore(cut.base, orphan, cut.kernel).n_left == 0
+    cut.stands(k, Shape.HOME)
+
+
+def _sweep(cut: Cut, k: int) -> str:
+    cut.begin(k)
+    cut.may(k, Shape.SWEEPING, Shape.SWEPT)
+    orphan = gather(cut.name(k), ["f0", "part"], cut.kernel).orphan
+    assert orphan is not None
+    cut.stands(k, Shape.SWEPT)
+    return orphan
+
+
 def init_round(cut: Cut, _k: int) -> None:
     init(cut.base, cut.kernel)
     cut.volume.mark(STORE_DURABLE)
@@ -338,6 +362,8 @@ VERBS = {
     "restore over written": Scenario(restore_over_written_round),
     "restore inside": Scenario(restore_inside_round),
     "restore of a file inside": Scenario(restore_file_inside_round),
+    "sweep": Scenario(sweep_round),
+    "restore of a sweep": Scenario(restore_swept_round),
     "init": Scenario(init_round, n_rounds=1, has_store=False, repeats=False),
 }
 

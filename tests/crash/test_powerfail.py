@@ -28,14 +28,13 @@ MEDDLED_IN = (
     else ["swap", "swap by a user", "two renames", "rm", "restore inside"]
 )
 
-on_each_fs = pytest.mark.parametrize(
-    "fstype",
-    [
-        pytest.param("ext4", marks=pytest.mark.needs("root", "loop", "fuse")),
-        pytest.param("xfs", marks=pytest.mark.needs("root", "loop", "fuse", "xfs")),
-        pytest.param("btrfs", marks=pytest.mark.needs("root", "loop", "fuse", "btrfs")),
-    ],
+EXT4, XFS, BTRFS = (
+    pytest.param("ext4", marks=pytest.mark.needs("root", "loop", "fuse")),
+    pytest.param("xfs", marks=pytest.mark.needs("root", "loop", "fuse", "xfs")),
+    pytest.param("btrfs", marks=pytest.mark.needs("root", "loop", "fuse", "btrfs")),
 )
+on_each_fs = pytest.mark.parametrize("fstype", [EXT4, XFS, BTRFS])
+on_xfs_and_btrfs = pytest.mark.parametrize("fstype", [XFS, BTRFS])
 pytestmark = pytest.mark.timeout(0 if IS_SOAK else 120)
 
 
@@ -89,6 +88,23 @@ class ParentFsync(Kernel):
             return
         with self.open_path(os.fsencode(here.parents[4]), os.O_RDONLY) as root:
             super().fsync(root)
+
+
+class SyncedExchange(Kernel):
+    """Exchanges, and somebody syncs all right after it."""
+
+    def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        super().exchange(old_dir, old, new_dir, new)
+        with self.open_dir(old_dir) as fd:
+            self.syncfs(fd)
+
+
+class NoKeptFsync(SyncedExchange):
+    """The same, and a restore does not flush the directory from which it takes back what was kept in view."""
+
+    def fsync(self, fd: int) -> None:
+        if b"/restoring/" not in (here := os.readlink(b"/proc/self/fd/%d" % fd)) or not here.endswith(b"/tree"):
+            super().fsync(fd)
 
 
 class ThreeRenames(Kernel):
@@ -208,6 +224,17 @@ def test_file_restored_on_btrfs_is_in_two_places_by_a_flush_of_where_it_went() -
 @pytest.mark.needs("root", "loop", "fuse", "btrfs")
 def test_record_rewritten_on_btrfs_before_its_container_is_durable_loses_its_tree() -> None:
     assert "('tree',) stored; not HOME" in first_failure("btrfs", "swap by a user", NoContainerFsync)
+
+
+@on_xfs_and_btrfs
+def test_restore_of_kept_is_durable_whoever_syncs_in_its_middle(fstype: str) -> None:
+    result = replay(fstype, SCENARIOS["restore of kept"], SyncedExchange)
+    assert not result.failures, str(result)
+
+
+@on_xfs_and_btrfs
+def test_restore_of_kept_without_a_flush_of_its_own_leaves_a_directory_behind(fstype: str) -> None:
+    assert "is rest at its name" in first_failure(fstype, "restore of kept", NoKeptFsync)
 
 
 @on_each_fs

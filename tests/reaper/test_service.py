@@ -13,6 +13,7 @@ from fusefs.core.errors import Busy
 from fusefs.store.stage import Options
 from tests.support.bulk import roomy_volume
 from tests.support.command import trashd
+from tests.support.gather import gather
 from tests.support.orphans import EXPIRED, ids, orphan_in, victim_in
 from tests.support.reapers import is_claimed
 from tests.support.served import SLOW, audited, begin_large, next_due_s, outwait
@@ -90,6 +91,22 @@ def test_restore_by_a_person_is_told(base: Path, volume: Path) -> None:
         running.until(lambda: running.volume(volume).next_due_ns is None)
     assert [event["event"] for event in audited(base)] == ["swapped", "restored"]
     assert {event["id"] for event in audited(base)} == {identifier}
+
+
+def test_sweep_is_told_once_however_often_a_part_of_it_is_restored(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        job = victim_in(volume)
+        identifier = gather(job, ["a", "sub/b"]).orphan or ""
+        running.until(lambda: audited(base))
+        (job / "a").write_text("new")
+        for _ in range(2):
+            assert restore(volume, identifier).n_left == 1
+        outwait(running, volume)
+        (job / "a").unlink()
+        assert restore(volume, identifier).n_left == 0
+        running.until(lambda: running.volume(volume).next_due_ns is None)
+        running.until(lambda: audited(base)[-1]["event"] == "restored")
+    assert [event["event"] for event in audited(base) if event["id"] == identifier] == ["swept", "restored"]
 
 
 def test_audit_log_tells_who_swapped_what_and_what_became_of_it(base: Path, volume: Path) -> None:

@@ -29,8 +29,9 @@ def status(system: System) -> dict[str, Any]:
 def test_what_is_installed_is_known_and_does_not_run(bare: System) -> None:
     bare.trashd("service", "install")
     assert bare.show("trashd-reaper", "LoadState", "ActiveState") == {"LoadState": "loaded", "ActiveState": "inactive"}
-    (unit,) = status(bare)["units"]
-    assert (unit["Id"], unit["UnitFileState"]) == ("trashd-reaper.service", "disabled")
+    assert [(unit["Id"], unit["UnitFileState"]) for unit in status(bare)["units"]] == [
+        ("trashd-reaper.service", "disabled"), ("trashd-sweep.timer", "disabled"), ("trashd-sweep.service", "static"),
+    ]  # fmt: skip
 
 
 def test_group_and_directories_are_there_after_it(bare: System) -> None:
@@ -45,17 +46,18 @@ def test_group_and_directories_are_there_after_it(bare: System) -> None:
 
 def test_uninstall_leaves_systemd_knowing_nothing(bare: System) -> None:
     bare.trashd("service", "install")
-    bare.systemctl("enable", "trashd-reaper")
+    bare.systemctl("enable", "trashd-reaper", "trashd-sweep.timer")
     bare.trashd("service", "uninstall")
-    assert bare.show("trashd-reaper", "LoadState") == {"LoadState": "not-found"}
-    assert not bare.path("etc/systemd/system/multi-user.target.wants/trashd-reaper.service").is_symlink()
+    for unit, target in (("trashd-reaper.service", "multi-user"), ("trashd-sweep.timer", "timers")):
+        assert bare.show(unit, "LoadState") == {"LoadState": "not-found"}
+        assert not bare.path(f"etc/systemd/system/{target}.target.wants/{unit}").is_symlink()
 
 
 def test_uninstall_is_refused_while_a_mount_is_served(bare: System) -> None:
     bare.trashd("service", "install")
     bare.path("srv/data").mkdir()
     bare.systemctl("start", "trashd-mount@srv-data")
-    assert [unit["Id"] for unit in status(bare)["units"]] == ["trashd-reaper.service", "trashd-mount@srv-data.service"]
+    assert status(bare)["units"][-1]["Id"] == "trashd-mount@srv-data.service"
     bare.trashd("service", "uninstall", code=8)
     assert bare.state("trashd-mount@srv-data") == "active"
     bare.systemctl("stop", "trashd-mount@srv-data")

@@ -15,8 +15,9 @@ pytestmark = pytest.mark.needs("systemd")
 
 UNITS = REPO / "systemd"
 REAPER, MOUNT, SLICE = "trashd-reaper.service", "trashd-mount@.service", "trashd.slice"
+SWEEP, TIMER = "trashd-sweep.service", "trashd-sweep.timer"
 # Ten times what systemd-analyze calls the exposure; lower is better.
-EXPOSURE_MAX = {REAPER: 36, MOUNT: 55}
+EXPOSURE_MAX = {REAPER: 36, MOUNT: 55, SWEEP: 28}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def settings(path: Path) -> list[tuple[str, str]]:
     return re.findall(r"^(\w+)=(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("unit", [REAPER, MOUNT, SLICE])
+@pytest.mark.parametrize("unit", [REAPER, MOUNT, SLICE, SWEEP, TIMER])
 def test_systemd_understands_every_line(installed: Path, unit: str) -> None:
     path = installed / "usr/local/lib/systemd/system" / unit
     done = analyze("verify", "--recursive-errors=yes", "--man=no", path)
@@ -60,7 +61,7 @@ def test_it_is_as_hardened_as_it_was(installed: Path, unit: str) -> None:
 @pytest.mark.parametrize("path", sorted(UNITS.rglob("*.service")), ids=lambda path: str(path.relative_to(UNITS)))
 def test_no_boot_needs_it(path: Path) -> None:
     keys = dict(settings(path))
-    assert keys["WantedBy"] in ("multi-user.target", "default.target")
+    assert keys.get("WantedBy", "a timer") in ("multi-user.target", "default.target", "a timer")
     assert not {"Before", "RequiredBy", "DefaultDependencies"} & set(keys)
 
 
@@ -76,6 +77,16 @@ def test_what_mounts_has_no_mount_namespace() -> None:
         r"|(Read(Write|Only)|Inaccessible|Exec|NoExec)Paths|Bind(ReadOnly)?Paths|MountFlags|ProcSubset|Root\w+|DynamicUser"
     )
     assert [key for key, _value in settings(UNITS / MOUNT) if hides.fullmatch(key)] == []
+
+
+@pytest.mark.parametrize("unit", [REAPER, SWEEP])
+def test_what_renames_in_volumes_puts_no_mount_into_them(unit: str) -> None:
+    divides = re.compile(
+        r"ProtectHome|PrivateTmp|(Read(Write|Only)|Inaccessible|Exec|NoExec|Bind(ReadOnly)?)Paths|Root\w+"
+    )
+    found = dict(settings(UNITS / unit))
+    assert [key for key in found if divides.fullmatch(key)] == []
+    assert found["ProtectSystem"] == "full"
 
 
 @pytest.mark.parametrize("path", sorted(UNITS.rglob("*.service")), ids=lambda path: str(path.relative_to(UNITS)))

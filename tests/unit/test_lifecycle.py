@@ -118,6 +118,15 @@ def test_restore_that_had_not_begun_is_given_back(name: Identity | None) -> None
     assert decide_restoring(record_of(), VICTIM, None, name) is RestoringAction.GIVE_BACK
 
 
+@given(st.sampled_from([VICTIM, Identity("", 0, 0)]), MAYBE, MAYBE)
+def test_sweeps_own_tree_is_kept_for_what_is_in_it(
+    tree: Identity, fresh: Identity | None, name: Identity | None
+) -> None:
+    record = record_of(Method.SWEEP, fresh=None)
+    assert decide_stage(record, tree, fresh, name) is StageAction.GATHERED
+    assert decide_restoring(record, tree, fresh, name) is RestoringAction.REST
+
+
 def test_every_state_but_the_first_is_entered_and_every_one_left_by_a_move() -> None:
     assert {to for _, to in LEGAL_MOVES} == set(State) - {State.STAGE}
     assert {source for source, _ in LEGAL_MOVES} == set(State)

@@ -157,13 +157,14 @@ def test_mount_over_itself_is_seen_by_its_clone() -> None:
     ("options", "owner"),
     [(b"rw,user_id=0,group_id=0", 0), (b"rw,user_id=1000,group_id=7,allow_other", 1000), (b"rw", -1)],
 )
-def test_owner_of_a_mount_of_ours_is_read(options: bytes, owner: int) -> None:
+def test_owner_of_a_mount_of_fuse_is_read(options: bytes, owner: int) -> None:
     from fusefs.linux import mountinfo
 
     line = b"36 35 0:98 / /mnt rw shared:7 - fuse.trashd /scratch\\040x " + options + b"\n"
     read = mountinfo._mount(line)
     assert (read.is_ours(), read.source, read.owner) == (True, b"/scratch x", owner)
-    assert mountinfo._mount(line.replace(b"fuse.trashd", b"fuse.sshfs")).owner == 0
+    assert mountinfo._mount(line.replace(b"fuse.trashd", b"fuse.sshfs")).owner == owner
+    assert mountinfo._mount(line.replace(b"fuse.trashd", b"fusectl")).owner == 0
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
-from fusefs.core.names import ContainerId, RelPath, VolumeId, make_id
-from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record, encode
+from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, make_id
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, KeptDirectory, Method, Record, encode
 from fusefs.core.wire import decode
 from tests.unit.test_lifecycle import record_of
 
 SAMPLE = Path(__file__).parent / "samples/record-1.json"
+SWEPT = Path(__file__).parent / "samples/record-1-sweep.json"
+KEEPING = SAMPLE.with_name("record-1-keeping.json")
 NAME = st.binary(min_size=1, max_size=40).filter(lambda n: b"/" not in n and b"\0" not in n and n not in (b".", b".."))
 PATH = st.lists(NAME, min_size=1, max_size=4).map(lambda names: RelPath(b"/".join(names)))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -30,6 +32,9 @@ JSON = st.recursive(
     max_leaves=6,
 )
 KNOWN = {"format", *Record._fields} - {"unknown"}
+KEPT = st.none() | st.dictionaries(NAME, st.integers(0, 2**64 - 1), max_size=3).map(
+    lambda inos: tuple(KeptDirectory(Name(name), ino) for name, ino in inos.items())
+)
 UNKNOWN = st.dictionaries((TEXT | st.just("unknown")).filter(lambda key: key not in KNOWN), JSON, max_size=3)
 RECORD = st.builds(
     Record,
@@ -48,6 +53,7 @@ RECORD = st.builds(
     lent_mode=st.none() | st.integers(0, 0o7777),
     lent_fresh=st.none() | st.integers(0, 0o7777),
     target=st.none() | PATH,
+    kept=KEPT,
     partial=st.booleans(),
     failures=st.lists(st.builds(Failure, st.binary(max_size=20), st.integers(1, 133), TEXT), max_size=3).map(tuple),
     unknown=UNKNOWN.map(lambda fields: tuple(fields.items())),
@@ -81,13 +87,18 @@ def test_decoding_any_bytes_raises_nothing_but_bad_record(text: bytes) -> None:
         decode(text)
 
 
-@given(st.sampled_from(sorted(FIELDS)), JSON)
+@given(st.sampled_from(sorted({*FIELDS, "kept"})), JSON)
 @example("note", "\ud800")
 @example("origin", "%FF/%zz")
 @example("created_ns", 10**400)
 @example("retention_s", -1)
 @example("victim", {"handle": "", "ino": 10**30, "btime_ns": 0})
 @example("lent_mode", 0o10000)
+@example("kept", {})
+@example("kept", {"a/b": 1})
+@example("kept", {"..": 1})
+@example("kept", {"a": -1})
+@example("kept", ["a"])
 def test_decoding_any_value_in_any_field_raises_nothing_but_bad_record(key: str, value: Any) -> None:
     try:
         record = decode(changed(**{key: value}))
@@ -119,6 +130,12 @@ def test_number_that_can_not_be_written_back_is_refused(number: str) -> None:
 def test_origin_that_climbs_or_is_not_plain_is_refused(path: str) -> None:
     with pytest.raises(BadRecord):
         decode(changed(origin=path))
+
+
+def test_origin_of_a_sweep_may_be_the_directory_that_holds_the_store() -> None:
+    record = decode(changed(origin="", method="sweep"))
+    assert record.origin == b""
+    assert decode(encode(record)) == record
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, 10**18])
@@ -161,5 +178,22 @@ def test_stored_sample_of_format_1_is_read() -> None:
     )
 
 
-def test_stored_sample_of_format_1_is_what_is_written_today() -> None:
-    assert encode(decode(SAMPLE.read_bytes())) == SAMPLE.read_bytes()
+def test_stored_sample_of_a_swap_that_keeps_is_read() -> None:
+    kept = decode(KEEPING.read_bytes()).kept
+    assert kept == (KeptDirectory(Name(b"cache"), 17), KeptDirectory(Name(b"job \xff\n%"), 18))
+
+
+def test_stored_sample_of_a_sweep_is_read() -> None:
+    record = decode(SWEPT.read_bytes())
+    assert (record.method, record.origin, record.fresh) == (Method.SWEEP, RelPath(b""), None)
+
+
+@pytest.mark.parametrize("sample", [SAMPLE, KEEPING, SWEPT])
+def test_stored_sample_of_format_1_is_what_is_written_today(sample: Path) -> None:
+    assert encode(decode(sample.read_bytes())) == sample.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", "%00", "a%2Fb"])
+def test_kept_name_that_is_not_one_in_the_top_is_refused(name: str) -> None:
+    with pytest.raises(BadRecord):
+        decode(changed(kept={name: 1}))

@@ -1,0 +1,154 @@
+"""The options that choose entries, and the selection that they make."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import time
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
+
+import click
+
+from fusefs.cli.options import Decorator
+from fusefs.core.criteria import (
+    check_exclude,
+    check_name,
+    check_path,
+    check_regex,
+    common_types,
+    parse_depths,
+    parse_size_bound,
+    parse_types,
+)
+from fusefs.core.errors import UsageError, from_os
+from fusefs.core.moments import is_path, parse_when
+from fusefs.core.selection import Field, Selection, SizeBound, TimeBound
+from fusefs.linux.kernel import Kernel
+
+_ID_MAX = 2**32 - 2
+T = TypeVar("T")
+
+
+class Read(click.ParamType[T], Generic[T]):
+    """A value as a function reads it, which says by ValueError what is wrong."""
+
+    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        """Read one."""
+        try:
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _uid(text: str) -> int:
+    return _number(text, "user", lambda name: pwd.getpwnam(name).pw_uid)
+
+
+def _gid(text: str) -> int:
+    return _number(text, "group", lambda name: grp.getgrnam(name).gr_gid)
+
+
+def _number(text: str, what: str, find: Callable[[str], int]) -> int:
+    """The number of a name that the system knows, or a number that was typed."""
+    try:
+        return find(text)
+    except KeyError:
+        pass
+    if not (text.isascii() and text.isdecimal() and int(text) <= _ID_MAX):
+        raise ValueError(f"there is no {what} {text!r}")
+    return int(text)
+
+
+class Typed(NamedTuple):
+    """What was typed of a selection; times are read when it is known which of a file's is meant."""
+
+    names: tuple[str, ...]
+    inames: tuple[str, ...]
+    paths: tuple[str, ...]
+    regexes: tuple[str, ...]
+    excludes: tuple[str, ...]
+    types: tuple[frozenset[str], ...]
+    sizes: tuple[SizeBound, ...]
+    older: tuple[str, ...]
+    newer: tuple[str, ...]
+    by: Field
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+    empty: bool
+    depths: tuple[int, int | None]
+
+    def selection(self, kernel: Kernel) -> Selection:
+        """The selection. Raises  UsageError; NotFound for a file whose time was meant"""
+        now_ns = kernel.now_ns()
+        least, most = self.depths
+        try:
+            times = [TimeBound(self.by, before_ns=_when(kernel, text, self.by, now_ns)) for text in self.older]
+            times += [TimeBound(self.by, after_ns=_when(kernel, text, self.by, now_ns)) for text in self.newer]
+            types = common_types(self.types)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        return Selection(
+            self.names, self.inames, self.paths, self.regexes, self.excludes, types, self.sizes, tuple(times),
+            self.uids, self.gids, self.empty, least, most,
+        )  # fmt: skip
+
+
+def _when(kernel: Kernel, text: str, field: Field, now_ns: int) -> int:
+    """A moment. Raises  ValueError, TrashdError"""
+    if not is_path(text):
+        return parse_when(text, now_ns, time.mktime)
+    try:
+        with kernel.open_path(os.fsencode(text), os.O_PATH) as fd:
+            if field == "btime":
+                return kernel.statx(fd).btime_ns
+            found: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
+            return found
+    except OSError as error:
+        raise from_os(error, os.fsencode(text)) from error
+
+
+def _many(name: str, field: str, read: click.ParamType[Any], metavar: str, told: str) -> Decorator:
+    return click.option(name, field, type=read, multiple=True, metavar=metavar, help=told)
+
+
+_OPTIONS: Sequence[Decorator] = (
+    _many("--name", "names", Read("glob", check_name), "GLOB", "The name matches, as find has it."),
+    _many(
+        "--iname", "inames", Read("glob", partial(check_name, ignores_case=True)), "GLOB", "The same, ignoring case."
+    ),
+    _many("--path", "paths", Read("glob", check_path), "GLOB", "The path below DIR matches; * takes slashes too."),
+    _many("--regex", "regexes", Read("regex", check_regex), "REGEX", "That whole path matches (Python's re)."),
+    _many("--type", "types", Read("types", parse_types), "f,d,l,p,s,b,c", "Of one of these types; default: all but d."),
+    _many("--size", "sizes", Read("size", parse_size_bound), "[+-]N[KMGT]", "Larger, smaller, exactly so many bytes."),
+    click.option("--older", multiple=True, metavar="WHEN", help="Before WHEN: 7d, 2026-11-01, @SECONDS, ./FILE."),
+    click.option("--newer", multiple=True, metavar="WHEN", help="After WHEN."),
+    click.option("--by", type=click.Choice(get_args(Field)), default="mtime", help="The time that is meant (mtime)."),
+    _many("--user", "uids", Read("user", _uid), "USER", "Owned by that user, a name or number."),
+    _many("--group", "gids", Read("group", _gid), "GROUP", "Of that group."),
+    click.option("--empty", is_flag=True, help="Empty files and directories."),
+    click.option(
+        "--depth", "depths", type=Read("depth", parse_depths), default="1..", metavar="N|A..B",
+        help="At most N levels below DIR, or from A to B; its own entries are at 1.",
+    ),
+    _many(
+        "--exclude", "excludes", Read("glob", check_exclude), "GLOB",
+        "Neither take nor enter what matches; by path if it has a slash.",
+    ),
+)  # fmt: skip
+
+
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """They, for a command that takes them as keywords; `typed` makes one value of them."""
+    return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), command)
+
+
+def typed(options: dict[str, Any]) -> Typed:
+    """Takes what belongs to the selection out of a command's options."""
+    return Typed(**{field: options.pop(field) for field in Typed._fields})

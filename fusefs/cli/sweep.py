@@ -1,0 +1,76 @@
+"""trashd sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fusefs.cli.options import Duration, Note, PathBytes, Rate, json_option
+from fusefs.cli.selecting import selection_options, typed
+from fusefs.cli.sweeping import Asked, sweep
+from fusefs.core.errors import UsageError
+from fusefs.linux.kernel import Kernel
+
+_MOST_WORKERS = 64
+
+
+@click.command("sweep", short_help="Trash, delete or move what a selection chooses.", no_args_is_help=True)
+@click.argument("directory", type=PathBytes(), metavar="DIR")
+@selection_options
+@click.option("--from", "source", type=PathBytes(), metavar="FILE", help="Only names from a list (-: standard input).")
+@click.option("-0", "--null", is_flag=True, help="Its names end with NUL (find -print0), not with a newline.")
+@click.option("--delete", is_flag=True, help="Delete the matches for good; directories only if they are empty.")
+@click.option("--recursive", is_flag=True, help="With --delete: matching directories with all that they hold.")
+@click.option("--move-to", "target", type=PathBytes(), metavar="DEST", help="Move them below DEST, keeping their tree.")
+@click.option("--flat", is_flag=True, help="All into DEST itself.")
+@click.option(
+    "--if-exists",
+    type=click.Choice(["skip", "number", "replace"]),
+    default="skip",
+    help="What to do where a name is taken in DEST: leave the match and say so, add a number, replace (skip).",
+)
+@click.option(
+    "--copy", is_flag=True, help="DEST may be on another filesystem: copied, verified, and only then deleted."
+)
+@click.option("--print", "prints", is_flag=True, help="Only print their paths; with --json one object for each.")
+@click.option("--print0", "prints_null", is_flag=True, help="The same, each ended by NUL.")
+@click.option("--keep-for", type=Duration(), help="Trashed, they can be restored that long (24h).")
+@click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
+@click.option("--max-delete", "most", type=click.IntRange(0), metavar="N", help="Act on so many matches at most.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only count them, and show the largest and the oldest.")
+@click.option("--confirm-above", "limit", type=click.IntRange(0), metavar="N", help="Ask first if more than N match.")
+@click.option("--yes", is_flag=True, help="The answer to that question.")
+@click.option(
+    "--threads",
+    "n_workers",
+    type=click.IntRange(1, _MOST_WORKERS),
+    metavar="N",
+    help="Work on so many directories at a time; default: what is fastest on the filesystem.",
+)
+@click.option("--max-rate", type=Rate(), metavar="N/s", help="Act on at most N matches a second.")
+@click.option("--max-bytes", type=Rate(), metavar="N/s", help="The same for their bytes (K, M, G: powers of 1024).")
+@click.option("--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does.")
+@json_option
+def command(directory: bytes, **options: Any) -> int:
+    """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
+
+    All that is told must hold, as with find. DIR itself is never chosen, a link is never followed, and what is mounted
+    below DIR is not entered. After Ctrl-C, or however it ended, the same command does the rest.
+
+    \b
+    Examples:
+      trashd sweep /var/log/app --name '*.log' --older 30d --dry-run
+      trashd sweep /var/log/app --name '*.log' --older 30d
+      trashd sweep /scratch --size +1G --by atime --older 90d --delete --confirm-above 1000
+      trashd sweep /data/in --name '*.csv' --move-to /data/done
+      trashd sweep /srv/build --type d --name node_modules --delete --recursive
+      find /data -newer mark -print0 | trashd sweep /data -0 --from -
+    """
+    kernel = Kernel()
+    selection = typed(options).selection(kernel)
+    asked = Asked(directory=directory, selection=selection, **options)
+    asked.check()
+    if selection.is_everything() and not asked.has_list() and not asked.prints_any():
+        raise UsageError("nothing says what to take", "all of it is --name '*'; an empty DIR is trashd swap DIR")
+    return sweep(kernel, asked)

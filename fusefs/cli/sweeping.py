@@ -1,0 +1,227 @@
+"""A sweep as a person sees it: what was asked for, a question, a bar, and what became of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import click
+
+from fusefs.cli import output, printing, swepttext
+from fusefs.cli.bar import bar
+from fusefs.cli.stop import Stop
+from fusefs.core.budget import Tempo
+from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, from_os
+from fusefs.core.names import printable
+from fusefs.core.selection import Selection
+from fusefs.core.sizes import format_size
+from fusefs.core.swept import Sums, Swept
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+
+_STDIN = b"-"
+
+
+class Asked(NamedTuple):
+    """What a command line asks for, as its options are named."""
+
+    directory: bytes
+    selection: Selection
+    source: bytes | None
+    null: bool
+    delete: bool
+    recursive: bool
+    target: bytes | None
+    flat: bool
+    if_exists: str
+    copy: bool
+    prints: bool
+    prints_null: bool
+    keep_for: int | None
+    note: str
+    most: int | None
+    dry: bool
+    limit: int | None
+    yes: bool
+    n_workers: int | None
+    max_rate: int | None
+    max_bytes: int | None
+    paced: bool
+    as_json: bool
+
+    def has_list(self) -> bool:
+        """Whether names are read, instead of a walk."""
+        return self.source is not None or self.null
+
+    def prints_any(self) -> bool:
+        """Whether nothing is done but that."""
+        return self.prints or self.prints_null
+
+    def trashes(self) -> bool:
+        """Whether the matches can be restored."""
+        return not (self.delete or self.target is not None or self.prints_any())
+
+    def check(self) -> None:
+        """Raises  UsageError for options that don't go together"""
+        actions = [
+            name
+            for name, is_asked in (
+                ("--delete", self.delete), ("--move-to", self.target is not None), ("--print", self.prints),
+                ("--print0", self.prints_null),
+            )
+            if is_asked
+        ]  # fmt: skip
+        if len(actions) > 1:
+            raise UsageError(" with ".join(actions), "one action at a time")
+        needs = (
+            ("--recursive", self.recursive, self.delete, "--delete"),
+            ("--flat", self.flat, self.target is not None, "--move-to"),
+            ("--copy", self.copy, self.target is not None, "--move-to"),
+            ("--if-exists", self.if_exists != "skip", self.target is not None, "--move-to"),
+            ("--keep-for", self.keep_for is not None, self.trashes(), "trashing"),
+            ("--note", bool(self.note), self.trashes(), "trashing"),
+            ("--dry-run", self.dry, not self.prints_any(), "an action that changes something"),
+            ("--confirm-above", self.limit is not None, not self.prints_any(), "an action that changes something"),
+        )
+        for name, is_asked, is_there, other in needs:
+            if is_asked and not is_there:
+                raise UsageError(f"{name} is for {other} only", "leave it out")
+
+    def end(self) -> bytes:
+        """What ends a path that is printed."""
+        return b"\0" if self.prints_null else b"\n"
+
+    def action(self) -> str:
+        """What is done, in a word."""
+        return "move" if self.target is not None else "delete" if self.delete else "trash"
+
+    def did(self) -> str:
+        """What became of the matches, as a participle."""
+        if self.target is not None:
+            return f"moved to {printable(self.target)}"
+        return "deleted" if self.delete else "trashed"
+
+
+def sweep(kernel: Kernel, asked: Asked) -> int:
+    """Do what a command line asks for; the exit code."""
+    with Stop() as stop, _names(kernel, asked) as names:
+        if asked.limit is not None and not asked.yes and not asked.dry:
+            names = None if names is None else list(names)
+            _confirm(kernel, asked, asked.limit, names, stop)
+        if stop():
+            return stop.exit_code()
+        swept = _run(kernel, asked, names, stop, counts=asked.dry)
+        if not asked.prints_any():
+            _tell(asked, swept)
+        if stop():
+            return stop.exit_code()
+    if swept.warnings:
+        return Unsettled.exit_code
+    return Incomplete.exit_code if swept.sums.n_failed or swept.is_limited or swept.is_stopped else 0
+
+
+@contextmanager
+def _names(kernel: Kernel, asked: Asked) -> Iterator[Iterable[bytes] | None]:
+    """The names of a list, read as they are needed; None if there is none."""
+    from fusefs.sweep.listed import read_names
+
+    end = b"\0" if asked.null else b"\n"
+    if not asked.has_list():
+        yield None
+    elif asked.source in (None, _STDIN):
+        yield read_names(sys.stdin.fileno(), end)
+    else:
+        assert asked.source is not None
+        try:
+            opened = kernel.open_path(asked.source, os.O_RDONLY)
+        except OSError as error:
+            raise from_os(error, asked.source) from error
+        with opened as fd:
+            yield read_names(fd, end)
+
+
+def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | None, stop: Stop) -> None:
+    """Ask whether so many are meant. Raises  Refused if they aren't, or if nobody is there to ask"""
+    found = _run(kernel, asked, names, stop, counts=True)
+    if found.sums.n_done <= limit or stop():
+        return
+    size = format_size(found.sums.n_bytes)
+    what = f"{swepttext.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()) or asked.as_json:
+        raise Refused(f"{what}, more than {limit:,}", "--yes does it all the same; --dry-run shows more of them")
+    if not click.confirm(f"{printable(found.directory)}: {what}. Go on?", err=True):
+        raise Refused("nothing was touched")
+
+
+def _run(kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stop: Stop, *, counts: bool) -> Swept:
+    from fusefs.reaper.paced import led_in
+    from fusefs.sweep.request import Request, ToCount, Wishes
+    from fusefs.sweep.run import run
+
+    act: Any = _act(asked)
+    request = Request(
+        asked.directory, asked.selection, ToCount(act) if counts else act, asked.most, names, asked.n_workers
+    )
+    if counts or asked.prints_any():
+        return run(kernel, request, Wishes(stops=stop))
+    tempo = Tempo(asked.max_rate, asked.max_bytes)
+    with (
+        _opened(kernel, asked.directory) as fd,
+        led_in(kernel, fd, tempo, _tell_why if asked.paced else None) as leads,
+        bar(printable(asked.directory), shown=not asked.as_json) as shows,
+    ):
+        before = Sums()
+
+        def progress(sums: Sums) -> None:
+            nonlocal before
+            shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
+            before = sums
+
+        return run(kernel, request, Wishes(leads, progress, stop))
+
+
+def _opened(kernel: Kernel, directory: bytes) -> Fd:
+    """Where the disk is listened to; the sweep opens it again, and says what is wrong with it if anything is."""
+    try:
+        return kernel.open_path(directory, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise from_os(error, directory) from error
+
+
+def _tell_why(why: str) -> None:
+    print(f"trashd: {why}", file=sys.stderr, flush=True)
+
+
+def _act(asked: Asked) -> Any:
+    """What is to be done, as sweep.request has it."""
+    from fusefs.sweep.request import IfExists, ToDelete, ToMove, ToPrint, ToTrash
+
+    if asked.prints_any():
+        prints = printing.objects(asked.directory) if asked.as_json else printing.paths(asked.directory, asked.end())
+        return ToPrint(lambda here, names: prints(here.kernel, here.sides.fd, here.upper, names))
+    if asked.delete:
+        return ToDelete(asked.recursive)
+    if asked.target is not None:
+        return ToMove(asked.target, asked.flat, IfExists(asked.if_exists), asked.copy)
+    from fusefs.store.stage import Options
+
+    return ToTrash(Options(DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for, asked.note))
+
+
+def _tell(asked: Asked, swept: Swept) -> None:
+    did = f"would be {asked.did()}" if asked.dry else asked.did()
+    if asked.as_json:
+        fields = {**output.plain(swept), "action": asked.action(), "dry_run": asked.dry}
+        fields["undo"] = None if swept.orphan is None else swepttext.undo(swept.orphan, swept.volume)
+        if not fields.pop("looks"):
+            fields["sums"]["n_bytes"] = None
+        output.as_json(fields)
+    else:
+        for line in swepttext.told(swept, did):
+            print(line)
+    for warning in swept.warnings:
+        output.warn(warning)

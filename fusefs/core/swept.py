@@ -1,0 +1,80 @@
+"""What a sweep did, or would do: as it is told to whoever asked for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fusefs.core.names import ContainerId
+from fusefs.core.record import Failure
+
+
+class Sums(NamedTuple):
+    """How far a sweep is.
+
+    n_seen      entries that were looked at, at least by name
+    n_vanished  matches that somebody else took meanwhile: no failure
+    n_mounts    directories with something mounted on them, which were skipped
+    n_spared    what a guard, or an action, left alone on purpose
+    n_inside    entries that went with a matched directory; no matches themselves
+    n_bytes     in the files that it was done to, as far as they were looked at
+    """
+
+    n_seen: int = 0
+    n_matched: int = 0
+    n_done: int = 0
+    n_vanished: int = 0
+    n_failed: int = 0
+    n_mounts: int = 0
+    n_spared: int = 0
+    n_inside: int = 0
+    n_bytes: int = 0
+
+    def plus(self, other: Sums) -> Sums:
+        """Both together."""
+        return Sums(*map(sum, zip(self, other, strict=True)))
+
+
+class Match(NamedTuple):
+    """One entry of a dry run: the path relative to the directory, its bytes, its time (the one of the selection)."""
+
+    path: bytes
+    n_bytes: int
+    time_ns: int
+
+
+class Spared(NamedTuple):
+    """What was left alone on purpose: its path relative to the directory, and why."""
+
+    name: bytes
+    why: str
+
+
+class Swept(NamedTuple):
+    """What a sweep did.
+
+    failures    the first by name, see `core.record.MAX_FAILURES`
+    spared      the first
+    is_stopped  somebody asked for it, or `why` says what made it useless to go on
+    is_limited  there are more matches than `Request.most`; the rest is untouched
+    orphan      the container that has what was trashed; None if nothing came
+    volume      the directory that holds its store, if that is not the root of the mount: commands need to be told
+    where       the directory that has what was moved
+    looks       whether `sums.n_bytes` says anything
+    largest, oldest  of a dry run, the first five
+    warnings    what could not be finished; the next command completes it
+    """
+
+    directory: bytes
+    sums: Sums
+    failures: tuple[Failure, ...] = ()
+    spared: tuple[Spared, ...] = ()
+    is_stopped: bool = False
+    why: str = ""
+    is_limited: bool = False
+    orphan: ContainerId | None = None
+    volume: bytes | None = None
+    where: bytes | None = None
+    looks: bool = False
+    largest: tuple[Match, ...] = ()
+    oldest: tuple[Match, ...] = ()
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,67 @@
+"""What a sweep gathered: the tree in its container, as whoever holds that finds it, fills it or puts it back."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import ExitStack
+
+from fusefs.core.names import join
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.container import Held
+from fusefs.store.layout import FRESH, TREE
+from fusefs.store.sides import Sides, open_shown_as
+
+MAKING = FRESH + b"."
+"""How the name of a directory begins that is being made for the tree, beside it."""
+_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def open_tree(held: Held) -> Sides:
+    """A container's tree, on both sides if a mount of ours shows it."""
+    store = held.folder.store
+    fd = store.kernel.open_beneath(held.fd, TREE, _DIR)
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        way = join(held.folder.way_to(held.state, held.name()), TREE)
+        mounted = open_shown_as(store.kernel, store.mounted, way, fd)
+        owned.pop_all()
+    return Sides(fd, mounted)
+
+
+def drop_prepared(held: Held) -> None:
+    """Remove the directories that a killed worker was still making."""
+    kernel = held.folder.store.kernel
+    for name in kernel.list(held.fd):
+        if name.startswith(MAKING):
+            kernel.rmdir(held.fd, name)
+
+
+def drop_empty_tree(held: Held) -> bool:
+    """Remove the tree if it is empty; whether it is gone."""
+    try:
+        held.folder.store.kernel.rmdir(held.fd, TREE)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def rmdir_at(kernel: Kernel, top: Fd, path: bytes) -> None:
+    """Remove the empty directory with a path. Raises  OSError"""
+    upper, _, name = path.rpartition(b"/")
+    with kernel.open_beneath(top, upper or b".", _DIR) as above:
+        kernel.rmdir(above, name)
+
+
+def flush(held: Held) -> None:
+    """Make the renames into or out of the tree durable, once the container was moved, or the tree removed, after them.
+
+    That change is the last of all in the journals of ext4 and xfs, so that a flush of the container carries them;
+    btrfs writes everything when a directory that was itself moved, or lost one, is flushed (docs/crash.md).
+    """
+    held.folder.store.kernel.fsync(held.fd)

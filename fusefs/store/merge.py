@@ -1,0 +1,206 @@
+"""Merge: what a sweep took back into the directory that it came from, entry by entry.
+
+A directory that is missing there comes whole, one that is there is descended into. What has its name taken stays
+where it is, and is told; nothing is ever replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import NotFound, Occupied, TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.core.names import Name, RelPath, join, split
+from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.linux.kernel import Kernel
+from fusefs.store.container import Held, move
+from fusefs.store.gathered import drop_empty_tree, flush, open_tree, rmdir_at
+from fusefs.store.recover import Origin, rescue_hoisted, retire_restored
+from fusefs.store.restore import Destination, Restored, restore, settle
+from fusefs.store.sides import Sides, between, wholly_beneath
+from fusefs.store.way_back import way_back
+
+_IN_BOTH = errno.EISDIR
+
+
+class Unmoved(NamedTuple):
+    """What stays where it is: the first by name, all counted."""
+
+    failures: tuple[Failure, ...] = ()
+    n: int = 0
+
+    def plus(self, path: bytes, number: int, call: str = "renameat2") -> Unmoved:
+        """One more."""
+        return self.and_also(Unmoved((Failure(path, number, call),), 1))
+
+    def and_also(self, other: Unmoved) -> Unmoved:
+        """Both together."""
+        return Unmoved((*self.failures, *other.failures)[:MAX_FAILURES], self.n + other.n)
+
+
+def merge_back(held: Held, inside: RelPath | None) -> Restored:
+    """Put what a sweep took back, all of it or what has a path in its tree. Takes over `held`.
+
+    What can't be moved is an orphan still, and told: the same again, later, brings the rest.
+    Raises  NotFound, Occupied, or OSError as the kernel refused: what is not back by then is an orphan again
+    """
+    kernel, origin = held.folder.store.kernel, held.record.origin
+    assert origin is not None
+    path = os.path.join(held.folder.store.base_path, join(origin, inside or b""))
+    with held:
+        try:
+            if inside is None and origin and _is_missing(held, origin, path):
+                return _back_whole(held, origin, path)
+            with open_tree(held) as tree:
+                if inside is None:
+                    left = _merge_all(kernel, held, tree, origin, path)
+                else:
+                    left = _merge_part(kernel, held, tree, inside)
+        except FileNotFoundError as error:
+            settle(held)
+            raise NotFound(path, "nothing of the orphan belongs there, or the directory above it is gone") from error
+        except (OSError, TrashdError):
+            settle(held)
+            raise
+        warnings = _end(held)
+    return Restored(held.id, path, None, held.record.partial, warnings, left.failures, left.n)
+
+
+def _is_missing(held: Held, origin: RelPath, path: bytes) -> bool:
+    with Origin(held, origin) as there:
+        if there.parent_fd is None:
+            raise NotFound(path, "the directory above it is gone: use --to PATH")
+        return there.identity() is None
+
+
+def _back_whole(held: Held, origin: RelPath, path: bytes) -> Restored:
+    """The directory that was swept is gone: the tree takes its place."""
+    with Origin(held, origin) as there, there.visible() as visible:
+        assert there.parent_fd is not None
+        destination = Destination(visible, path, there.parent_fd, there.name, origin, at_origin=True, by_root=False)
+        return restore(held, destination)
+
+
+def _merge_all(kernel: Kernel, held: Held, tree: Sides, origin: RelPath, path: bytes) -> Unmoved:
+    try:
+        target = held.folder.store.base().beneath(kernel, origin)
+    except NotADirectoryError as error:
+        raise Occupied(path) from error
+    with target:
+        return merge(kernel, tree, target, RelPath(b""))
+
+
+def _merge_part(kernel: Kernel, held: Held, tree: Sides, inside: RelPath) -> Unmoved:
+    *parents, name = split(inside)
+    above = join(*parents)
+    with wholly_beneath(kernel, tree, above) as source:
+        kernel.stat(source.fd, name)  # before anything is made for it
+        with way_back(kernel, held, tree.fd, parents) as target:
+            left = bring(kernel, source, target, name, above)
+    with suppress(OSError):
+        while above:  # directories that had nothing else in them
+            rmdir_at(kernel, tree.names(), above)
+            above = RelPath(os.path.dirname(above))
+    return left
+
+
+def _end(held: Held) -> tuple[str, ...]:
+    """The container goes, or is an orphan again with what is left; with what could not be finished."""
+    try:
+        if not drop_empty_tree(held):
+            flush(move(held, State.ORPHANS))
+            return ()
+        flush(held)
+        deep = rescue_hoisted(held)
+        retire_restored(held)
+    except OSError as error:
+        return (f"{error.strerror} after it was back; the next trashd command completes it",)
+    if deep is None:
+        return ()
+    return (f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}",)
+
+
+def bring(kernel: Kernel, source: Sides, target: Sides, name: Name, above: RelPath) -> Unmoved:
+    """Move one entry of a directory into another one; what of it stays.
+
+    above  what its path begins with, for people
+    """
+    number = _move(kernel, source, target, name)
+    if number == _IN_BOTH:
+        left = merge(kernel, source, target, RelPath(name))
+        return left._replace(failures=tuple(one._replace(name=join(above, one.name)) for one in left.failures))
+    return Unmoved().plus(join(above, name), number) if number else Unmoved()
+
+
+def merge(kernel: Kernel, source: Sides, target: Sides, start: RelPath) -> Unmoved:
+    """Move what is in a directory into the one that has the same path on the other side; what of it stays.
+
+    start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that.
+    """
+    left = Unmoved()
+    entered: list[RelPath] = []
+    pending = [start]
+    while pending:
+        upper = pending.pop()
+        entered.append(upper)
+        try:
+            with wholly_beneath(kernel, source, upper) as here, wholly_beneath(kernel, target, upper) as there:
+                both, stays = _move_all(kernel, here, there, upper)
+        except OSError as error:
+            left = left.plus(upper, error.errno or errno.EIO, "openat2")
+        else:
+            pending += both
+            left = left.and_also(stays)
+    for path in reversed(entered):
+        if path:
+            with suppress(OSError):  # something in it stays
+                rmdir_at(kernel, source.names(), path)
+    return left
+
+
+def _move_all(kernel: Kernel, here: Sides, there: Sides, upper: RelPath) -> tuple[list[RelPath], Unmoved]:
+    """The directories that both have, and what stays. Read again until nothing moves: servers skip entries."""
+    with kernel.open_dir(here.fd) as readable:
+        while True:
+            n_moved = 0
+            both: list[RelPath] = []
+            stays = Unmoved()
+            with kernel.scan(readable) as entries:
+                for entry in entries:
+                    name = Name(os.fsencode(entry.name))
+                    number = _move(kernel, here, there, name)
+                    if number == 0:
+                        n_moved += 1
+                    elif number == _IN_BOTH:
+                        both.append(join(upper, name))
+                    else:
+                        stays = stays.plus(join(upper, name), number)
+            if not n_moved:
+                return both, stays
+
+
+def _move(kernel: Kernel, here: Sides, there: Sides, name: Name) -> int:
+    """Why an entry stays: 0 if it doesn't, EISDIR if it is a directory that both have."""
+    source, target = between(here, there)
+    try:
+        kernel.rename_free(source, name, target, name)
+    except FileExistsError:
+        are_dirs = all(stat.S_ISDIR(_mode(kernel, side, name)) for side in (here, there))
+        return _IN_BOTH if are_dirs else errno.EEXIST
+    except FileNotFoundError:
+        return errno.ENOENT if _mode(kernel, here, name) else 0  # else somebody else took it
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _mode(kernel: Kernel, directory: Sides, name: Name) -> int:
+    """What has a name; 0 if nothing has it now, or something is mounted on it."""
+    try:
+        return kernel.stat(directory.fd, name).st_mode
+    except OSError:
+        return 0

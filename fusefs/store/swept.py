@@ -1,0 +1,268 @@
+"""A sweep's container: what is taken keeps its tree in it, and becomes one orphan in the end.
+
+Its record is durable before anything moves, and is the lock. Its `tree` is made like the directory that is swept;
+the directories in it are made like those that something is taken from, aside, so that they appear complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
+
+from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, TrashdError, from_os
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, Name, RelPath, join, split
+from fusefs.core.record import Method, Record
+from fusefs.linux.fd import Fd
+from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.likeness import apply_likeness, read_likeness
+from fusefs.linux.mountinfo import below
+from fusefs.store.ballast import FOR_USER, with_room
+from fusefs.store.container import RECORD_NEW, Held, dissolve, move
+from fusefs.store.gathered import MAKING, drop_empty_tree, drop_prepared, flush, open_tree, rmdir_at
+from fusefs.store.layout import TREE, Store, UserFolder
+from fusefs.store.locate import stores_for
+from fusefs.store.pointers import add_pointer
+from fusefs.store.scope import Scope
+from fusefs.store.sides import Sides, wholly_beneath
+from fusefs.store.stage import Options, Staged, stage_as
+from fusefs.store.verbs import own_folder, point_to
+
+_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class Basket(NamedTuple):
+    """A locked container in stage/ that a sweep puts things into; workers that are forked have it too.
+
+    scope   the directory that is swept
+    tree    its `tree`, on both sides if the directory is
+    volume  the directory that holds the store, if that is not the root of the mount: commands need to be told
+    """
+
+    scope: Scope
+    held: Held
+    tree: Sides
+    options: Options
+    volume: bytes | None
+
+    def into(self, upper: bytes) -> Sides:
+        """The directory that what is taken from a directory goes to; its caller's. Made if missing, like that one.
+
+        upper   path of the directory in the one that is swept
+        Raises  OSError: ENOENT if that directory is not there any more
+        """
+        kernel = self.held.folder.store.kernel
+        if not upper:
+            return wholly_beneath(kernel, self.tree, b"")
+        try:
+            return wholly_beneath(kernel, self.tree, upper)
+        except FileNotFoundError:
+            with_room(self.held.folder, FOR_USER, partial(self._make_way, kernel, upper))
+        return wholly_beneath(kernel, self.tree, upper)
+
+    def _make_way(self, kernel: Kernel, upper: bytes) -> None:
+        names = split(upper)
+        here = kernel.open_beneath(self.tree.fd, b".", _DIR)
+        for count, name in enumerate(names, start=1):
+            with here:
+                try:
+                    following = kernel.open_beneath(here, name, _DIR)
+                except FileNotFoundError:
+                    with kernel.open_beneath(self.scope.parent_fd, join(*names[:count]), _DIR) as model:
+                        self._make_like(kernel, here, name, model)
+                    following = kernel.open_beneath(here, name, _DIR)
+            here = following
+        here.close()
+
+    def _make_like(self, kernel: Kernel, here: Fd, name: Name, model: Fd) -> None:
+        """A directory made like another one appears with its likeness: some of that only an empty one can have."""
+        making = MAKING + os.urandom(6).hex().encode()
+        kernel.mkdir(self.held.fd, making)
+        try:
+            with kernel.open_dir(self.held.fd, making) as made:
+                _make_alike(kernel, made, model)
+            kernel.rename_free(self.held.fd, making, here, name)
+        except OSError as error:
+            with suppress(OSError):
+                kernel.rmdir(self.held.fd, making)
+            if not isinstance(error, FileExistsError):
+                raise  # else another worker was faster
+
+    def finish(self, *, is_empty: bool) -> tuple[ContainerId | None, tuple[str, ...]]:
+        """What is in it becomes an orphan; without anything the container goes. With what could not be finished.
+
+        is_empty  nothing was taken: the directories that were made for it go as well
+        """
+        try:
+            drop_prepared(self.held)
+            if is_empty:
+                _prune(self.held.folder.store.kernel, self.tree.fd)
+            if drop_empty_tree(self.held):
+                dissolve(self.held)
+                return None, ()
+            move(self.held, State.ORPHANS)
+            if self.options.durable:
+                flush(self.held)
+        except OSError as error:
+            return self.held.id, (f"{error.strerror} in the end; the next trashd command on this volume completes it",)
+        return self.held.id, ()
+
+
+@contextmanager
+def open_basket(kernel: Kernel, scope: Scope, options: Options) -> Iterator[Basket]:
+    """A container for what is taken out of a directory, in the first store that can have it.
+
+    Left without `finish` it is as a killed sweep leaves it: recovery adopts what is in there.
+    Raises  TrashdError; nothing is left behind then
+    """
+    with ExitStack() as owned:
+        try:
+            basket = _open_first(kernel, scope, options, owned)
+        except OSError as error:
+            if error.errno == errno.ESTALE and scope.mounted_root is not None:
+                raise NoBacking(scope.root_path + b": it shows another directory than its source") from error
+            raise from_os(error, scope.path()) from error
+        yield basket
+
+
+def _open_first(kernel: Kernel, scope: Scope, options: Options, owned: ExitStack) -> Basket:
+    crossed = False
+    try:
+        for relative, store in stores_for(kernel, scope):
+            with ExitStack() as opened:
+                opened.enter_context(store)
+                if relative:
+                    point_to(kernel, scope, relative, _point)
+                folder = opened.enter_context(own_folder(store))
+                try:
+                    basket = _open(kernel, scope, folder, relative, options, opened)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                    basket = None
+                if basket is not None:
+                    owned.enter_context(opened.pop_all())
+                    return basket
+            crossed = True
+    except NoStore as error:
+        if not crossed:
+            raise
+        raise CrossesBoundary(scope.path()) from error
+    raise CrossesBoundary(scope.path())
+
+
+def _point(store: Store, lower: RelPath) -> None:
+    with own_folder(store) as folder:
+        add_pointer(folder, lower)
+
+
+def _open(
+    kernel: Kernel, scope: Scope, folder: UserFolder, relative: RelPath, options: Options, owned: ExitStack
+) -> Basket | None:
+    """The container in one store; None if nothing can be renamed into it from there."""
+    origin = RelPath(below(scope.parent, relative))
+    name = os.path.basename(scope.path())
+    draft = partial(_record, folder, scope, origin, options)
+    staged = owned.enter_context(stage_as(folder, name, Method.SWEEP, draft))
+    assert staged.fresh is not None
+    try:
+        _make_alike(kernel, staged.fresh, scope.parent_fd)
+        if not _can_take(kernel, scope, staged.held):
+            _discard(staged)
+            return None
+        tree = owned.enter_context(_tree_of(kernel, staged, scope))
+    except (OSError, TrashdError):
+        _discard(staged)
+        raise
+    found_by_itself = any(mount.point == folder.store.base_path for mount in scope.mounts)
+    volume = None if found_by_itself else folder.store.base_path
+    return Basket(scope, staged.held, tree, options, volume)
+
+
+def _record(
+    folder: UserFolder, scope: Scope, origin: RelPath, options: Options, container: ContainerId, tree: Fd | None
+) -> Record:
+    kernel = folder.store.kernel
+    assert tree is not None
+    return Record(
+        id=container,
+        volume=folder.store.volume.id,
+        method=Method.SWEEP,
+        origin=origin,
+        parent=kernel.identify(scope.parent_fd),
+        fresh=None,
+        victim=kernel.identify(tree),
+        host=host_id(),
+        boot=boot_id(),
+        created_ns=kernel.now_ns(),
+        retention_s=options.retention_s,
+        note=options.note,
+    )
+
+
+def _discard(staged: Staged) -> None:
+    """Undo a staging; an error says that something is in there, which recovery then adopts."""
+    with suppress(OSError):
+        staged.held.folder.store.kernel.rmdir(staged.held.fd, TREE)
+        dissolve(staged.held)
+
+
+def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> Sides:
+    """The container's tree, on both sides if the directory that is swept is. Raises  OSError ESTALE if it can't be"""
+    if scope.mounted_parent is None:
+        return Sides(kernel.open_beneath(staged.held.fd, TREE, _DIR))
+    tree = open_tree(staged.held)
+    if tree.mounted is None:
+        tree.fd.close()
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), scope.path())
+    return tree
+
+
+def _make_alike(kernel: Kernel, made: Fd, model: Fd) -> None:
+    """Give an empty directory another one's likeness as far as we may; we must be able to write in it, though.
+
+    The original may have been closed to its owner's writing: things below it were taken. A tree of ours that we can't
+    change could not be put back.
+    """
+    try:
+        readable = kernel.open_dir(model)
+    except PermissionError:
+        return  # searched, not listed: its name was told by somebody
+    with readable:
+        wanted = read_likeness(kernel, readable)
+    if os.geteuid() != 0:
+        wanted = wanted._replace(mode=wanted.mode | stat.S_IRWXU)
+    apply_likeness(kernel, made, wanted)
+
+
+def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:
+    """Whether a rename from the directory can lead here; what that says before anything has moved.
+
+    A file that is made there without a name is linked into the container for a moment: the kernel asks the same of
+    a link as of a rename (project, subvolume, encryption). Its name here is one that recovery knows to remove.
+    Where that can't be tried, the first renames will tell.
+    """
+    try:
+        with kernel.create_unnamed(scope.parent_fd) as probe:
+            kernel.link_unnamed(probe, held.fd, RECORD_NEW)
+    except OSError as error:
+        return error.errno != errno.EXDEV
+    kernel.unlink(held.fd, RECORD_NEW)
+    return True
+
+
+def _prune(kernel: Kernel, tree: Fd) -> None:
+    """Remove the directories below one, as far as there is nothing in them but directories."""
+    found = [RelPath(b"")]
+    for upper in found:
+        with kernel.open_dir(tree, upper or b".") as fd:
+            found += [join(upper, name) for name in kernel.list(fd) if stat.S_ISDIR(kernel.stat(fd, name).st_mode)]
+    for path in reversed(found[1:]):
+        with suppress(OSError):
+            rmdir_at(kernel, tree, path)

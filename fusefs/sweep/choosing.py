@@ -1,0 +1,170 @@
+"""What a selection chooses where names don't tell: by a stat, by a look into a directory, by where something is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from fusefs.core.names import join
+from fusefs.core.selection import Matcher
+from fusefs.core.swept import Sums
+from fusefs.linux.batches import Looked, look_at_all
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import is_stores_own
+from fusefs.store.sides import Sides
+from fusefs.sweep.listing import kind_of, wanted_in
+from fusefs.sweep.request import Action, Identified
+from fusefs.sweep.tally import Tally
+
+
+class Dirs(Enum):
+    """What becomes of directories that are chosen themselves."""
+
+    WHOLE = "taken with all that they hold, and not entered"
+    FIRST = "told, then entered"
+    LAST = "entered, then taken"
+    STRIPPED = "all that they hold is taken, then they are"
+
+
+class Way(NamedTuple):
+    """How a sweep goes about it.
+
+    window    entries of a directory that are looked at together: memory is bounded by it
+    by_inode  acted on in the order of inode numbers
+    mounts    paths relative to the sweep's directory on which something is mounted
+    """
+
+    dirs: Dirs
+    window: int
+    by_inode: bool
+    mounts: tuple[bytes, ...]
+
+    def ends_at_limit(self) -> bool:
+        """Whether nothing is left to do when as much was chosen as may be: no directory that is emptied first."""
+        return self.dirs is not Dirs.STRIPPED
+
+
+class Chooser:
+    """Looks, and counts what it could not look at."""
+
+    def __init__(self, kernel: Kernel, root: Sides, matcher: Matcher, action: Action, way: Way, tally: Tally) -> None:
+        """root: the sweep's directory."""
+        self._kernel = kernel
+        self._root = root
+        self._matcher = matcher
+        self._avoided: frozenset[Identified] = action.avoided
+        self._way = way
+        self._tally = tally
+
+    def choose_files(
+        self, upper: bytes, sides: Sides, names: list[str], n_bytes: int | None, *, strips: bool
+    ) -> tuple[list[str], dict[str, int], list[str]]:
+        """Of some names of a directory those that are chosen, their sizes if they were looked at, and those for later.
+
+        n_bytes  the most that those chosen now may hold together, if they are more than one; None: whatever
+        strips   all are chosen
+        """
+        if n_bytes is None and (strips or not self._matcher.needs_stat):
+            return names, {}, []
+        looked = [one for one in self._look(upper, sides, names) if not stat.S_ISDIR(one.stat.st_mode)]
+        if not strips:
+            looked = self._taken(looked)
+        n = len(looked) if n_bytes is None else _fitting(looked, n_bytes)
+        return _names(looked[:n]), {one.name: one.stat.st_size for one in looked}, _names(looked[n:])
+
+    def choose_dirs(self, upper: bytes, sides: Sides, names: list[str]) -> list[str]:
+        """Of some directories in a directory those that are chosen."""
+        if self._matcher.needs_stat or self._avoided:
+            looked = self._taken(self._look(upper, sides, names, tells_mounts=False))
+            names = _names(one for one in looked if _identify(one) not in self._avoided)
+        if self._way.dirs is not Dirs.FIRST and self._way.mounts:
+            names = [name for name in names if not self._is_mounted(join(upper, os.fsencode(name)))]
+        if self._matcher.needs_emptiness:
+            names = [name for name in names if self._is_empty(upper, sides, name)]
+        return names
+
+    def choose(self, upper: bytes, sides: Sides, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Of names that somebody listed those that are chosen: files and directories."""
+        wanted = wanted_in(self._matcher, upper)
+        is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
+        names = [
+            name
+            for name in names
+            if (is_chosen is None or is_chosen(name))
+            and not (is_pruned is not None and is_pruned(name))
+            and not is_stores_own(os.fsencode(name))
+        ]
+        looked = self._look(upper, sides, names, are_listed=True)
+        looked = [one for one in looked if kind_of(one.stat.st_mode) in wanted.kinds]
+        files = [one for one in looked if not stat.S_ISDIR(one.stat.st_mode)]
+        dirs = [one.name for one in looked if stat.S_ISDIR(one.stat.st_mode)]
+        return _names(self._taken(files)), self.choose_dirs(upper, sides, dirs)
+
+    def may_look(self, upper: bytes) -> bool:
+        """Whether a directory may be looked into that nobody walked to. Raises  OSError"""
+        parts = upper.split(b"/") if upper else []
+        for at, part in enumerate(parts):
+            above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])
+            is_pruned = self._matcher.pruned_in(os.fsdecode(above))
+            if is_stores_own(part) or (is_pruned is not None and is_pruned(os.fsdecode(part))):
+                return False
+            if self._avoided:
+                with self._kernel.open_beneath(self._root.fd, path) as fd:
+                    st = self._kernel.fstat(fd)
+                if (st.st_dev, st.st_ino) in self._avoided:
+                    return False
+        return True
+
+    def _taken(self, looked: list[Looked]) -> list[Looked]:
+        takes = self._matcher.takes
+        return [one for one in looked if takes(one.stat, one.btime_ns)]
+
+    def _look(
+        self, upper: bytes, sides: Sides, names: Sequence[str], *, are_listed: bool = False, tells_mounts: bool = True
+    ) -> list[Looked]:
+        """Those that are there. tells_mounts: otherwise whoever enters them does"""
+        looked, refused = look_at_all(self._kernel, sides.fd, names, with_btime=self._matcher.needs_btime)
+        for name, number in refused:
+            if number == errno.EXDEV:
+                self._tally.count(Sums(n_mounts=int(tells_mounts)))
+            elif number != errno.ENOENT:
+                self._tally.fail(join(upper, os.fsencode(name)), number, "stat")
+            elif are_listed:
+                self._tally.count(Sums(n_vanished=1))
+        return looked
+
+    def _is_mounted(self, path: bytes) -> bool:
+        """Whether a mount is in the way, or would be carried away; whoever enters it tells of that."""
+        if self._way.dirs is not Dirs.WHOLE:
+            return path in self._way.mounts
+        return any(mount == path or mount.startswith(path + b"/") for mount in self._way.mounts)
+
+    def _is_empty(self, upper: bytes, sides: Sides, name: str) -> bool:
+        try:
+            with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
+                return self._kernel.is_empty(fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES):
+                self._tally.fail(join(upper, os.fsencode(name)), error.errno, "open")
+            return False  # one that may not be read is told by who enters it
+
+
+def _names(looked: Iterable[Looked]) -> list[str]:
+    return [one.name for one in looked]
+
+
+def _identify(one: Looked) -> Identified:
+    return one.stat.st_dev, one.stat.st_ino
+
+
+def _fitting(looked: Sequence[Looked], n_bytes: int) -> int:
+    """How many of them fit, at least one."""
+    for at, one in enumerate(looked):
+        n_bytes -= one.stat.st_size
+        if n_bytes <= 0:
+            return at + 1
+    return len(looked)

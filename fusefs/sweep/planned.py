@@ -1,0 +1,213 @@
+"""Rules carried out, or only looked at: one after the other, directory by directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import NamedTuple
+
+from fusefs.core.budget import AT_ONCE, Tempo
+from fusefs.core.errors import TrashdError, from_os
+from fusefs.core.moments import SECOND_NS
+from fusefs.core.plan import Delete, Move, Rule, Trash
+from fusefs.core.planned import Done, Listed, NotDone, Told
+from fusefs.core.selection import KINDS, Matcher, Selection
+from fusefs.core.swept import Spared, Sums, Swept
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.pace import Leads
+from fusefs.reaper.paced import led_in
+from fusefs.store.scope import Scope, scope_of
+from fusefs.store.sides import Sides
+from fusefs.store.stage import Options
+from fusefs.sweep.directories import Directory, Passed, find_directories
+from fusefs.sweep.guard import Keepers, Locking
+from fusefs.sweep.purgelist import Counted, PurgeLists, open_lists
+from fusefs.sweep.request import (
+    Action,
+    Here,
+    IfExists,
+    Request,
+    ToCount,
+    ToDelete,
+    ToMove,
+    ToPrint,
+    ToTrash,
+    Wishes,
+)
+from fusefs.sweep.run import run
+from fusefs.sweep.sieve import Sieve
+from fusefs.sweep.units import judge_units, open_quietly, time_of
+
+NO_WISHES = Wishes()
+_ALL = Selection(types=frozenset(KINDS))
+
+
+class How(NamedTuple):
+    """How rules are carried out.
+
+    runs    otherwise nothing is touched: it is told what would be done
+    now_ns  the time from which their ages are counted
+    most    that it may be
+    tell    called with a sentence when it begins to yield to others, and when it ends; None: it yields to nobody
+    """
+
+    runs: bool
+    now_ns: int
+    wishes: Wishes = NO_WISHES
+    most: Tempo = AT_ONCE
+    tell: Callable[[str], None] | None = None
+
+
+def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]:
+    """Do what the rules say, in their order, and tell each directory of each.
+
+    Who stops it finds the purge lists as they were: half a list would be taken for a whole one.
+    Raises  TrashdError, before anything is touched: a directory for purge lists is not to be had
+    """
+    with ExitStack() as owned:
+        paths = dict.fromkeys(rule.purge.directory for rule in rules if rule.purge is not None)
+        lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
+        leaders = _Leaders(kernel, how, owned)
+        for rule in rules:
+            listed = Counted() if rule.purge is None else lists[rule.purge.directory]
+            yield from _carry_out(kernel, rule, how, leaders, listed)
+            if how.wishes.stops():
+                return
+        for path, one in lists.items():
+            yield _publish(path, one)
+
+
+def _publish(path: bytes, lists: PurgeLists | Counted) -> Listed:
+    try:
+        return Listed(path, lists.publish(), lists.n_entries)
+    except OSError as error:
+        return Listed(path, 0, 0, from_os(error, path))
+
+
+class _Leaders:
+    """Who leads on each filesystem: what is felt on one is nothing to another."""
+
+    def __init__(self, kernel: Kernel, how: How, owned: ExitStack) -> None:
+        """owned: keeps them until all is done"""
+        self._kernel = kernel
+        self._how = how
+        self._owned = owned
+        self._leads: dict[int, Leads] = {}
+
+    def on(self, directory: Fd) -> Leads:
+        """Who leads where a directory is."""
+        device = self._kernel.fstat(directory).st_dev
+        if device not in self._leads:
+            fd = self._owned.enter_context(self._kernel.reopen(directory, os.O_PATH | os.O_DIRECTORY))
+            leads = led_in(self._kernel, fd, self._how.most, self._how.tell)
+            self._leads[device] = self._owned.enter_context(leads)
+        return self._leads[device]
+
+
+def _carry_out(
+    kernel: Kernel, rule: Rule, how: How, leaders: _Leaders, lists: PurgeLists | Counted
+) -> Iterator[Done | NotDone]:
+    """One rule, in each of its directories."""
+    is_any = False
+    for found in find_directories(kernel, rule.directory):
+        if how.wishes.stops():
+            return
+        is_any = True
+        if isinstance(found, Passed):
+            yield NotDone(rule, found.path, found.why)
+            continue
+        try:
+            with scope_of(kernel, found.fd, found.path) as scope:
+                there = how._replace(wishes=how.wishes._replace(leads=leaders.on(found.fd)))
+                one = _Rule(kernel, rule, there, lists, found, scope)
+                yield Done(rule, one.units() if rule.is_unit else one.entries())
+                if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
+                    one.list_soon()
+        except TrashdError as error:
+            yield NotDone(rule, found.path, error.message(), error)
+        except OSError as error:
+            told = from_os(error, found.path)
+            yield NotDone(rule, found.path, told.message(), told)
+    if not is_any:
+        yield NotDone(rule, rule.directory, "there is no such directory")
+
+
+class _Rule:
+    """One rule in one directory."""
+
+    def __init__(
+        self, kernel: Kernel, rule: Rule, how: How, lists: PurgeLists | Counted, found: Directory, scope: Scope
+    ) -> None:
+        self._kernel = kernel
+        self._rule = rule
+        self._how = how
+        self._lists = lists
+        self._scope = scope
+        self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
+        # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
+        st = kernel.fstat(scope.sides().names())
+        self._request = Request(found.path, rule.selection, _act(rule), most=rule.most, inode=(st.st_dev, st.st_ino))
+
+    def entries(self) -> Swept:
+        """Each entry by itself, at any depth."""
+        request = self._request._replace(guard=Keepers(holds=self._how.runs), wraps=self._locking(is_guarded=True))
+        if not self._how.runs:
+            request = request._replace(act=ToCount(_act(self._rule)))
+        return run(self._kernel, request, self._how.wishes)
+
+    def list_soon(self) -> None:
+        """Note what of that goes soon."""
+        guard = Keepers(holds=False)
+        listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None, guard=guard)
+        run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
+
+    def units(self) -> Swept:
+        """Each of the directory's own entries as a whole."""
+        assert self._rule.age is not None
+        sides, age, stops = self._scope.sides(), self._rule.age, self._how.wishes.stops
+        with open_quietly(self._kernel, sides.fd, b".") as fd:
+            why = Keepers(holds=self._how.runs).spares(self._kernel, Sides(fd, sides.mounted), b"")
+            if why is not None:
+                return Swept(self._scope.path(), Sums(n_spared=1), spared=(Spared(b"", why),))
+            sieve = Sieve(self._scope.path(), age.before_ns, self._due_ns, self._lists)
+            soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
+            judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops)
+            if not self._how.runs:
+                return sieve.would_take(judged, self._rule.most, stops)
+            request = self._request._replace(
+                selection=_ALL, names=sieve.due(judged), wraps=self._locking(is_guarded=False)
+            )
+            return sieve.told(run(self._kernel, request, self._how.wishes))
+
+    def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
+        return partial(Locking, holds=self._how.runs, is_guarded=is_guarded)
+
+    def _list(self, here: Here, names: Sequence[str]) -> None:
+        """Note what goes soon; in a dry run without what would be gone by now."""
+        assert self._rule.age is not None
+        fields, before_ns = self._rule.age
+        for name in names:
+            with suppress(FileNotFoundError), here.kernel.open_beneath(here.sides.fd, os.fsencode(name)) as fd:
+                st = here.kernel.fstat(fd)
+                time_ns = time_of(here.kernel, fields, fd, st)
+                if self._how.runs or time_ns >= before_ns:
+                    path = os.path.join(self._scope.path(), here.upper, os.fsencode(name))
+                    self._lists.add(st.st_uid, path, self._due_ns(time_ns))
+
+    def _due_ns(self, time_ns: int) -> int:
+        """When something of a time goes: at its age, or now if it is older."""
+        assert self._rule.age is not None
+        return max(time_ns + self._how.now_ns - self._rule.age.before_ns, self._how.now_ns)
+
+
+def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
+    match rule.act:
+        case Trash(keep_for_s):
+            return ToTrash(Options(retention_s=keep_for_s, note=f"plan {rule.place}"))
+        case Delete():
+            return ToDelete(recursive=rule.is_unit)
+        case Move(target, flat, if_exists, copy):
+            return ToMove(target, flat, IfExists(if_exists), copy)

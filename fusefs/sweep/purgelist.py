@@ -1,0 +1,183 @@
+"""Lists of what a plan will take, one for each user, written some time ahead.
+
+`<user>.list` belongs to that user, who alone may read it beside us. A line is a time, a tab and a path.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+from fusefs.core.errors import Refused, from_os
+from fusefs.core.names import Name, printable
+from fusefs.linux.credentials import user_name
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+
+_ENDING, _NEW = b".list", b".list.new"
+_MODE = 0o640
+_BUFFER_MAX_BYTES = 1 << 20
+_HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Counted:
+    """Lists that are only counted: what a dry run has."""
+
+    def __init__(self) -> None:
+        self._users: set[int] = set()
+        self.n_entries = 0
+
+    def add(self, uid: int, _path: bytes, _goes_ns: int) -> None:
+        """See PurgeLists."""
+        self._users.add(uid)
+        self.n_entries += 1
+
+    def publish(self) -> int:
+        """See PurgeLists."""
+        return len(self._users)
+
+
+class PurgeLists:
+    """The lists of one directory, which is for them alone."""
+
+    def __init__(self, kernel: Kernel, directory: Fd) -> None:
+        """directory: as `open_lists` gives it"""
+        self._kernel = kernel
+        self._directory = directory
+        self._lines: dict[int, list[bytes]] = {}
+        self._begun: dict[int, Name] = {}
+        self._n_bytes = 0
+        self._error: OSError | None = None
+        self.n_entries = 0
+
+    def add(self, uid: int, path: bytes, goes_ns: int) -> None:
+        """Note that a user's file, or unit, goes at a time, in nanoseconds since the epoch.
+
+        What stands against writing it is told by `publish`: no sweep ends for it
+        """
+        if self._error is not None:
+            return
+        line = b"%s\t%s\n" % (_time(goes_ns), line_path(path))
+        self._lines.setdefault(uid, []).append(line)
+        self._n_bytes += len(line)
+        self.n_entries += 1
+        if self._n_bytes > _BUFFER_MAX_BYTES:
+            try:
+                self._flush()
+            except OSError as error:
+                self._error = error
+
+    def publish(self) -> int:
+        """Put all lists in place, and take away those of users who have none any more; how many there are.
+
+        Raises  OSError: those that were there before are there still, or some are new
+        """
+        if self._error is not None:
+            raise self._error
+        self._flush()
+        for uid, new in self._begun.items():
+            with self._open(new, os.O_WRONLY) as fd:
+                if os.geteuid() == 0:
+                    self._kernel.chown(fd, uid, -1)
+                os.fchmod(fd, _MODE)
+                self._kernel.fsync(fd)
+            self._kernel.rename(self._directory, new, self._directory, new.removesuffix(_NEW) + _ENDING)
+        published = {name.removesuffix(_NEW) + _ENDING for name in self._begun.values()}
+        for name in self._kernel.list(self._directory):
+            if name.endswith((_ENDING, _NEW)) and name not in published:
+                self._kernel.unlink(self._directory, name)
+        self._kernel.fsync(self._directory)
+        n_users = len(self._begun)
+        self._begun = {}
+        return n_users
+
+    def drop(self) -> None:
+        """Take away what is not published."""
+        for new in self._begun.values():
+            with suppress(FileNotFoundError):
+                self._kernel.unlink(self._directory, new)
+        self._begun = {}
+
+    def _flush(self) -> None:
+        """Write what is collected: many users have a few lines each, so that none keeps a file open."""
+        for uid, lines in self._lines.items():
+            with self._begin(uid) as fd, open(fd, "ab", closefd=False) as file:
+                file.writelines(lines)
+        self._lines = {}
+        self._n_bytes = 0
+
+    def _begin(self, uid: int) -> Fd:
+        """A user's new list, opened to be written on."""
+        new = self._begun.get(uid)
+        if new is not None:
+            return self._open(new, os.O_WRONLY | os.O_APPEND)
+        new = Name(_file_name(uid) + _NEW)
+        with suppress(FileNotFoundError):
+            self._kernel.unlink(self._directory, new)  # of a run that was killed
+        fd = self._kernel.create(self._directory, new, os.O_WRONLY | os.O_APPEND)
+        self._begun[uid] = new
+        os.write(fd, _HEAD)
+        return fd
+
+    def _open(self, name: bytes, flags: int) -> Fd:
+        return self._kernel.open_beneath(self._directory, name, flags | os.O_NOFOLLOW)
+
+
+@contextmanager
+def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLists | Counted]:
+    """The lists of a directory; what is not published is dropped in the end.
+
+    writes  it is made if it is missing; otherwise nothing is touched
+    Raises  Refused: others could put links there; or what the kernel said
+    """
+    try:
+        if writes:
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o755)
+                os.chmod(path, 0o755)  # its users come for their lists, whatever our umask
+        fd = kernel.open_path(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if not writes and error.errno == errno.ENOENT:
+            yield Counted()
+            return
+        raise from_os(error, path) from error
+    with fd:
+        _check(path, kernel.fstat(fd))
+        if not writes:
+            yield Counted()
+            return
+        lists = PurgeLists(kernel, fd)
+        try:
+            yield lists
+        finally:
+            lists.drop()
+
+
+def _check(path: bytes, st: os.stat_result) -> None:
+    """Nothing, if only root and ourselves can change the directory. Raises  Refused"""
+    if st.st_uid not in (0, os.geteuid()) or st.st_mode & _OTHERS_WRITE:
+        hint = "chown it to root and chmod go-w, or name another one: it is for these lists alone"
+        raise Refused(f"others can change {printable(path)}, where the purge lists belong", hint)
+
+
+def line_path(path: bytes) -> bytes:
+    r"""A path on a line: as it is, but for control characters, bad UTF-8 (`\xNN`) and backslashes (`\\`)."""
+    return printable(path.replace(b"\\", b"\\\\")).encode()
+
+
+def _file_name(uid: int) -> bytes:
+    name = os.fsencode(user_name(uid))
+    return name if name and b"/" not in name and not name.startswith(b".") else b"%d" % uid
+
+
+def _time(ns: int) -> bytes:
+    """UTC to the second. A time that no calendar has is told as the last one that it has."""
+    try:
+        return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+    except (ValueError, OverflowError):
+        return b"9999-12-31T23:59:59Z"

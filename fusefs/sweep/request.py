@@ -1,0 +1,207 @@
+"""What a sweep is asked for, what an action is given and says, and what the sweep says in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from fusefs.core.names import ContainerId
+from fusefs.core.selection import Selection
+from fusefs.core.swept import Sums
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.pace import FULL_SPEED, Leads
+from fusefs.store.sides import Sides
+
+if TYPE_CHECKING:
+    from fusefs.store.stage import Options
+
+Identified = tuple[int, int]
+"""st_dev and st_ino of a directory that is open as long as this is used."""
+
+
+class IfExists(Enum):
+    """What a move does where its name is taken."""
+
+    SKIP = "skip"
+    NUMBER = "number"
+    REPLACE = "replace"
+
+
+class ToTrash(NamedTuple):
+    """The matches become one orphan that keeps their tree. options: None for the usual ones"""
+
+    options: Options | None = None
+
+
+class ToDelete(NamedTuple):
+    """The matches are gone at once.
+
+    recursive  a matched directory goes with all that it holds; otherwise only if it is empty
+    """
+
+    recursive: bool = False
+
+
+class ToMove(NamedTuple):
+    """The matches are moved.
+
+    target  the directory that they are moved to, as a person named it
+    flat    all into that directory itself; otherwise in the tree that they were in
+    copy    by a copy, which is verified before the original goes, where a rename can't do it
+    """
+
+    target: bytes
+    flat: bool = False
+    if_exists: IfExists = IfExists.SKIP
+    copy: bool = False
+
+
+class ToPrint(NamedTuple):
+    """The matches are told, and nothing is done to them.
+
+    tell  called in this process with the directory, open, and names in it; may raise, which ends the sweep
+    """
+
+    tell: Callable[[Here, Sequence[str]], None]
+
+
+class ToCount(NamedTuple):
+    """The matches are counted with their bytes, the largest and the oldest: a dry run of another action.
+
+    instead  what would be done with them: it decides what is entered, and what is left out
+    """
+
+    instead: ToTrash | ToDelete | ToMove | None = None
+
+
+Act = ToTrash | ToDelete | ToMove | ToPrint | ToCount
+
+
+class Request(NamedTuple):
+    """A sweep as a person asks for it.
+
+    directory  where; as it was typed
+    most       matches that it may be done to; then the sweep ends, exactly there
+    names      only these, each relative to the directory (or absolute and inside of it), instead of a walk
+    n_workers  None: what is best there
+    inode      st_dev and st_ino that the directory must have; None: whatever is there
+    guard      who says what is not even looked into
+    wraps      puts something of one's own around the action
+    """
+
+    directory: bytes
+    selection: Selection
+    act: Act
+    most: int | None = None
+    names: Iterable[bytes] | None = None
+    n_workers: int | None = None
+    inode: Identified | None = None
+    guard: Guard | None = None
+    wraps: Callable[[Action], Action] = lambda action: action
+
+
+class Wishes(NamedTuple):
+    """What somebody wants of a sweep beside that it happens.
+
+    leads     how fast, asked before each slice; without one: as fast as the kernel
+    progress  told the sums after each slice
+    stops     asked between slices
+    """
+
+    leads: Leads = FULL_SPEED
+    progress: Callable[[Sums], None] = lambda _sums: None
+    stops: Callable[[], bool] = lambda: False
+
+
+class Top(NamedTuple):
+    """The directory of a sweep, open.
+
+    path    absolute, links resolved
+    sides   itself (O_PATH) on the backing filesystem, and as a mount of ours shows it
+    mounts  paths relative to it on which something is mounted
+    """
+
+    path: bytes
+    sides: Sides
+    mounts: tuple[bytes, ...] = ()
+
+
+class Here(NamedTuple):
+    """Where an action is to take something.
+
+    sides       the open directory: look by `sides.fd` (readable), change names by `sides.names()`
+    upper       its path relative to the sweep's directory; empty for that itself
+    are_dirs    the names are directories, each to be taken whole; otherwise none was one when it was listed
+    is_stopped  to be asked now and then by what takes long: then return with what is not begun in `n_left`
+    """
+
+    kernel: Kernel
+    sides: Sides
+    upper: bytes
+    are_dirs: bool
+    is_stopped: Callable[[], bool]
+
+
+class Taken(NamedTuple):
+    """What became of the names that an action was given: those neither refused, spared nor left are done.
+
+    refused  names and errnos; ENOENT is for one that vanished, which is no failure
+    call     the call that refused, for people
+    spared   names that it left alone on purpose, and why
+    n_left   of the last names, not tried: they are offered again, in the same order
+    """
+
+    refused: Sequence[tuple[str, int]] = ()
+    call: str = ""
+    spared: Sequence[tuple[str, str]] = ()
+    n_left: int = 0
+
+
+class Ended(NamedTuple):
+    """How an action ended; see Swept."""
+
+    orphan: ContainerId | None = None
+    volume: bytes | None = None
+    where: bytes | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Action(Protocol):
+    """What is done to matches. Made once, before there are workers; each of them has a copy by fork, or shares it.
+
+    is_single   one worker alone does it: what it remembers, its others would not know
+    takes_dirs  it takes a directory whole by one call: what is in there is not looked at any more
+    avoided     directories that are never listed, entered or taken: where the matches are moved to
+    """
+
+    @property
+    def is_single(self) -> bool: ...
+
+    @property
+    def takes_dirs(self) -> bool: ...
+
+    @property
+    def avoided(self) -> frozenset[Identified]: ...
+
+    def take(self, here: Here, names: Sequence[str]) -> Taken:
+        """Do it to some names of a directory (a hundred or so at a time), as os.scandir gives them.
+
+        Called in any worker, beside others: threads on network filesystems, otherwise processes. A destination
+        that is missing is made by whoever comes first; it is no failure that somebody else was faster.
+        Raises  nothing for a name: that is in `refused`. An OSError is a failure of all the names
+        """
+
+    def end(self, sums: Sums) -> Ended:
+        """Finish, in the first process, when all workers are gone; also after a stop, or with nothing done."""
+
+
+class Guard(Protocol):
+    """Who is asked before a directory is looked into; each worker has a copy by fork, or shares it."""
+
+    def spares(self, kernel: Kernel, sides: Sides, upper: bytes) -> str | None:
+        """Why a directory is left alone, with all that is in it and its own name; None if it isn't.
+
+        sides  the directory, open for reading, for as long as whoever asked is at it
+        upper  its path relative to the sweep's directory, which is asked about too
+        """

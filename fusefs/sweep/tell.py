@@ -1,0 +1,96 @@
+"""What changes nothing: matches told one by one, or counted."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Sequence
+
+from fusefs.core.names import join
+from fusefs.core.selection import Field, Selection
+from fusefs.core.swept import Match, Sums
+from fusefs.linux.batches import Looked, look_at_all
+from fusefs.sweep.request import Ended, Here, Identified, Taken, ToPrint
+
+_TOLD = 5
+
+
+class Untellable(Exception):
+    """Whoever is told could not listen."""
+
+    def __init__(self, error: OSError) -> None:
+        """error: what he met."""
+        super().__init__(error)
+        self.error = error
+
+
+class Telling:
+    """Tells (sweep.request.Action), in this process alone."""
+
+    is_single = True
+    takes_dirs = False
+    avoided: frozenset[Identified] = frozenset()
+
+    def __init__(self, to: ToPrint) -> None:
+        self._to = to
+
+    def take(self, here: Here, names: Sequence[str]) -> Taken:
+        """See Action. Raises  Untellable"""
+        try:
+            self._to.tell(here, names)
+        except OSError as error:
+            raise Untellable(error) from error
+        return Taken()
+
+    def end(self, _sums: Sums) -> Ended:
+        """See Action."""
+        return Ended()
+
+
+class Counting:
+    """Counts (sweep.request.Action), in this process alone; it remembers the largest and the oldest."""
+
+    is_single = True
+
+    def __init__(self, selection: Selection, avoided: frozenset[Identified], *, takes_dirs: bool) -> None:
+        self.avoided = avoided
+        self.takes_dirs = takes_dirs
+        self._field: Field = next((bound.field for bound in selection.times), "mtime")
+        self.n_bytes = 0
+        self._largest: list[tuple[int, bytes, int]] = []
+        self._oldest: list[tuple[int, bytes, int]] = []
+
+    def take(self, here: Here, names: Sequence[str]) -> Taken:
+        """See Action."""
+        looked, refused = look_at_all(here.kernel, here.sides.fd, names, with_btime=self._field == "btime")
+        for one in looked:
+            self._count(here.upper, one)
+        return Taken(refused, "stat")
+
+    def _count(self, upper: bytes, one: Looked) -> None:
+        n_bytes = one.stat.st_size
+        time_ns: int = one.btime_ns if self._field == "btime" else getattr(one.stat, f"st_{self._field}_ns")
+        self.n_bytes += n_bytes
+        if len(self._largest) < _TOLD or n_bytes > self._largest[0][0] or -time_ns > self._oldest[0][0]:
+            path = join(upper, os.fsencode(one.name))
+            _keep(self._largest, (n_bytes, path, time_ns))
+            _keep(self._oldest, (-time_ns, path, n_bytes))
+
+    def largest(self) -> tuple[Match, ...]:
+        """The first of all, by size."""
+        return tuple(Match(path, n_bytes, time_ns) for n_bytes, path, time_ns in sorted(self._largest, reverse=True))
+
+    def oldest(self) -> tuple[Match, ...]:
+        """The first of all, by time."""
+        return tuple(Match(path, n_bytes, -time_ns) for time_ns, path, n_bytes in sorted(self._oldest, reverse=True))
+
+    def end(self, _sums: Sums) -> Ended:
+        """See Action."""
+        return Ended()
+
+
+def _keep(heap: list[tuple[int, bytes, int]], one: tuple[int, bytes, int]) -> None:
+    if len(heap) < _TOLD:
+        heapq.heappush(heap, one)
+    else:
+        heapq.heappushpop(heap, one)

@@ -1,0 +1,38 @@
+"""A sweep's directory, opened; whether it may be swept, and what is mounted in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fusefs.core.errors import NotFound
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
+from fusefs.store.layout import trusted_owners
+from fusefs.store.scope import Scope, find_scope
+from fusefs.sweep.request import Identified, Top
+
+
+@contextmanager
+def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[Top]:
+    """The directory.
+
+    inode   that it must have, on the side that the path leads to; None: any
+    Raises  what `find_scope` does; NotFound if it is another one
+    """
+    with find_scope(kernel, directory) as scope:
+        sides = scope.sides()
+        st = kernel.fstat(sides.names())
+        if inode not in (None, (st.st_dev, st.st_ino)):
+            raise NotFound(directory, "it was moved meanwhile")
+        yield Top(scope.path(), sides, tuple(_mounts(scope)))
+
+
+def _mounts(scope: Scope) -> Iterator[bytes]:
+    by_id = {mount.mnt_id: mount for mount in scope.mounts}
+    ours = views(scope.mounts, trusted_owners(os.geteuid()))
+    for place in every_place(scope.place(), ours):
+        for mount in mounts_inside(place, scope.mounts):
+            inside = place_of(mount.point, by_id[mount.parent_id])
+            yield below(inside.path, place.path)

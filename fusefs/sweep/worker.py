@@ -1,0 +1,371 @@
+"""One slice of a sweep: directories opened by their path from the sweep's own, listed, chosen from, acted on.
+
+Nothing on the way may be a link, a mount or `..` (openat2), so that what somebody exchanges for a directory that was
+listed is never entered. A name costs a stat only if the selection asks for more than names and kinds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from fusefs.core.budget import Budget
+from fusefs.core.names import join
+from fusefs.core.selection import Matcher
+from fusefs.core.swept import Sums
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.groups import Groups
+from fusefs.store.sides import Sides, open_shown_as
+from fusefs.sweep.anchors import Anchors
+from fusefs.sweep.choosing import Chooser, Dirs, Way
+from fusefs.sweep.jobs import Job, Kind, Outcome, Share
+from fusefs.sweep.listing import EVERYTHING, Found, read_window, wanted_in
+from fusefs.sweep.request import Action, Guard, Here, Identified, Taken
+from fusefs.sweep.tally import Tally
+
+_AT_ONCE = 128
+"""Names between two looks at the clock: about a millisecond's work."""
+_BUNDLE = 2048
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What was listed is no directory any more; what a link leads to is nobody's business here."""
+
+
+class Worker(NamedTuple):
+    """Runs slices of one sweep; in whatever process or thread, as it keeps nothing between them.
+
+    root    the sweep's directory
+    groups  the filesystem's allocation groups, where workers had better not meet in one
+    """
+
+    kernel: Kernel
+    root: Sides
+    matcher: Matcher
+    action: Action
+    way: Way
+    groups: Groups
+    guard: Guard | None
+    is_stopped: Callable[[], bool]
+
+    def run(self, work: Share, budget: Budget) -> Outcome:
+        """Do a slice. Raises nothing for an entry: what the kernel refuses is in the outcome."""
+        with ExitStack() as owned:
+            return _Run(self, work, budget, owned).run()
+
+
+class _Run:
+    """One run of one slice."""
+
+    def __init__(self, worker: Worker, work: Share, budget: Budget, owned: ExitStack) -> None:
+        self._worker = worker
+        self._kernel = worker.kernel
+        self._lists_whole = work.lists_whole
+        self._jobs = list(work.jobs)
+        self._given = frozenset(work.fds())
+        self._budget = budget
+        self._began_at = time.monotonic()
+        self._ends_at = self._began_at + budget.seconds
+        self._tally = Tally(work.most)
+        self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
+        self._anchors = owned.enter_context(Anchors(worker.kernel, worker.root.fd))
+
+    def run(self) -> Outcome:
+        try:
+            while self._jobs:
+                self._step(self._jobs.pop())
+                if self._is_over():
+                    break
+        except BaseException:
+            for job in self._jobs:
+                self._close(job.fd)
+            raise
+        tally = self._tally
+        return Outcome(
+            tally.sums,
+            tuple(tally.failures),
+            tuple(tally.spared),
+            tuple(self._jobs),
+            tally.why(),
+            tally.left,
+            tally.is_limited,
+            time.monotonic() - self._began_at,
+        )
+
+    def _is_over(self) -> bool:
+        """Whether the slice has done what it may."""
+        sums, budget = self._tally.sums, self._budget
+        return (
+            time.monotonic() >= self._ends_at
+            or (self._tally.is_limited and self._worker.way.ends_at_limit())
+            or self._worker.is_stopped()
+            or bool(self._tally.why())
+            or (budget.n_entries is not None and sums.n_done + sums.n_inside >= budget.n_entries)
+            or (budget.n_bytes is not None and sums.n_bytes >= budget.n_bytes)
+        )
+
+    def _step(self, job: Job) -> None:
+        match job.kind:
+            case Kind.ENTER:
+                job = job.unpack()
+                name = job.names.pop()
+                if job.names:
+                    self._jobs.append(job)
+                if not self._enter(join(job.upper, os.fsencode(name)), strips=job.strips, may_wait=bool(job.names)):
+                    job.names.insert(0, name)
+            case Kind.LIST:
+                fd = Fd(job.fd)
+                self._list(job, Sides(fd, open_shown_as(self._kernel, self._worker.root.mounted, job.upper, fd)))
+            case Kind.TAKE | Kind.AFTER:
+                sides = self._open_told(job.upper, job.inode)
+                if sides is not None:
+                    self._take(job.unpack(), sides)
+                    self._leave(sides)
+            case Kind.LOOK:
+                self._look(job.unpack())
+
+    # Directories.
+
+    def _open(self, upper: bytes) -> Sides:
+        """A directory, readable, on both sides. Raises  OSError"""
+        fd = self._anchors.open_dir(upper)
+        return Sides(fd, open_shown_as(self._kernel, self._worker.root.mounted, upper, fd))
+
+    def _open_told(self, upper: bytes, inode: Identified | None = None) -> Sides | None:
+        """The same; None if that can't be, which is told, if it is another one meanwhile, or not to be touched."""
+        try:
+            sides = self._open(upper)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                self._tally.count(Sums(n_mounts=1))
+            elif error.errno not in _GONE:
+                self._tally.fail(upper, error.errno, "open")
+            return None
+        avoided = self._worker.action.avoided
+        if avoided or inode is not None:
+            found = self._identify(sides.fd)
+            if found in avoided or inode not in (None, found):
+                sides.__exit__()
+                return None
+        return sides
+
+    def _identify(self, fd: Fd) -> Identified:
+        st = self._kernel.fstat(fd)
+        return st.st_dev, st.st_ino
+
+    def _leave(self, sides: Sides) -> None:
+        """Be done with a directory."""
+        if sides.mounted is not None:
+            sides.mounted.close()
+        self._close(sides.fd)
+
+    def _close(self, fd: int) -> None:
+        """Close a directory's listing, unless it is somebody else's."""
+        if fd >= 0 and fd not in self._given:
+            Fd(fd).close()
+
+    def _enter(self, upper: bytes, *, strips: bool, may_wait: bool) -> bool:
+        """Begin with a directory; False if another one had better be begun with."""
+        sides = self._open_told(upper)
+        if sides is None:
+            return True
+        if may_wait and self._worker.groups.is_crowded(sides.fd):
+            sides.__exit__()
+            return False
+        if strips or not self._is_spared(upper, sides):
+            self._list(Job(Kind.LIST, upper, [], fd=sides.fd, strips=strips), sides)
+        else:
+            sides.__exit__()
+        return True
+
+    def _is_spared(self, upper: bytes, sides: Sides, *, is_told: bool = True) -> bool:
+        """Whether the guard, if there is one, wants a directory left alone; what he can't say is a failure."""
+        if self._worker.guard is None:
+            return False
+        try:
+            why = self._worker.guard.spares(self._kernel, sides, upper)
+        except OSError as error:
+            self._tally.fail(upper, error.errno, "look")
+            return True
+        if why is not None and is_told:
+            self._tally.spare(upper, why)
+        return why is not None
+
+    def _list(self, job: Job, sides: Sides) -> None:
+        """Find what is to be done in a directory; in a large one only as much as memory and time allow."""
+        worker, way = self._worker, self._worker.way
+        wanted = EVERYTHING if job.strips else wanted_in(worker.matcher, job.upper)
+        window = None if self._lists_whole else way.window
+        try:
+            found = read_window(self._kernel, sides.fd, wanted, window, self._ends_at, by_inode=way.by_inode)
+        except OSError as error:
+            self._tally.fail(job.upper, error.errno, "getdents")
+            self._leave(sides)
+            return
+        self._tally.count(Sums(n_seen=found.n_seen))
+        if not found.is_all:
+            self._jobs.append(job)
+        self._sort_dirs(job, found, sides)
+        self._sort_files(job, found.names, sides)
+        if found.is_all:
+            self._leave(sides)
+        elif sides.mounted is not None:
+            sides.mounted.close()
+
+    def _sort_dirs(self, job: Job, found: Found, sides: Sides) -> None:
+        """Have directories entered or taken, as the action would have it."""
+        upper, dirs = job.upper, found.dirs
+        if job.strips:
+            self._after(job, found.dirs, strips=True)
+            self._push_enter(upper, dirs, strips=True)
+            return
+        chosen = self._chooser.choose_dirs(upper, sides, found.chosen) if found.chosen else []
+        match self._worker.way.dirs:
+            case Dirs.WHOLE:
+                dirs = _without(dirs, chosen)
+                self._push_enter(upper, dirs)
+                self._take(Job(Kind.AFTER, upper, chosen), sides)
+            case Dirs.FIRST:
+                self._push_enter(upper, dirs)
+                self._take(Job(Kind.AFTER, upper, chosen), sides)
+            case Dirs.LAST:
+                self._after(job, chosen)
+                self._push_enter(upper, _without(dirs, chosen) if self._worker.matcher.needs_emptiness else dirs)
+            case Dirs.STRIPPED:
+                chosen = self._reserve(chosen)
+                self._after(job, chosen)
+                self._push_enter(upper, _without(dirs, chosen))
+                self._push_enter(upper, chosen, strips=True)
+
+    def _reserve(self, chosen: list[str]) -> list[str]:
+        """As many directories as may still be taken: what is in them goes before they do."""
+        tally = self._tally
+        if tally.left is None:
+            return chosen
+        tally.is_limited |= len(chosen) > tally.left
+        chosen = chosen[: tally.left]
+        tally.left -= len(chosen)
+        return chosen
+
+    # A job uses up its names: each has a list of its own.
+
+    def _push_enter(self, upper: bytes, dirs: list[str], *, strips: bool = False) -> None:
+        if dirs:
+            self._jobs.append(Job(Kind.ENTER, upper, list(dirs), strips=strips))
+
+    def _after(self, job: Job, dirs: list[str], *, strips: bool = False) -> None:
+        if dirs:
+            self._jobs.append(Job(Kind.AFTER, job.upper, list(dirs), strips=strips))
+
+    # What is acted on.
+
+    def _sort_files(self, job: Job, names: list[str], sides: Sides) -> None:
+        """Act on what was found, the first bundle at once; the others are for whoever has time."""
+        here = Job(Kind.TAKE, job.upper, names, strips=job.strips)
+        if len(names) > _BUNDLE:
+            here = here._replace(inode=self._identify(sides.fd))
+            bundles = [names[at : at + _BUNDLE] for at in range(0, len(names), _BUNDLE)]
+            self._jobs += [here._replace(names=bundle).pack() for bundle in bundles[:-1]]
+            here = here._replace(names=bundles[-1])
+        self._take(here, sides)
+
+    def _take(self, job: Job, sides: Sides) -> None:
+        """Act on names until the slice is over; the rest is a job again."""
+        names = job.names
+        while names:
+            if self._is_over():
+                inode = job.inode or self._identify(sides.fd)
+                self._jobs.append(job._replace(names=names, inode=inode))
+                return
+            n = _AT_ONCE
+            if self._budget.n_entries is not None:
+                done = self._tally.sums
+                n = max(1, min(n, self._budget.n_entries - done.n_done - done.n_inside))
+            some = names[: -n - 1 : -1]
+            del names[-n:]
+            names += self._act(job, some, sides)[::-1]
+
+    def _act(self, job: Job, names: list[str], sides: Sides) -> list[str]:
+        """Act on some names; those that have to be offered again."""
+        tally, are_dirs = self._tally, job.kind is Kind.AFTER
+        again: list[str] = []
+        sizes: dict[str, int] = {}
+        if not are_dirs:
+            n_bytes = None if self._budget.n_bytes is None else self._budget.n_bytes - tally.sums.n_bytes
+            names, sizes, again = self._chooser.choose_files(job.upper, sides, names, n_bytes, strips=job.strips)
+        is_reserved = are_dirs and self._worker.way.dirs is Dirs.STRIPPED
+        if tally.left is not None and not job.strips and not is_reserved:
+            tally.is_limited |= bool(names) and not tally.left
+            again = names[tally.left :] + again if tally.left else []
+            names = names[: tally.left]
+        with ExitStack() as held:
+            if are_dirs and not job.strips:
+                names = self._unspared(job.upper, names, held)
+            if not names:
+                return again
+            taken = self._offer(Here(self._kernel, sides, job.upper, are_dirs, self._worker.is_stopped), names)
+        tally.take(job.upper, len(names), taken, are_matches=not job.strips, has_left=not is_reserved)
+        tried, untried = names[: len(names) - taken.n_left], names[len(names) - taken.n_left :]
+        if sizes:
+            undone = {name for name, _why in (*taken.refused, *taken.spared)}
+            tally.count(Sums(n_bytes=sum(sizes[name] for name in tried if name not in undone)))
+        return untried + again
+
+    def _offer(self, here: Here, names: Sequence[str]) -> Taken:
+        try:
+            with self._worker.groups.alone_in(here.sides.fd):
+                return self._worker.action.take(here, names)
+        except OSError as error:
+            return Taken([(name, error.errno or errno.EIO) for name in names], "open")
+
+    def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
+        """The directories that the guard does not want left alone; they stay open, as he may have locked them."""
+        if self._worker.guard is None:
+            return names
+        # Otherwise it was when they were entered; those that are empty are not.
+        is_told = self._worker.way.dirs is Dirs.WHOLE or self._worker.matcher.needs_emptiness
+        kept = []
+        for name in names:
+            path = join(upper, os.fsencode(name))
+            sides = self._open_told(path)
+            if sides is not None:
+                held.enter_context(sides)
+                if not self._is_spared(path, sides, is_told=is_told):
+                    kept.append(name)
+        return kept
+
+    # What somebody listed.
+
+    def _look(self, job: Job) -> None:
+        """Choose among names and act on them; directories are taken, but not entered for what else is in them."""
+        upper = job.upper
+        try:
+            if not self._chooser.may_look(upper):
+                return
+            sides = self._open(upper)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                self._tally.count(Sums(n_mounts=1))
+            elif error.errno == errno.ENOENT:
+                self._tally.count(Sums(n_vanished=len(job.names)))
+            else:
+                self._tally.fail(upper, error.errno, "open", len(job.names))
+            return
+        if not self._is_spared(upper, sides):
+            files, dirs = self._chooser.choose(upper, sides, job.names)
+            if self._worker.way.dirs is Dirs.STRIPPED:
+                dirs = self._reserve(dirs)
+                self._after(job, dirs)
+                self._push_enter(upper, dirs, strips=True)
+            else:
+                self._take(Job(Kind.AFTER, upper, dirs), sides)
+            self._take(Job(Kind.TAKE, upper, files), sides)
+        self._leave(sides)
+
+
+def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    left_out = frozenset(others)
+    return [name for name in names if name not in left_out] if left_out else list(names)

@@ -1,0 +1,138 @@
+"""trashd sweep: what it says, what it asks, and what it refuses before anything is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Done, done_well, trashd
+from tests.support.sweeping import names
+from tests.support.tree import make_tree
+
+pytestmark = pytest.mark.needs("root")
+
+
+@pytest.fixture
+def top(volume: Path) -> Path:
+    return make_tree(volume / "top", {"a.log": "1", "b.txt": "22", "d": {"c.log": "333"}})
+
+
+def test_what_is_trashed_comes_back(volume: Path, top: Path) -> None:
+    told = json.loads(done_well("sweep", top, "--name", "*.log", "--json").out)
+    assert (told["sums"]["n_done"], names(top)) == (2, {"b.txt", "d"})
+    done_well("restore", "--volume", volume, told["orphan"])
+    assert names(top) == {"a.log", "b.txt", "d", "d/c.log"}
+
+
+def test_the_undo_that_is_told_brings_it_back(top: Path) -> None:
+    (undo,) = [
+        line.split() for line in done_well("sweep", top, "--size", "3").out.splitlines() if line.startswith("  undo")
+    ]
+    done_well(*undo[2:])
+    assert (top / "d/c.log").read_text() == "333"
+
+
+def test_deleted_is_told_with_its_number(top: Path) -> None:
+    assert done_well("sweep", top, "--iname", "*.LOG", "--delete").out == f"{top}: 2 matches deleted\n"
+
+
+def test_a_dry_run_touches_nothing(volume: Path, top: Path) -> None:
+    before = names(volume)
+    out = done_well("sweep", top, "--name", "*.log", "--dry-run").out
+    assert out.startswith(f"{top}: 2 matches (4 B) would be trashed\n")
+    assert "d/c.log" in out
+    assert names(volume) == before
+
+
+def test_above_the_limit_nobody_there_to_ask_is_a_refusal(top: Path) -> None:
+    done = trashd("sweep", top, "--name", "*", "--delete", "--confirm-above", "2")
+    assert (done.code, len(names(top))) == (3, 4)
+    assert "3 matches (6 B) would be deleted, more than 2" in done.err
+    assert done_well("sweep", top, "--name", "*", "--delete", "--confirm-above", "2", "--yes").out
+
+
+def test_up_to_the_limit_nobody_is_asked(top: Path) -> None:
+    done_well("sweep", top, "--name", "*", "--delete", "--confirm-above", "3")
+    assert names(top) == {"d"}
+
+
+def test_more_than_the_most_is_incomplete(top: Path) -> None:
+    done = trashd("sweep", top, "--name", "*.log", "--delete", "--max-delete", "1")
+    assert (done.code, "there are more matches" in done.out, len(names(top))) == (13, True, 3)
+
+
+@pytest.mark.parametrize("words", [("--from", "-"), ()])
+def test_names_are_read_from_standard_input(top: Path, words: tuple[str, ...]) -> None:
+    done_well("sweep", top, "--delete", "-0", *words, stdin=b"a.log\0d/c.log\0")
+    assert names(top) == {"b.txt", "d"}
+
+
+def test_names_are_read_from_a_file_a_line_each(volume: Path, top: Path) -> None:
+    (volume / "list").write_text(f"{top}/a.log\nd/c.log\nb.txt")
+    done_well("sweep", top, "--delete", "--from", volume / "list", "--name", "*.log")
+    assert names(top) == {"b.txt", "d"}
+
+
+@pytest.mark.parametrize("option", ["--print", "--print0"])
+def test_printed_is_what_find_prints(volume: Path, top: Path, option: str) -> None:
+    (top / os.fsdecode(b"odd\xff\n")).touch()
+    found = subprocess.run(
+        ["find", "top", "-mindepth", "1", f"-{option[2:]}"], cwd=volume, capture_output=True, check=True
+    )
+    told = done_well("sweep", "top", "--type", "f,d", option, cwd=volume).out
+    assert sorted(os.fsencode(told)) == sorted(found.stdout)
+
+
+def test_printed_as_json_each_is_an_object(top: Path) -> None:
+    found = {one["path"]: (one["type"], one["size"]) for one in _objects(top, "--name", "[bd]*", "--type", "f,d")}
+    assert found[f"{top}/b.txt"] == ("f", 2)
+    assert found[f"{top}/d"][0] == "d"
+
+
+def _objects(top: Path, *words: str) -> list[dict[str, object]]:
+    return done_well("sweep", top, *words, "--print", "--json").objects()
+
+
+def test_failures_are_told_by_name(top: Path) -> None:
+    done = trashd("sweep", top, "--type", "d", "--delete")
+    assert (done.code, done.out.splitlines()[1]) == (13, "  rmdir d: Directory not empty")
+
+
+def test_nothing_says_what_to_take(top: Path) -> None:
+    _refused(top, trashd("sweep", top, "--delete"), "nothing says what to take")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--size", "5x"), "'5x' is no bound for a size"),
+        (("--size", "-0"), "nothing is smaller than 0 bytes"),
+        (("--older", "2026-02-30"), "there is no such day"),
+        (("--older", "7"), "'7' of what?"),
+        (("--name", ""), "an empty pattern"),
+        (("--regex", "("), "is no regular expression"),
+        (("--type", "x"), "there is no type 'x'"),
+        (("--type", "f", "--type", "l"), "nothing has two types at once"),
+        (("--user", "nobody-has-this-name"), "there is no user"),
+        (("--depth", "3..2"), "the wrong way round"),
+        (("--name", "*", "--delete", "--move-to", "x"), "--delete with --move-to"),
+        (("--name", "*", "--recursive"), "--recursive is for --delete only"),
+        (("--name", "*", "--max-delete", "-1"), "-1 is not in the range"),
+        (("--name", "*", "--max-rate", "0"), "is not a rate"),
+    ],
+)
+def test_bad_input_is_named_and_touches_nothing(top: Path, words: tuple[str, ...], told: str) -> None:
+    _refused(top, trashd("sweep", top, *words), told)
+
+
+def _refused(top: Path, done: Done, told: str) -> None:
+    assert (done.code, len(names(top))) == (2, 4)
+    assert told in " ".join(done.err.split())
+
+
+def test_the_root_directory_is_refused() -> None:
+    assert trashd("sweep", "/", "--name", "*").code == 3

@@ -1,0 +1,34 @@
+"""`swap --keep` whose power is cut: what is kept, and the tree that a restore puts together again."""
+
+from __future__ import annotations
+
+from fusefs.store.stage import Options
+from tests.crash.powerfail_law import Shape
+from tests.crash.powerfail_work import Cut, Scenario
+from tests.support.store import restore, swap
+
+
+def keep_round(cut: Cut, k: int) -> None:
+    """A swap that keeps a file and a directory in view."""
+    _swap_keeping(cut, k)
+
+
+def restore_kept_round(cut: Cut, k: int) -> None:
+    identifier = _swap_keeping(cut, k)
+    cut.stands(k, Shape.KEPT, sync=True)
+    cut.may(k, Shape.PARTING, Shape.LINKED, Shape.HOME)
+    restore(cut.base, identifier, cut.kernel)
+    cut.stands(k, Shape.HOME)
+    cut.may(k, Shape.LINKED)  # recovery has nothing to do but to drop the link
+
+
+def _swap_keeping(cut: Cut, k: int) -> str:
+    cut.begin(k)
+    cut.may(k, Shape.LINKED, Shape.SHOWN, Shape.KEPT)
+    done = swap(cut.name(k), cut.kernel, Options(keep=("f0", "part")))
+    assert not done.warnings, done.warnings
+    cut.stands(k, Shape.KEPT)
+    return done.id
+
+
+KEEPING = {"swap --keep": Scenario(keep_round), "restore of kept": Scenario(restore_kept_round)}

@@ -1,0 +1,191 @@
+"""`swap --keep`, its restore and their recovery, killed or failing at any call: all of it or nothing, and no loss."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import TrashdError
+from fusefs.linux.kernel import Kernel
+from fusefs.store.stage import Options
+from tests.support.acts import LATE, READ_ONLY, TREE, killed_after, only_id
+from tests.support.scenes import Scene, assert_nothing_half_done, deaths, home, orphans, settle
+from tests.support.store import FailingAt, recover_all, restore, swap
+from tests.support.tree import Dir, make_tree
+from tests.support.users import as_user
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+USER = 1000
+KEEP = Options(keep=("a", "sub"))
+Contents = dict[str, bytes | None]
+Look = tuple[Contents, tuple[Contents, ...]]
+"""What is at the name, and in each orphan."""
+
+WHOLE: Contents = {"a": b"first", "empty": None, "sub": None, "sub/leaf": b"second", "sub/b": b"third"}
+KEPT: Contents = {"a": b"first", "sub": None, "sub/leaf": b"second", "sub/b": b"third"}
+REST: Contents = {"a": b"first", "empty": None}
+HOME: Look = (WHOLE, ())
+SWAPPED: Look = (KEPT, (REST,))
+WRITTEN: Look = ({**KEPT, "late": LATE}, (REST,))
+RESCUED: Look = (WHOLE, ({"late": LATE},))
+
+
+def contents(path: Path) -> Contents:
+    return {str(one.relative_to(path)): None if one.is_dir() else one.read_bytes() for one in sorted(path.rglob("*"))}
+
+
+def look(volume: Path) -> Look:
+    trees = orphans(volume)
+    for tree in trees:
+        if (tree / "a").exists() and (home(volume) / "a").exists():
+            assert (tree / "a").samefile(home(volume) / "a")
+            assert (tree / "a").stat().st_nlink == 2
+    return contents(home(volume)), tuple(contents(tree) for tree in trees)
+
+
+def make_victim(volume: Path) -> None:
+    make_tree(home(volume), Dir(TREE, mode=0o750))
+
+
+def make_read_only(volume: Path) -> None:
+    make_tree(home(volume), READ_ONLY)
+
+
+def keep(volume: Path, kernel: Kernel) -> object:
+    return swap(home(volume), kernel, KEEP)
+
+
+def recover(volume: Path, kernel: Kernel) -> object:
+    return recover_all(volume, kernel)
+
+
+def take_back(volume: Path, kernel: Kernel) -> object:
+    return restore(volume, only_id(volume), kernel)
+
+
+def make_orphan(volume: Path) -> None:
+    make_victim(volume)
+    keep(volume, Kernel())
+
+
+def make_read_only_orphan(volume: Path) -> None:
+    make_read_only(volume)
+    keep(volume, Kernel())
+
+
+def write_late(volume: Path) -> None:
+    make_orphan(volume)
+    (home(volume) / "late").write_bytes(LATE)
+
+
+SCENES: dict[str, tuple[Scene, tuple[Look, ...]]] = {
+    "swap": (Scene(make_victim, keep, is_gapless=True), (HOME, SWAPPED)),
+    "swap-lent": (Scene(make_read_only, keep, uid=USER, is_gapless=True), (HOME, SWAPPED)),
+    "swap-two-rename": (Scene(make_victim, keep, exchange=False), (HOME, SWAPPED)),
+    "swap-two-rename-lent": (Scene(make_read_only, keep, uid=USER, exchange=False), (HOME, SWAPPED)),
+    "restore": (Scene(make_orphan, take_back, is_gapless=True), (SWAPPED, HOME)),
+    "restore-late": (Scene(write_late, take_back, is_gapless=True), (WRITTEN, RESCUED)),
+    "restore-lent": (Scene(make_read_only_orphan, take_back, uid=USER, is_gapless=True), (SWAPPED, HOME)),
+    "restore-two-rename": (Scene(write_late, take_back, exchange=False), (WRITTEN, RESCUED)),
+    "recover-staged": (Scene(killed_after(make_victim, keep, "link", 2), recover, is_gapless=True), (HOME,)),
+    "recover-swap": (Scene(killed_after(make_victim, keep, "exchange"), recover, is_gapless=True), (SWAPPED,)),
+    "recover-gap": (Scene(killed_after(make_victim, keep, "rename"), recover, exchange=False), (SWAPPED,)),
+    "recover-restore": (Scene(killed_after(write_late, take_back, "exchange"), recover, is_gapless=True), (RESCUED,)),
+}
+FAULTS = [
+    ("swap", errno.EIO), ("swap", errno.ENOSPC), ("swap-lent", errno.EACCES), ("swap-two-rename", errno.EIO),
+    ("restore-late", errno.EIO), ("restore-two-rename", errno.ENOSPC), ("recover-swap", errno.EIO),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def volume() -> Iterator[Path]:
+    with tmpfs_volume() as path:
+        yield path
+
+
+def assert_kept(scene: Scene, volume: Path) -> None:
+    """The file is in view at every moment at which the name resolves; without a gap it always does."""
+    if scene.is_gapless or home(volume).exists():
+        assert (home(volume) / "a").read_bytes() == b"first"
+
+
+def assert_law(name: str, volume: Path) -> None:
+    scene, allowed = SCENES[name]
+    for n, _before in deaths(scene, volume):
+        try:
+            assert_kept(scene, volume)
+            settle(volume)
+            assert look(volume) in allowed
+            mode = home(volume).stat().st_mode
+            assert all(tree.stat().st_mode == mode for tree in orphans(volume))
+        except BaseException as error:
+            error.add_note(f"killed before call {n}")
+            raise
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_kill_before_any_call_keeps_all_or_undoes_all(volume: Path, name: str) -> None:
+    assert_law(name, volume)
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("name", ["swap", "restore-late"])
+def test_a_kill_before_any_call_keeps_all_or_undoes_all_on_ext4(name: str) -> None:
+    with loop_volume("ext4", 16) as ext4:
+        assert_law(name, ext4)
+
+
+@pytest.mark.parametrize(("name", "number"), FAULTS, ids=lambda value: errno.errorcode.get(value, value))
+def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: int) -> None:
+    scene, _allowed = SCENES[name]
+    for n in itertools.count():
+        scene.set_up(volume)
+        act = partial(fail, scene, volume, n, number)
+        failed = as_user(scene.uid, act) if scene.uid else act()
+        try:
+            assert_kept(scene, volume)
+            settle(volume)
+            assert_nothing_lost(look(volume))
+        except BaseException as error:
+            error.add_note(f"{errno.errorcode[number]} at call {n}, {failed}")
+            raise
+        if failed is None:
+            return
+
+
+def fail(scene: Scene, volume: Path, n: int, number: int) -> str | None:
+    """The call that failed, None if the act makes fewer."""
+    gate = FailingAt(n, number)
+    n_fds = len(os.listdir("/proc/self/fd"))
+    with suppress(TrashdError, OSError):
+        scene.run(volume, gate)
+    assert len(os.listdir("/proc/self/fd")) == n_fds, "fds leaked"
+    return gate.failed
+
+
+def assert_nothing_lost(found: Look) -> None:
+    """Each content is somewhere; nothing but the linked file is twice; what is kept is in view, or said to be not."""
+    at_home, stored = found
+    for path, content in WHOLE.items():
+        places = [one for one in (at_home, *stored) if path in one]
+        assert all(one[path] == content for one in places)
+        assert 1 <= len(places) <= (2 if path == "a" else 1), path
+    assert "a" in at_home
+
+
+def test_kill_leaves_nothing_in_the_store_that_nobody_asked_for(volume: Path) -> None:
+    scene, _allowed = SCENES["recover-staged"]
+    scene.set_up(volume)
+    settle(volume)
+    assert_nothing_half_done(volume)
+    assert (home(volume) / "a").stat().st_nlink == 1

@@ -1,0 +1,295 @@
+"""A copy is the original in all that a person can see, or there is none."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.kernel import Kernel
+from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.copying import After, Without, copy, numbers, opened, refused
+from tests.support.store import Before, DyingAt, FailingAt, in_child, raw
+from tests.support.tree import File, Node, Symlink, make_tree, snapshot, weird_names
+from tests.support.users import as_user
+from tests.support.volumes import full, loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "loop")
+
+ALICE, MALLORY = 12001, 12666
+MIB = 1 << 20
+READABLE_BY_ALICE = acl(
+    (USER_OBJ, 6, NOBODY), (USER, 4, ALICE), (GROUP_OBJ, 0, NOBODY), (MASK, 4, NOBODY), (OTHER, 0, NOBODY)
+)
+
+
+@pytest.fixture(scope="module")
+def ext4() -> Iterator[Path]:
+    with loop_volume("ext4", 64) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Path]:
+    with loop_volume("ext4", 64) as path:
+        yield path
+
+
+@pytest.fixture
+def source(ext4: Path) -> Path:
+    return make_tree(ext4 / f"source-{next(numbers)}", {})
+
+
+@pytest.fixture
+def target(other: Path) -> Path:
+    return make_tree(other / f"target-{next(numbers)}", {})
+
+
+# Attributes.
+
+
+def test_a_copy_has_owner_mode_times_xattrs_and_acl(source: Path, target: Path) -> None:
+    file = source / "file"
+    file.write_bytes(os.urandom(300_000))
+    os.chown(file, ALICE, MALLORY)
+    os.setxattr(file, "user.colour", b"blue")
+    os.setxattr(file, "trusted.seal", b"\0\xff")
+    os.setxattr(file, ACCESS, READABLE_BY_ALICE)
+    os.utime(file, ns=(1_000_000_001, -2_000_000_003))
+    st = file.stat()
+    copy(file, target)
+    got = (target / "file").stat()
+    assert (got.st_atime_ns, got.st_mtime_ns) == (st.st_atime_ns, -2_000_000_003)
+    assert file.stat() == st
+    assert snapshot(target / "file", with_times=True) == snapshot(file, with_times=True)
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2750, 0o0000, 0o1777])
+def test_a_copy_has_every_mode_whatever_its_owner(source: Path, target: Path, mode: int) -> None:
+    make_tree(source / "in", {"file": File(b"text", mode, (ALICE, ALICE), {"security.capability": CAPABILITY})})
+    copy(source / "in/file", target)
+    assert snapshot(target / "file", with_times=True) == snapshot(source / "in/file", with_times=True)
+
+
+CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_net_bind_service=ep, as setcap writes it
+
+
+def test_what_a_directory_gives_its_new_files_is_not_on_a_copy(source: Path, target: Path) -> None:
+    everybody = acl((USER_OBJ, 7, NOBODY), (USER, 7, MALLORY), (GROUP_OBJ, 7, NOBODY), (MASK, 7, NOBODY),
+                    (OTHER, 7, NOBODY))  # fmt: skip
+    os.setxattr(target, DEFAULT, everybody)
+    os.chown(target, -1, MALLORY)
+    target.chmod(0o2775)
+    make_tree(source / "in", {"file": File(b"text", 0o600)})
+    copy(source / "in/file", target)
+    assert snapshot(target / "file") == snapshot(source / "in/file")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Symlink(b"../\xff/nowhere", (ALICE, MALLORY)),
+        Symlink(b"x" * 1000),
+        Node(stat.S_IFIFO | 0o642, owner=(ALICE, MALLORY)),
+        Node(stat.S_IFCHR | 0o600, os.makedev(1, 3)),
+        Node(stat.S_IFBLK | 0o660, os.makedev(259, 77), (0, ALICE)),
+    ],
+    ids=["link", "long-link", "fifo", "char", "block"],
+)
+def test_what_is_no_file_is_made_again(source: Path, target: Path, entry: Symlink | Node) -> None:
+    make_tree(source / "in", {"it": entry})
+    os.setxattr(source / "in/it", "trusted.seal", b"1", follow_symlinks=False)
+    os.utime(source / "in/it", ns=(5, 7), follow_symlinks=False)
+    copy(source / "in/it", target)
+    assert snapshot(target / "it", with_times=True) == snapshot(source / "in/it", with_times=True)
+    assert os.listdir(target) == ["it"]
+
+
+def test_a_socket_and_a_directory_are_refused(source: Path, target: Path) -> None:
+    (source / "directory").mkdir()
+    with socket.socket(socket.AF_UNIX) as server, opened(source) as fd:
+        server.bind(f"/proc/self/fd/{int(fd)}/socket")
+    assert refused(source / "socket", target) == errno.EOPNOTSUPP
+    assert refused(source / "directory", target) == errno.EISDIR
+
+
+@pytest.mark.parametrize("name", weird_names(), ids=range(len(weird_names())))
+def test_a_name_is_kept_byte_by_byte(source: Path, target: Path, name: bytes) -> None:
+    make_tree(source / "in", {name: b"text"})
+    copy(source / "in" / os.fsdecode(name), target)
+    assert os.listdir(raw(target)) == [name]
+
+
+def test_an_attribute_that_the_place_can_not_have_refuses_the_copy(source: Path, target: Path) -> None:
+    (source / "file").touch()
+    os.setxattr(source / "file", "user.colour", b"blue")
+    gate = Without("setxattr", lambda _call: None, errno.EOPNOTSUPP)
+    assert refused(source / "file", target, Kernel(gate)) == errno.EOPNOTSUPP
+
+
+def test_somebody_else_s_file_is_refused_to_who_can_not_give_it_away(source: Path, target: Path) -> None:
+    file = source / "file"
+    file.write_text("text")
+    target.chmod(0o777)
+    assert as_user(ALICE, partial(refused, file, target)) == errno.EPERM
+
+
+# Others at work.
+
+
+def test_a_file_that_somebody_writes_to_is_refused(source: Path, target: Path) -> None:
+    with (source / "file").open("wb"):
+        assert refused(source / "file", target) == errno.ETXTBSY
+
+
+def test_a_file_that_is_mapped_for_writing_is_refused(source: Path, target: Path) -> None:
+    file = source / "file"
+    file.write_bytes(b"x" * 4096)
+    with file.open("rb+") as opened_file, mmap.mmap(opened_file.fileno(), 4096):
+        opened_file.close()
+        assert refused(file, target) == errno.ETXTBSY
+
+
+def test_a_file_that_somebody_wants_to_write_to_meanwhile_is_refused(source: Path, target: Path) -> None:
+    file = source / "file"
+    file.write_bytes(b"x" * MIB)
+
+    def want() -> None:
+        with pytest.raises(BlockingIOError):
+            os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+
+    assert refused(file, target, Kernel(Before("fsync", want))) == errno.ETXTBSY
+
+
+@pytest.mark.parametrize("change", ["append", "rewrite", "chmod", "cut"])
+def test_a_change_during_the_copy_is_seen_where_there_are_no_leases(source: Path, target: Path, change: str) -> None:
+    file = source / "file"
+    file.write_bytes(b"x" * 100_000)
+
+    def act() -> None:
+        match change:
+            case "append":
+                with file.open("ab") as writing:
+                    writing.write(b"y")
+            case "rewrite":
+                with file.open("rb+") as writing:
+                    writing.write(b"y")
+            case "chmod":
+                file.chmod(0o600)
+            case "cut":
+                os.truncate(file, 5)
+
+    assert refused(file, target, Kernel(Without("lease", Before("ficlone", act)))) in (errno.EBUSY, errno.EIO)
+
+
+def test_a_name_that_is_taken_meanwhile_is_not_replaced(source: Path, target: Path) -> None:
+    (source / "file").write_bytes(b"ours")
+    gate = Before("link", lambda: (target / "file").write_bytes(b"theirs"))
+    with pytest.raises(FileExistsError):
+        copy(source / "file", target, Kernel(gate))
+    assert (target / "file").read_bytes() == b"theirs"
+
+
+def test_nobody_else_can_reach_what_has_not_all_its_attributes(source: Path, target: Path) -> None:
+    os.chown(target, MALLORY, MALLORY)
+    make_tree(source / "in", {"fifo": Node(stat.S_IFIFO | 0o666, owner=(MALLORY, MALLORY))})
+    tried = []
+
+    def reach() -> None:
+        (private,) = target.iterdir()
+        with pytest.raises(PermissionError):
+            os.listdir(private)
+
+    def try_it() -> None:
+        as_user(MALLORY, reach)
+        tried.append(True)
+
+    copy(source / "in/fifo", target, Kernel(Before("chown", try_it)))
+    assert tried
+    assert os.listdir(target) == ["fifo"]
+
+
+def test_a_private_directory_that_mallory_has_exchanged_is_not_used(source: Path, target: Path) -> None:
+    os.chown(target, MALLORY, MALLORY)
+    make_tree(source / "in", {"fifo": Node(stat.S_IFIFO | 0o666)})
+
+    def exchange() -> None:
+        (private,) = target.iterdir()
+        private.rename(target / "aside")
+        private.mkdir(0o777)
+
+    gate = After("mkdir", "openat2", lambda: as_user(MALLORY, exchange))
+    with pytest.raises(PermissionError):
+        copy(source / "in/fifo", target, Kernel(gate))
+    assert not any(files for _path, _names, files in os.walk(target))
+
+
+# Full, failing, killed.
+
+
+def test_a_full_target_leaves_nothing(source: Path) -> None:
+    (source / "file").write_bytes(os.urandom(2 * MIB))
+    with tmpfs_volume("4m") as small:
+        place = make_tree(small / "target", {})
+        with full(small, inodes=False):
+            assert refused(source / "file", place) == errno.ENOSPC
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_any_call_that_fails_leaves_no_part_of_a_copy(source: Path, target: Path, kind: str, number: int) -> None:
+    make_tree(source / "in", {"file": File(b"text" * 5000, xattrs={"user.a": b"b"}), "link": Symlink("x")})
+    wanted = snapshot(source / "in" / kind, with_times=True)
+    before = len(os.listdir("/proc/self/fd"))
+    for n in itertools.count():
+        gate = FailingAt(n, number)
+        with suppress(OSError):
+            copy(source / "in" / kind, target, Kernel(gate))
+        if (target / kind).is_symlink() or (target / kind).exists():
+            assert snapshot(target / kind, with_times=True) == wanted, gate.failed
+            (target / kind).unlink()
+        for left in target.iterdir():  # the call that failed was the one that would have removed it
+            assert left.name.startswith(".private-")
+            for one in left.iterdir():
+                one.unlink()
+            left.rmdir()
+        assert len(os.listdir("/proc/self/fd")) == before, gate.failed
+        if gate.failed is None:
+            return
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_kill_before_any_call_leaves_no_part_of_a_copy_under_the_name(source: Path, target: Path, kind: str) -> None:
+    make_tree(source / "in", {"file": File(b"text" * 5000, xattrs={"user.a": b"b"}), "link": Symlink("x")})
+    wanted = snapshot(source / "in" / kind, with_times=True)
+    for n in itertools.count():
+        code = in_child(partial(copy, source / "in" / kind, target, Kernel(DyingAt(n))))
+        if os.path.lexists(target / kind):
+            assert snapshot(target / kind, with_times=True) == wanted
+            (target / kind).unlink()
+        if code == 0:
+            return
+
+
+def test_without_unnamed_files_nothing_is_under_the_name_before_it_is_whole(source: Path, target: Path) -> None:
+    (source / "file").write_bytes(os.urandom(MIB))
+    looked = []
+
+    def gate(call: str) -> None:
+        if call == "tmpfile":
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        looked.append((target / "file").exists())
+
+    copy(source / "file", target, Kernel(gate))
+    assert snapshot(target / "file", with_times=True) == snapshot(source / "file", with_times=True)
+    assert os.listdir(target) == ["file"]
+    assert not any(looked[: looked.index(True)] if True in looked else looked)

@@ -1,0 +1,1 @@
+"""What a selection chooses, and what becomes of it."""

@@ -1,0 +1,193 @@
+"""What stands in a walk's way, and who else is at work there: told, left alone, and no reason to end."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.record import Failure
+from fusefs.core.selection import Selection
+from fusefs.core.swept import Spared, Sums
+from fusefs.linux.kernel import Kernel
+from fusefs.store.sides import Sides
+from fusefs.sweep.request import ToCount, ToDelete, ToMove, Wishes
+from tests.support.bulk import fill
+from tests.support.printed import printed
+from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
+from tests.support.tree import make_tree
+from tests.support.users import as_user
+from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
+from tests.support.workers import workers
+
+pytestmark = pytest.mark.needs("root")
+
+DIRECTORIES = Selection(types=frozenset("d"))
+MALLORY = 12666
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    with tmpfs_volume("256m") as path:
+        yield path
+
+
+@pytest.fixture
+def top(volume: Path) -> Path:
+    (volume / "top").mkdir()
+    return volume / "top"
+
+
+# What is in the way
+
+
+def test_a_directory_that_may_not_be_read_is_told_and_the_others_are_swept(top: Path) -> None:
+    make_tree(top / "open", {"a": {"f": ""}, "closed": {"g": ""}, "z": {"h": ""}})
+    (top / "open/closed").chmod(0)
+    for path in (top, top / "open", *top.rglob("[az]")):
+        os.chown(path, MALLORY, MALLORY)
+    swept = as_user(MALLORY, lambda: sweep(top, ALL))
+    assert (swept.failures, swept.sums.n_done) == ((Failure(b"open/closed", errno.EACCES, "open"),), 2)
+
+
+def test_what_is_mounted_inside_is_not_entered(volume: Path, top: Path) -> None:
+    make_tree(volume / "other", {"f": ""})
+    make_tree(top / "d", {"mnt": {}, "g": ""})
+    with bind_mount(volume / "other", top / "d/mnt"):
+        swept = sweep(top, EVERY_KIND)
+        assert (swept.sums.n_mounts, swept.sums.n_done) == (1, 1)
+        assert swept.failures == (Failure(b"d", errno.ENOTEMPTY, "rmdir"),)
+        assert names(volume / "other") == {"f"}
+
+
+def test_a_directory_with_a_mount_in_it_is_not_carried_away(volume: Path, top: Path) -> None:
+    make_tree(volume / "other", {"f": ""})
+    make_tree(top / "d", {"e": {"mnt": {}}, "g": ""})
+    (volume / "target").mkdir()
+    with bind_mount(volume / "other", top / "d/e/mnt"):
+        swept = sweep(top, DIRECTORIES, ToMove(os.fsencode(volume / "target")))
+        assert (swept.sums.n_mounts, swept.sums.n_done) == (1, 0)
+        assert names(top) == {"d", "d/e", "d/e/mnt", "d/e/mnt/f", "d/g"}
+
+
+def test_where_matches_are_moved_to_is_not_swept(volume: Path) -> None:
+    top = make_tree(volume / "top", {"a": {"f": ""}, "done": {"g": ""}})
+    assert sweep(top, ALL, ToMove(os.fsencode(top / "done"))).sums.n_done == 1
+    assert names(top) == {"a", "done", "done/a", "done/a/f", "done/g"}
+
+
+def test_three_calls_in_vain_end_it(top: Path) -> None:
+    def gate(call: str) -> None:
+        if call == "unlink":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    fill(top, 500)
+    swept = sweep(top, ALL, kernel=Kernel(gate))
+    assert swept.why == os.strerror(errno.EIO)
+    assert 3 <= swept.sums.n_failed <= 128
+    assert len(swept.failures) == 50
+
+
+class Spares:
+    """A guard of one name."""
+
+    def spares(self, _kernel: Kernel, _sides: Sides, upper: bytes) -> str | None:
+        return "for a reason" if upper.endswith(b"kept") else None
+
+
+@pytest.mark.parametrize("act", [ToDelete(), ToCount(None), ToMove(b"target")])
+def test_what_the_guard_spares_is_left_with_its_name(
+    volume: Path, monkeypatch: pytest.MonkeyPatch, act: ToDelete | ToCount | ToMove
+) -> None:
+    monkeypatch.chdir(volume)
+    (volume / "target").mkdir()
+    top = make_tree(volume / "top", {"a": {"kept": {"f": ""}}, "b": {"g": ""}})
+    selection = Selection(regexes=(".*(kept|f|g)",), types=frozenset("fd"))
+    swept = sweep(top, selection, act, guard=Spares())
+    assert (swept.sums.n_done, swept.spared) == (1, (Spared(b"a/kept", "for a reason"),))
+    assert {"a/kept", "a/kept/f"} <= names(top)
+
+
+# Others at work
+
+
+@pytest.mark.parametrize("n", range(12))
+def test_a_link_put_in_a_directorys_place_is_not_followed(volume: Path, top: Path, n: int) -> None:
+    make_tree(volume / "outside", {"f": "", "sub": {"f": ""}})
+    make_tree(top / "d", {"f": "", "sub": {"f": ""}})
+    calls: list[str] = []
+
+    def gate(call: str) -> None:
+        calls.append(call)
+        if len(calls) == 10 + n:
+            (top / "d").rename(volume / "moved")
+            (top / "d").symlink_to(volume / "outside")
+
+    sweep(top, Selection(types=frozenset("f")), kernel=Kernel(gate))
+    assert names(volume / "outside") == {"f", "sub", "sub/f"}
+    assert len(calls) > 12
+
+
+def test_whoever_exchanges_directories_and_links_gets_nothing_deleted_outside(volume: Path, top: Path) -> None:
+    outside = fill(volume / "outside", 50)
+    (volume / "link").symlink_to(outside)
+    (top / "d").mkdir()
+    kernel = Kernel()
+
+    def exchange() -> None:
+        with kernel.open_path(os.fsencode(volume)) as here, kernel.open_path(os.fsencode(top)) as there:
+            while True:
+                kernel.exchange(here, b"link", there, b"d")
+
+    with workers([exchange]):
+        for _ in range(150):
+            assert sweep(top, Selection(names=("f*",))).sums.n_failed == 0
+    assert len(names(outside)) == 50
+
+
+def churn(directory: Path) -> Callable[[], None]:
+    """What makes, moves and removes files of other names."""
+
+    def work() -> None:
+        at = 0
+        while True:
+            for n in range(50):
+                (directory / f"other{at}.{n}").touch()
+            for n in range(0, 50, 2):
+                with suppress(FileNotFoundError):
+                    (directory / f"other{at}.{n}").rename(directory / f"moved{at}.{n}")
+            for path in (*directory.glob(f"moved{at}.*"), *directory.glob(f"other{at}.*")):
+                path.unlink(missing_ok=True)
+            at += 1
+
+    return work
+
+
+@pytest.mark.parametrize("fs_type", ["tmpfs", "ext4"])
+def test_none_is_lost_or_doubled_while_others_come_and_go(fs_type: str) -> None:
+    volume = tmpfs_volume("256m") if fs_type == "tmpfs" else loop_volume("ext4", 128, ["-N", "60000"])
+    with volume as path:
+        flat = fill(path / "flat", 20_000)
+        with workers([churn(flat)]):
+            told = printed(path, Selection(names=("f[0-9]*",)))
+            assert sorted(told) == sorted(b"flat/f%d" % n for n in range(20_000))
+            swept = sweep(path, Selection(names=("f[0-9]*",)), n_workers=2)
+            assert (swept.sums.n_matched, swept.sums.n_done, swept.failures) == (20_000, 20_000, ())
+        assert [one for one in os.listdir(flat) if one.startswith("f")] == []
+
+
+def test_two_sweeps_at_once_share_the_matches(top: Path) -> None:
+    fill(top, 20_000)
+    done: list[int] = []
+
+    def other(_sums: Sums) -> None:
+        if not done:
+            done.append(sweep(top, ALL).sums.n_done)
+
+    swept = sweep(top, ALL, wishes=Wishes(progress=other))
+    assert swept.sums.n_done + done[0] == 20_000
+    assert (swept.sums.n_failed, names(top)) == (0, set())

@@ -1,0 +1,391 @@
+"""A plan's parts: which directories a pattern means, how old a unit is, what is left alone, and who is told."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import Refused
+from fusefs.core.plan import Age
+from fusefs.core.selection import KINDS, Field, Matcher, Selection
+from fusefs.core.swept import Spared, Sums
+from fusefs.linux.kernel import Kernel
+from fusefs.store.sides import Sides
+from fusefs.sweep.directories import Directory, Passed, find_directories
+from fusefs.sweep.guard import KEPT, LOCKED, Keepers, Locking, why_locked
+from fusefs.sweep.purgelist import Counted, open_lists
+from fusefs.sweep.request import Ended, Here, Identified, Taken
+from fusefs.sweep.units import MOUNTED, Judged, Unit, Young, judge_units
+
+KERNEL = Kernel()
+ALICE, MALLORY = 12001, 12666
+OLD_NS, NOW_NS = 10**18, 10**18 + 10**15
+_AGE = Age(("mtime",), OLD_NS + 1)
+needs_root = pytest.mark.needs("root")
+
+
+def put(path: Path, time_ns: int = OLD_NS, content: bytes = b"content") -> Path:
+    """A file of that age, and the directories above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, ns=(time_ns, time_ns))
+    return path
+
+
+@contextmanager
+def locked(path: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
+    """Held by a flock for the block."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+# Which directories a pattern means.
+
+
+def meant(pattern: Path | str) -> list[bytes]:
+    return [found.path for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, Directory)]
+
+
+def passed(pattern: Path | str) -> list[Passed]:
+    return [found for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, Passed)]
+
+
+def test_pattern_means_what_a_shell_means(tmp_path: Path) -> None:
+    for name in ("b/tmp", "a/tmp", ".hidden/tmp", "[x]/tmp", "c/other"):
+        (tmp_path / name).mkdir(parents=True)
+    put(tmp_path / "file")
+    for pattern in ("*", "*/tmp", "?/tmp", ".*/tmp", "[ab]/t*", "\\[x]/tmp"):
+        wanted = sorted(map(str, tmp_path.glob(pattern.replace("\\[", "[[]"))))
+        told = [os.fsdecode(path) for path in meant(tmp_path / pattern)]
+        hidden = not pattern.startswith(".")
+        assert told == [path for path in wanted if os.path.isdir(path) and not (hidden and "/.hidden" in path)]
+
+
+def test_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert passed(tmp_path / "none/x") == [Passed(bytes(tmp_path / "none"), "No such file or directory")]
+    assert list(find_directories(KERNEL, bytes(tmp_path / "none*"))) == []
+
+
+def test_store_is_no_directory_for_a_rule(tmp_path: Path) -> None:
+    (tmp_path / ".trashd/u").mkdir(parents=True)
+    assert meant(tmp_path / ".*") == meant(tmp_path / ".trashd/u") == []
+
+
+@needs_root
+def test_link_that_a_user_can_change_is_not_followed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "target/tmp").mkdir(parents=True)
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, MALLORY, MALLORY)
+    (home / "tmp").symlink_to(tmp_path / "target/tmp")
+    assert meant(tmp_path / "*/tmp") == [bytes(tmp_path / "target/tmp")]
+    assert "not followed" in passed(tmp_path / "home/tmp")[0].why
+
+
+@pytest.mark.parametrize("target", ["{}/target", "target", "../{name}/./target"])
+def test_link_of_ones_own_is_followed(tmp_path: Path, target: str) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "target/[sub]").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(target.format(tmp_path, name=tmp_path.name))
+    assert meant(tmp_path / "link/*") == [bytes(tmp_path / "target/[sub]")]
+
+
+def test_links_in_a_ring_are_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    assert passed(tmp_path / "one/x")[0].why == "too many links"
+
+
+# How old a unit is.
+
+
+def judge(directory: Path, selection: Selection | None = None, *fields: Field) -> list[Judged]:
+    matcher = Matcher(selection or Selection(types=frozenset(KINDS)))
+    with KERNEL.open_path(bytes(directory)) as fd:
+        return list(judge_units(KERNEL, Sides(fd), matcher, Age(fields or ("mtime",), OLD_NS + 1)))
+
+
+def old(directory: Path) -> set[bytes]:
+    return {one.name for one in judge(directory) if isinstance(one, Unit)}
+
+
+def test_newest_file_inside_decides(tmp_path: Path) -> None:
+    put(tmp_path / "used/a/b/c/new", NOW_NS)
+    put(tmp_path / "used/old")
+    put(tmp_path / "unused/a/b/c/old")
+    put(tmp_path / "unused/a/older", OLD_NS - 7)
+    os.utime(tmp_path / "used", ns=(1, 1))
+    assert old(tmp_path) == {b"unused"}
+    (unused,) = [one for one in judge(tmp_path) if isinstance(one, Unit)]
+    assert (unused.newest_ns, unused.n_entries, unused.n_bytes) == (OLD_NS, 6, 14)
+
+
+def test_file_and_empty_directory_are_units_by_their_own_time(tmp_path: Path) -> None:
+    put(tmp_path / "old-file")
+    put(tmp_path / "new-file", NOW_NS)
+    (tmp_path / "old-empty/inner").mkdir(parents=True)
+    (tmp_path / "new-empty").mkdir()
+    os.utime(tmp_path / "old-empty/inner", ns=(1, 1))
+    (tmp_path / "old-link").symlink_to("/etc/passwd")
+    os.utime(tmp_path / "old-link", ns=(1, 1), follow_symlinks=False)
+    assert old(tmp_path) == {b"old-file", b"old-empty", b"old-link"}
+
+
+def test_look_ends_at_the_first_young_file(tmp_path: Path) -> None:
+    for number in range(50):
+        put(tmp_path / f"unit/{number}", NOW_NS)
+    calls: list[str] = []
+    kernel = Kernel(calls.append)
+    with KERNEL.open_path(bytes(tmp_path)) as fd:
+        judged = judge_units(kernel, Sides(fd), Matcher(Selection(types=frozenset("d"))), _AGE)
+        assert list(judged) == [Young(b"unit")]  # type: ignore[arg-type]
+    assert len(calls) < 20
+
+
+def test_who_is_stopped_calls_nothing_old_that_he_has_not_looked_at(tmp_path: Path) -> None:
+    put(tmp_path / "unit/a/old")
+    with KERNEL.open_path(bytes(tmp_path)) as fd:
+        judged = judge_units(KERNEL, Sides(fd), Matcher(Selection(types=frozenset("d"))), _AGE, lambda: True)
+        assert not [one for one in judged if isinstance(one, Unit)]
+
+
+def test_names_owners_and_kinds_say_what_is_a_unit(tmp_path: Path) -> None:
+    for name in ("job-1/x", "job-2/x", "other/x", "job-3"):
+        put(tmp_path / name)
+    selection = Selection(names=("job-*",), excludes=("job-2",), types=frozenset("d"), uids=(os.geteuid(),))
+    assert [type(one) for one in judge(tmp_path, selection)] == [Unit]
+    assert judge(tmp_path, selection._replace(uids=(MALLORY,))) == []
+
+
+@pytest.mark.parametrize("fields", [("ctime",), ("btime",), ("mtime", "ctime")])
+def test_other_times_decide_if_they_are_asked_for(tmp_path: Path, fields: tuple[Field, ...]) -> None:
+    put(tmp_path / "unit/file")
+    assert [type(one) for one in judge(tmp_path, None, *fields)] == [Young]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("a/.trashd-keep", KEPT), (".trashd-keep", KEPT), ("a/x.precious", "holds what is excluded"),
+     ("a/.trashd/u", "holds a trash store")],
+)  # fmt: skip
+def test_unit_that_holds_what_must_stay_is_left_and_told(tmp_path: Path, name: str, why: str) -> None:
+    put(tmp_path / "unit/a/file")
+    put(tmp_path / "unit" / name)
+    selection = Selection(types=frozenset(KINDS), excludes=("*.precious",))
+    assert judge(tmp_path, selection) == [Spared(b"unit", why)]
+
+
+@pytest.mark.parametrize("how", [fcntl.LOCK_SH, fcntl.LOCK_EX])
+@pytest.mark.parametrize("name", ["unit", "unit/a", "unit/a/file"])
+def test_unit_in_which_something_is_locked_is_left_and_told(tmp_path: Path, name: str, how: int) -> None:
+    put(tmp_path / "unit/a/file")
+    with locked(tmp_path / name, how):
+        assert judge(tmp_path) == [Spared(b"unit", LOCKED)]
+    assert old(tmp_path) == {b"unit"}
+
+
+@needs_root
+def test_unit_in_which_something_is_mounted_is_left_and_told(tmp_path: Path) -> None:
+    put(tmp_path / "unit/file")
+    (tmp_path / "unit/a/mnt").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path / "unit/a/mnt"], check=True)
+    try:
+        assert judge(tmp_path) == [Spared(b"unit", MOUNTED)]
+    finally:
+        subprocess.run(["umount", tmp_path / "unit/a/mnt"], check=True)
+
+
+def test_pipe_nobody_writes_into_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / "unit").mkdir()
+    os.mkfifo(tmp_path / "unit/pipe")
+    os.utime(tmp_path / "unit/pipe", ns=(1, 1))
+    assert old(tmp_path) == {b"unit"}
+
+
+def test_looking_makes_nothing_look_used(tmp_path: Path) -> None:
+    (tmp_path / "unit/empty").mkdir(parents=True)
+    os.utime(tmp_path / "unit/empty", ns=(1, 1))
+    judge(tmp_path)
+    assert (tmp_path / "unit/empty").stat().st_atime_ns == 1
+
+
+# Who is asked before.
+
+
+def spares(path: Path, *, holds: bool) -> tuple[str | None, bool]:
+    """What the guard says, and whether somebody else could lock the directory then."""
+    with KERNEL.open_path(bytes(path)) as opened, KERNEL.open_dir(opened) as fd:
+        said = Keepers(holds).spares(KERNEL, Sides(fd), b"")
+        return said, why_locked(KERNEL, opened, b".") is None
+
+
+def test_directory_is_locked_while_it_is_at_work(tmp_path: Path) -> None:
+    assert spares(tmp_path, holds=True) == (None, False)
+    assert spares(tmp_path, holds=False) == (None, True)
+    with locked(tmp_path):
+        assert spares(tmp_path, holds=True) == (LOCKED, False)
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "broken link"])
+def test_keep_file_is_one_whatever_it_is(tmp_path: Path, kind: str) -> None:
+    keep = tmp_path / ".trashd-keep"
+    match kind:
+        case "file":
+            keep.touch()
+        case "directory":
+            keep.mkdir()
+        case _:
+            keep.symlink_to("none")
+    assert spares(tmp_path, holds=True) == (KEPT, True)
+
+
+def test_file_with_two_names_is_not_locked_by_ourselves(tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    os.link(tmp_path / "a", tmp_path / "b")
+    with KERNEL.open_path(bytes(tmp_path)) as fd, ExitStack() as locks:
+        assert [why_locked(KERNEL, fd, name, locks) for name in (b"a", b"b")] == [None, None]
+
+
+# Who is told.
+
+
+def published(directory: Path) -> dict[str, list[str]]:
+    return {path.name: path.read_text().splitlines()[1:] for path in directory.iterdir()}
+
+
+def test_each_user_has_a_list_of_his_own(tmp_path: Path) -> None:
+    there = tmp_path / "lists"
+    with open_lists(KERNEL, bytes(there), writes=True) as lists:
+        lists.add(MALLORY, b"/scratch/a\tb\\\xff\n", 1_700_000_000 * 10**9)
+        lists.add(ALICE, "/scratch/é".encode(), 1 << 70)
+        lists.add(MALLORY, b"/scratch/c", 0)
+        assert published(there) == {}
+        assert lists.publish() == 2
+    assert published(there) == {
+        f"{MALLORY}.list": [
+            "2023-11-14T22:13:20Z\t/scratch/a\\x09b\\\\\\xff\\x0a", "1970-01-01T00:00:00Z\t/scratch/c",
+        ],
+        f"{ALICE}.list": ["9999-12-31T23:59:59Z\t/scratch/é"],
+    }  # fmt: skip
+
+
+@needs_root
+def test_list_is_its_users_and_nobody_elses(tmp_path: Path) -> None:
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        lists.add(ALICE, b"/scratch/a", 0)
+        lists.publish()
+    st = (tmp_path / f"lists/{ALICE}.list").stat()
+    assert (st.st_uid, st.st_gid, stat.S_IMODE(st.st_mode)) == (ALICE, os.getegid(), 0o640)
+
+
+def test_user_with_nothing_to_lose_has_no_list_any_more(tmp_path: Path) -> None:
+    for uid in (ALICE, MALLORY):
+        with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+            lists.add(uid, b"/scratch/a", 0)
+            lists.publish()
+    assert list(published(tmp_path / "lists")) == [f"{MALLORY}.list"]
+
+
+def test_lists_that_are_not_published_leave_the_old_ones(tmp_path: Path) -> None:
+    for uid in (ALICE, MALLORY):
+        with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+            lists.add(uid, b"/scratch/a", 0)
+            if uid == ALICE:
+                lists.publish()
+    assert list(published(tmp_path / "lists")) == [f"{ALICE}.list"]
+
+
+def test_many_lines_of_many_users_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusefs.sweep.purgelist._BUFFER_MAX_BYTES", 100)
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        for number in range(60):
+            lists.add(MALLORY + number % 3, b"/scratch/%d" % number, 0)
+        lists.publish()
+    told = [line.rpartition("/")[2] for lines in published(tmp_path / "lists").values() for line in lines]
+    assert sorted(map(int, told)) == list(range(60))
+
+
+@needs_root
+@pytest.mark.parametrize(("uid", "mode"), [(MALLORY, 0o755), (0, 0o777), (0, 0o775)])
+def test_directory_that_others_can_change_gets_no_lists(tmp_path: Path, uid: int, mode: int) -> None:
+    there = tmp_path / "lists"
+    there.mkdir()
+    there.chmod(mode)
+    os.chown(there, uid, 0)
+    with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=False):
+        pass
+
+
+def test_dry_run_makes_no_directory_for_lists(tmp_path: Path) -> None:
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=False) as lists:
+        lists.add(ALICE, b"/scratch/a", 0)
+        assert isinstance(lists, Counted)
+        assert (lists.publish(), lists.n_entries) == (1, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Some:
+    """An action that takes so many of the names that it is given, and leaves the rest for the next time."""
+
+    is_single = takes_dirs = False
+    avoided: frozenset[Identified] = frozenset()
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.taken: list[str] = []
+
+    def take(self, _here: Here, names: Sequence[str]) -> Taken:
+        self.taken += names[: self._most]
+        return Taken(n_left=max(len(names) - self._most, 0))
+
+    def end(self, _sums: Sums) -> Ended:
+        return Ended()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 9])
+def test_each_locked_file_is_told_once_whatever_is_left_for_later(tmp_path: Path, most: int) -> None:
+    names = list("abcdef")
+    for name in names:
+        put(tmp_path / name)
+    action = Some(most)
+    told: list[tuple[str, str]] = []
+    with ExitStack() as owned:
+        for name in "acf":
+            owned.enter_context(locked(tmp_path / name))
+        here = Here(KERNEL, Sides(owned.enter_context(KERNEL.open_path(bytes(tmp_path)))), b"", False, lambda: False)
+        while names:
+            taken = Locking(action, holds=True).take(here, names)
+            told += taken.spared
+            names = names[len(names) - taken.n_left :]
+    assert (action.taken, told) == (list("bde"), [(name, LOCKED) for name in "acf"])
+
+
+@pytest.mark.parametrize("name", [".", "unit", "unit/file"])
+def test_lock_on_the_mounted_side_counts_too(tmp_path: Path, name: str) -> None:
+    for side in ("backing", "mounted"):  # a flock through a mount is held in the mount alone
+        put(tmp_path / side / "unit/file")
+    with ExitStack() as owned:
+        paths = [bytes(tmp_path / side) for side in ("backing", "mounted")]
+        sides = Sides(*(owned.enter_context(KERNEL.open_path(path)) for path in paths))
+        readable = Sides(owned.enter_context(KERNEL.open_dir(sides.fd)), sides.mounted)
+        owned.enter_context(locked(tmp_path / "mounted" / name))
+        guarded = Keepers(holds=True).spares(KERNEL, readable, b"")
+        judged = list(judge_units(KERNEL, sides, Matcher(Selection(types=frozenset("d"))), _AGE))
+        here = Here(KERNEL, sides, b"", False, lambda: False)
+        taken = Locking(Some(9), holds=True).take(here, ["unit"])
+    assert guarded == (LOCKED if name == "." else None)
+    assert judged == [Spared(b"unit", LOCKED)] if name != "." else isinstance(judged[0], Unit)
+    assert list(taken.spared) == ([("unit", LOCKED)] if name == "unit" else [])

@@ -1,0 +1,258 @@
+"""A plan carried out: it does what it says that it would, and nothing that others could lead it to."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.document import Source
+from fusefs.core.errors import NotFound, Refused
+from fusefs.core.plan import World, read_plan
+from fusefs.core.planned import Done, Listed, NotDone, Told
+from fusefs.core.swept import Spared, Swept
+from fusefs.linux.kernel import Kernel
+from fusefs.sweep.planned import NO_WISHES, How, carry_out
+from fusefs.sweep.request import Request, Wishes
+from fusefs.sweep.run import run
+from tests.support.store import entries, restore
+from tests.support.tree import snapshot
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE, MALLORY = 12001, 12666
+NOW_NS, DAY_NS = 1_700_000_000 * 10**9, 86_400 * 10**9
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    with tmpfs_volume() as path:
+        path.chmod(0o755)
+        yield path
+
+
+def put(path: Path, age_days: float) -> Path:
+    """A file of that age, and the directories above it, as old as a directory can be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"content")
+    time_ns = NOW_NS - int(age_days * DAY_NS)
+    os.utime(path, ns=(time_ns, time_ns))
+    return path
+
+
+def carried(
+    directory: Path | str,
+    text: str,
+    *,
+    runs: bool = True,
+    now_ns: int = NOW_NS,
+    wishes: Wishes = NO_WISHES,
+    kernel: Kernel | None = None,
+) -> list[Told]:
+    """What a rule with these keys does."""
+    plan = f'[[rule]]\ndirectory = "{directory}"\n{text}\n'
+    rules = read_plan([Source("plan", plan)], World(now_ns, time.mktime, int, int))
+    return list(carry_out(kernel or Kernel(), rules, How(runs, now_ns, wishes)))
+
+
+def swept(directory: Path | str, text: str, *, runs: bool = True) -> Swept:
+    """What it does in the only directory that it has."""
+    (told,) = carried(directory, text, runs=runs)
+    assert isinstance(told, Done), told
+    return told.swept
+
+
+def files(top: Path) -> set[str]:
+    return {str(path.relative_to(top)) for path in top.rglob("*") if not path.is_dir()}
+
+
+OLD = 'older = "30d"'
+ACTIONS = ['action = "trash"', 'action = "delete"', 'action = "move"\nmove_to = "{}/away"']
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_dry_run_tells_what_a_run_does_and_touches_nothing(volume: Path, action: str, unit: str) -> None:
+    (volume / "away").mkdir()
+    for name, age_days in {"a/old": 31, "a/b/old": 40, "c/new": 29, "c/old": 50, "top": 31, "new": 1}.items():
+        put(volume / "scratch" / name, age_days)
+    text = f"{OLD}\n{unit}\n{action.format(volume)}"
+    before = snapshot(volume, with_times=True)
+    would = swept(volume / "scratch", text, runs=False)
+    assert snapshot(volume, with_times=True) == before
+    did = swept(volume / "scratch", text)
+    assert (would.sums.n_done, would.sums.n_bytes) == (did.sums.n_done, did.sums.n_bytes)
+    assert (did.sums.n_done, did.sums.n_bytes) == ((2, 21) if unit else (4, 28))
+    assert files(volume / "scratch") == ({"c/new", "c/old", "new"} if unit else {"c/new", "new"})
+
+
+def test_what_is_trashed_can_be_taken_back(volume: Path) -> None:
+    for name in ("a/x", "a/b/y", "z"):
+        put(volume / "scratch" / name, 40)
+    before = files(volume / "scratch")
+    for text in (OLD, f'{OLD}\nunit = "top"\nkeep_for = "3d"'):
+        orphan = swept(volume / "scratch", text).orphan
+        assert orphan is not None
+        assert files(volume / "scratch") == set()
+        restore(volume, orphan)
+        assert files(volume / "scratch") == before
+
+
+def test_orphan_is_roots_and_says_whose_rule_it_was(volume: Path) -> None:
+    put(volume / "home/old", 40)
+    os.chown(volume / "home", ALICE, ALICE)
+    os.chown(volume / "home/old", ALICE, ALICE)
+    swept(volume / "home", f'{OLD}\nkeep_for = "3d"')
+    (entry,) = entries(volume)
+    assert (entry.uid, entry.note) == (0, "plan plan:1")
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+def test_what_is_locked_or_kept_is_left_and_told(volume: Path, unit: str) -> None:
+    for name in ("a/old", "b/old", "c/.trashd-keep", "c/deep/old", "d"):
+        put(volume / "scratch" / name, 40)
+    with open(volume / "scratch/a/old", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        told = swept(volume / "scratch", f'{OLD}\naction = "delete"\n{unit}')
+    assert files(volume / "scratch") == {"a/old", "c/.trashd-keep", "c/deep/old"}
+    where = b"a" if unit else b"a/old"
+    assert set(told.spared) == {Spared(where, "locked"), Spared(b"c", "holds .trashd-keep")}
+    assert (told.sums.n_done, told.sums.n_spared, told.sums.n_failed) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("runs", [False, True])
+def test_directory_that_is_kept_is_left_whole(volume: Path, unit: str, runs: bool) -> None:
+    put(volume / "scratch/old", 40)
+    put(volume / "scratch/.trashd-keep", 40)
+    assert swept(volume / "scratch", f"{OLD}\n{unit}", runs=runs).sums.n_spared == 1
+    assert files(volume / "scratch") == {"old", ".trashd-keep"}
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("runs", [False, True])
+def test_max_delete_is_exact(volume: Path, unit: str, runs: bool) -> None:
+    for number in range(7):
+        put(volume / f"scratch/{number}", 40)
+    told = swept(volume / "scratch", f'{OLD}\nmax_delete = 5\naction = "delete"\n{unit}', runs=runs)
+    assert (told.sums.n_done, told.is_limited) == (5, True)
+    assert len(files(volume / "scratch")) == (2 if runs else 7)
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+def test_what_goes_was_listed_before(volume: Path, unit: str) -> None:
+    ages = {"a/x": 22, "a/y": 24, "b/x": 28, "c": 10, "d/e/f": 29.5, "d/e/g": 23.5, "h": 31}
+    for name, age_days in ages.items():
+        os.chown(put(volume / "scratch" / name, age_days), ALICE, ALICE)
+    for name in ("a", "b", "d"):
+        os.chown(volume / "scratch" / name, ALICE, ALICE)
+    text = f'{OLD}\naction = "delete"\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    would = carried(volume / "scratch", text, runs=False)[-1]
+    assert files(volume) == {f"scratch/{name}" for name in ages}
+    assert carried(volume / "scratch", text)[-1] == would
+    lines = (volume / f"lists/{ALICE}.list").read_text().splitlines()[1:]
+    listed = {path.removeprefix(f"{volume}/"): when for when, path in (line.split("\t") for line in lines)}
+    left = files(volume / "scratch")
+    carried(volume / "scratch", text, now_ns=NOW_NS + 7 * DAY_NS)
+    gone = {f"scratch/{name}" for name in left - files(volume / "scratch")}
+    if unit:
+        assert (set(listed), gone) == ({"scratch/b", "scratch/d"}, {"scratch/b/x", "scratch/d/e/f", "scratch/d/e/g"})
+        assert listed["scratch/d"] == "2023-11-21T10:13:20Z"  # when the youngest of its files is 30 days old
+    else:
+        assert set(listed) == gone == {"scratch/a/y", "scratch/b/x", "scratch/d/e/f", "scratch/d/e/g"}
+
+
+def test_lists_of_who_stops_it_stay_as_they_were(volume: Path) -> None:
+    text = f'{OLD}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    os.chown(put(volume / "scratch/a", 25), ALICE, ALICE)
+    carried(volume / "scratch", text)
+    before = snapshot(volume / "lists")
+    os.chown(put(volume / "scratch/b", 25), MALLORY, MALLORY)
+    told = carried(volume / "scratch", text, wishes=Wishes(stops=lambda: True))
+    assert not [one for one in told if isinstance(one, Listed)]
+    assert snapshot(volume / "lists") == before
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("call", ["create", "rename", "fsync"])
+def test_lists_that_can_not_be_written_are_told_and_hold_up_nothing(
+    volume: Path, unit: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(called: str) -> None:
+        if called == call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("fusefs.sweep.purgelist._BUFFER_MAX_BYTES", 0)
+    for name, age_days in {"a": 40, "b": 25, "c": 26, "d": 41}.items():
+        put(volume / "scratch" / name, age_days)
+    text = f'{OLD}\naction = "delete"\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    done, listed = carried(volume / "scratch", text, kernel=Kernel(full))
+    assert isinstance(done, Done)
+    assert isinstance(listed, Listed)
+    assert (done.swept.sums.n_done, listed.error and listed.error.errno) == (2, errno.ENOSPC)
+    assert files(volume) == {"scratch/b", "scratch/c"}
+
+
+def test_lists_that_can_not_be_had_stop_it_before_anything_is_touched(volume: Path) -> None:
+    put(volume / "scratch/a", 40)
+    (volume / "lists").mkdir()
+    os.chown(volume / "lists", MALLORY, MALLORY)
+    with pytest.raises(Refused):
+        carried(volume / "scratch", f'{OLD}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}')
+    assert files(volume / "scratch") == {"a"}
+
+
+def test_one_directory_that_fails_keeps_no_other_from_its_turn(volume: Path) -> None:
+    for name in ("a", "b", "c"):
+        put(volume / f"home/{name}/old-{name}", 40)
+    told = carried(volume / "home/*", f'{OLD}\naction = "move"\nmove_to = "{volume}/home/b"')
+    assert [type(one) for one in told] == [Done, NotDone, Done]  # nothing is moved from b to b
+    assert files(volume / "home") == {"b/old-a", "b/old-b", "b/old-c"}
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+def test_directory_that_becomes_a_link_meanwhile_leads_nowhere(
+    volume: Path, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(volume / "home/tmp/old", 40)
+    put(volume / "secret/tmp/old", 40)
+
+    def replaced(kernel: Kernel, request: Request, wishes: Wishes) -> Swept:
+        (volume / "home").rename(volume / "elsewhere")
+        (volume / "home").symlink_to("secret")
+        return run(kernel, request, wishes)
+
+    monkeypatch.setattr("fusefs.sweep.planned.run", replaced)
+    (told,) = carried(volume / "home/tmp", f"{OLD}\n{unit}")
+    assert isinstance(told, NotDone)
+    assert isinstance(told.error, NotFound)
+    assert files(volume) == {"secret/tmp/old", "elsewhere/tmp/old"}
+
+
+def test_rule_without_a_directory_to_go_to_is_told(volume: Path) -> None:
+    (told,) = carried(volume / "none-*", OLD)
+    assert isinstance(told, NotDone)
+    assert (told.directory, told.why, told.error) == (bytes(volume / "none-*"), "there is no such directory", None)
+
+
+@pytest.mark.parametrize("action", ["delete", "trash"])
+def test_empty_directories_go_but_for_those_that_are_locked(volume: Path, action: str) -> None:
+    for name in ("a/empty", "locked", "full"):
+        (volume / "scratch" / name).mkdir(parents=True)
+    put(volume / "scratch/full/file", 40)
+    put(volume / "scratch/nothing", 40).write_bytes(b"")
+    fd = os.open(volume / "scratch/locked", os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        told = swept(volume / "scratch", f'empty = true\naction = "{action}"')
+    finally:
+        os.close(fd)
+    left = {str(path.relative_to(volume / "scratch")) for path in (volume / "scratch").rglob("*")}
+    assert left - {"a"} == {"locked", "full", "full/file"}  # a is empty now: it may go at once, or the next time
+    assert told.spared == (Spared(b"locked", "locked"),)

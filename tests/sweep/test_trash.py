@@ -1,0 +1,371 @@
+"""What a sweep trashes keeps its tree in one orphan, wherever its store has to be, and nothing of it is replaced."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import IsStore, NotADirectory, NotFound, Refused, TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.core.record import Method
+from fusefs.core.selection import Selection
+from fusefs.core.swept import Sums
+from fusefs.core.wire import decode
+from fusefs.linux.kernel import Kernel
+from fusefs.store.scope import find_scope
+from fusefs.store.stage import Options
+from fusefs.sweep.request import Here, Request, Top, ToTrash
+from fusefs.sweep.run import run
+from fusefs.sweep.trash import open_trash
+from tests.support.gather import gather, take
+from tests.support.store import (
+    assert_silent,
+    entries,
+    in_child,
+    init,
+    place,
+    raw,
+    reap_now,
+    recover_all,
+    restore,
+)
+from tests.support.tree import Dir, make_tree, snapshot, weird_names
+from tests.support.users import as_user
+from tests.support.volumes import btrfs_subvolume, full, loop_volume, project_quota_volume, set_project, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE = 12001
+SPEC = Dir(
+    {"a.log": b"1", "keep": b"k", "sub": Dir({"b.log": b"2", "deep": Dir({"c.log": b"3"}, mode=0o2710)}, 0o1777)}
+)
+LOGS = ["a.log", "sub/b.log", "sub/deep/c.log"]
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    with tmpfs_volume() as path:
+        init(path)
+        yield path
+        assert_silent(path)
+
+
+@pytest.fixture
+def job(volume: Path) -> Path:
+    return make_tree(volume / "job", SPEC)
+
+
+def tree_of(volume: Path, orphan: str | None) -> Path:
+    assert orphan is not None
+    return place(volume, orphan) / "tree"
+
+
+def files_in(tree: Path) -> list[str]:
+    return sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if not path.is_dir())
+
+
+def test_matches_become_one_orphan_with_their_tree(volume: Path, job: Path) -> None:
+    swept = run(Kernel(), Request(raw(job), Selection(names=("*.log",)), ToTrash(Options(60, "tidy"))))
+    assert (swept.sums.n_done, swept.sums.n_failed, swept.volume) == (3, 0, None)
+    assert files_in(tree_of(volume, swept.orphan)) == LOGS
+    assert files_in(job) == ["keep"]
+    (entry,) = entries(volume)
+    assert (entry.id, entry.state, entry.method, entry.note) == (swept.orphan, State.ORPHANS, Method.SWEEP, "tidy")
+    assert (entry.origin, entry.expires_ns) == (raw(job), entry.created_ns + 60 * 10**9)
+
+
+def test_record_says_where_it_was_and_which_tree_is_its_own(volume: Path, job: Path) -> None:
+    orphan = gather(job, LOGS).orphan
+    tree = tree_of(volume, orphan)
+    record = decode((tree.parent / "record.json").read_bytes())
+    assert (record.origin, record.fresh, record.lent_mode) == (b"job", None, None)
+    assert record.victim is not None
+    assert record.victim.ino == tree.stat().st_ino
+    assert record.parent is not None
+    assert record.parent.ino == job.stat().st_ino
+
+
+def test_directories_are_made_like_those_that_something_came_from(volume: Path, job: Path) -> None:
+    os.setxattr(job / "sub", "trusted.mark", b"x")
+    os.chown(job / "sub/deep", ALICE, ALICE)
+    orphan = gather(job, LOGS).orphan
+    tree = tree_of(volume, orphan)
+    for path in (".", "sub", "sub/deep"):
+        like, made = (job / path).stat(), (tree / path).stat()
+        assert (made.st_mode, made.st_uid, made.st_gid) == (like.st_mode, like.st_uid, like.st_gid), path
+    assert os.getxattr(tree / "sub", "trusted.mark") == b"x"
+
+
+def test_sweep_that_takes_nothing_leaves_no_container(volume: Path, job: Path) -> None:
+    before = snapshot(volume / ".trashd/u")
+    swept = run(Kernel(), Request(raw(job), Selection(names=("*.none",)), ToTrash()))
+    assert (swept.orphan, swept.sums.n_matched) == (None, 0)
+    assert gather(job, ["sub/deep/gone", "gone"]).orphan is None
+    assert snapshot(volume / ".trashd/u") == before
+
+
+def test_directory_that_matches_is_taken_whole(volume: Path, job: Path) -> None:
+    before = snapshot(job / "sub")
+    swept = run(Kernel(), Request(raw(job), Selection(types=frozenset("d")), ToTrash()))
+    assert swept.sums.n_done == 1
+    assert snapshot(tree_of(volume, swept.orphan) / "sub") == before
+    assert not (job / "sub").exists()
+
+
+def test_directory_that_holds_a_store_is_spared(volume: Path, job: Path) -> None:
+    init(job / "sub")
+    swept = run(Kernel(), Request(raw(volume), Selection(types=frozenset("d"), names=("sub",)), ToTrash()))
+    assert [(one.name, one.why) for one in swept.spared] == [(b"job/sub", "holds a trash store")]
+    assert (swept.sums.n_failed, (job / "sub/.trashd").exists()) == (0, True)
+
+
+def test_directory_after_what_was_in_it_joins_that(volume: Path, job: Path) -> None:
+    gathered = gather(job, ["sub/deep/c.log", "sub/deep", "sub"])
+    assert gathered.refused == ()
+    assert files_in(tree_of(volume, gathered.orphan)) == ["sub/b.log", "sub/deep/c.log"]
+    assert not (job / "sub").exists()
+
+
+def test_every_odd_name_is_taken_and_restored(volume: Path) -> None:
+    names = weird_names()
+    odd = make_tree(volume / "odd", {b"\xff\n": dict.fromkeys(names, b"x"), **dict.fromkeys(names, b"y")})
+    before = snapshot(odd)
+    swept = run(Kernel(), Request(raw(odd), Selection(), ToTrash()))
+    assert swept.sums.n_done == 2 * len(names)
+    restore(volume, swept.orphan or "")
+    assert snapshot(odd) == before
+
+
+def test_deep_tree_is_taken_and_restored(volume: Path) -> None:
+    top = volume / "top"
+    top.mkdir()
+    depth = 40
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(b"d" * 200, dir_fd=fd)
+        below = os.open(b"d" * 200, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(os.open("f", os.O_CREAT, dir_fd=fd))
+    os.close(fd)
+    swept = run(Kernel(), Request(raw(top), Selection(), ToTrash()))
+    assert swept.sums.n_done == 1
+    assert restore(volume, swept.orphan or "").n_left == 0
+    assert sum(len(files) for _, _, files, _ in os.fwalk(top)) == 1
+
+
+def test_what_appears_under_a_name_that_was_taken_is_left(volume: Path, job: Path) -> None:
+    with (
+        find_scope(Kernel(), raw(job)) as scope,
+        open_trash(Kernel(), Top(raw(job), scope.sides()), ToTrash()) as action,
+    ):
+        assert take(Kernel(), scope, action, b"", ["a.log"]) == []
+        (job / "a.log").write_bytes(b"again")
+        assert take(Kernel(), scope, action, b"", ["a.log", "keep"]) == [("a.log", errno.EEXIST)]
+    recover_all(volume)
+    (entry,) = entries(volume)
+    assert (tree_of(volume, entry.id) / "a.log").read_bytes() == b"1"
+    assert (job / "a.log").read_bytes() == b"again"
+
+
+def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job: Path) -> None:
+    kernel = Kernel()
+    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides()), ToTrash()) as action:
+        with scope.sides().beneath(kernel, b"sub/deep") as sides:
+            os.rename(job / "sub", volume / "outside")
+            taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False), ["c.log"])
+        assert list(taken.refused) == [("c.log", errno.ENOENT)]
+        assert action.end(Sums()).orphan is None
+    assert files_in(volume / "outside") == ["b.log", "deep/c.log"]
+
+
+def test_two_workers_make_each_directory_once(volume: Path) -> None:
+    wide = make_tree(volume / "wide", {f"d{n}": {f"f{m}": b"x" for m in range(4)} for n in range(30)})
+    kernel = Kernel()
+    with find_scope(kernel, raw(wide)) as scope, open_trash(kernel, Top(raw(wide), scope.sides()), ToTrash()) as action:
+
+        def work(half: int) -> None:
+            for n in range(30):
+                assert take(kernel, scope, action, b"d%d" % n, [f"f{2 * half}", f"f{2 * half + 1}"]) == []
+
+        pids = []
+        for half in range(2):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(in_child(partial(work, half)))
+            pids.append(pid)
+        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0]
+    assert recover_all(volume) == []
+    (entry,) = entries(volume)
+    assert len(files_in(tree_of(volume, entry.id))) == 120
+    assert sorted(os.listdir(tree_of(volume, entry.id).parent)) == ["record.json", "tree"]
+    restore(volume, entry.id)
+    assert len(files_in(wide)) == 120
+
+
+def test_locked_as_long_as_a_worker_lives(volume: Path, job: Path) -> None:
+    kernel = Kernel()
+    ready, told = os.pipe()
+    waits, ends = os.pipe()
+    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides()), ToTrash()) as action:
+        take(kernel, scope, action, b"", ["a.log"])
+        pid = os.fork()
+        if pid == 0:
+            os.close(ends)
+            os.write(told, b"x")
+            os.read(waits, 1)
+            os._exit(0)
+        os.read(ready, 1)
+    assert recover_all(volume) == []
+    (entry,) = entries(volume)
+    assert entry.state is State.STAGE
+    for fd in (ends, waits, ready, told):
+        os.close(fd)
+    os.waitpid(pid, 0)
+    assert recover_all(volume) == []
+    (entry,) = entries(volume)
+    assert entry.state is State.ORPHANS
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/."])
+def test_root_directory_is_refused(path: str) -> None:
+    with pytest.raises(Refused):
+        gather(Path(path), ["etc"])
+
+
+def test_link_and_file_and_store_are_refused(volume: Path, job: Path) -> None:
+    (volume / "link").symlink_to(job)
+    for path, error in (("link", NotADirectory), ("job/keep", NotADirectory), (".trashd/u", IsStore), ("no", NotFound)):
+        with pytest.raises(error):
+            gather(volume / path, ["a.log"])
+    assert files_in(job) == [*LOGS[:1], "keep", *LOGS[1:]]
+
+
+def test_link_in_the_parents_is_followed(volume: Path, job: Path) -> None:
+    (volume / "way").symlink_to(volume)
+    assert gather(volume / "way/job", ["a.log"]).n_done == 1
+    (entry,) = entries(volume)
+    assert entry.origin == raw(job)
+
+
+def test_volumes_root_is_swept_and_its_store_is_not(volume: Path, job: Path) -> None:
+    swept = run(Kernel(), Request(raw(volume), Selection(types=frozenset("fd")), ToTrash()))
+    assert swept.sums.n_done == 1
+    (entry,) = entries(volume)
+    assert (entry.origin, os.listdir(volume)) == (raw(volume), [".trashd"])
+    restore(volume, entry.id)
+    assert files_in(job) == [*LOGS[:1], "keep", *LOGS[1:]]
+
+
+def test_user_sweeps_into_his_own_folder(volume: Path) -> None:
+    home = make_tree(volume / "home", {"x": b"1", "sub": {"y": b"2"}})
+    for path in (home, *home.rglob("*")):
+        os.lchown(path, ALICE, ALICE)
+    as_user(ALICE, lambda: gather(home, ["x", "sub/y"]))
+    (entry,) = entries(volume)
+    assert entry.uid == ALICE
+
+
+def test_user_without_a_store_above_gets_one_where_he_may_make_it() -> None:
+    with tmpfs_volume() as volume:
+        home = make_tree(volume / "home", Dir({"x": b"1", "y": b"2"}, owner=(ALICE, ALICE)))
+        assert as_user(ALICE, lambda: gather(home, ["x"]).volume == raw(home))
+        assert as_user(ALICE, lambda: gather(home, ["y"]).n_done) == 1
+        assert sorted(os.listdir(home)) == [".trashd"]
+        assert as_user(ALICE, lambda: [entry.origin == raw(home) for entry in entries(home)]) == [True, True]
+        as_user(ALICE, lambda: [restore(home, entry.id).n_left for entry in entries(home)])
+        assert sorted(os.listdir(home)) == [".trashd", "x", "y"]
+
+
+def test_user_who_can_have_no_store_is_told_and_loses_nothing() -> None:
+    with tmpfs_volume() as volume:
+        shared = make_tree(volume / "shared", {"x": b"1"})
+        (shared / "x").chmod(0o666)
+
+        def refused() -> str:
+            with pytest.raises(TrashdError) as caught:
+                gather(shared, ["x"])
+            return type(caught.value).__name__
+
+        assert as_user(ALICE, refused) == "NoStore"
+        assert os.listdir(shared) == ["x"]
+
+
+def test_user_is_refused_what_is_not_his_and_the_rest_is_taken(volume: Path) -> None:
+    shared = make_tree(volume / "shared", {"mine": b"1", "roots": b"2"})
+    shared.chmod(0o1777)
+    os.chown(shared / "mine", ALICE, ALICE)
+    assert as_user(ALICE, lambda: [number for _, number in gather(shared, ["mine", "roots"]).refused]) == [errno.EPERM]
+    assert os.listdir(shared) == ["roots"]
+    assert as_user(ALICE, lambda: restore(volume, entries(volume)[0].id).n_left) == 0
+    assert sorted(os.listdir(shared)) == ["mine", "roots"]
+
+
+def test_what_is_taken_from_below_a_read_only_directory_can_be_restored_and_reaped(volume: Path) -> None:
+    home = make_tree(volume / "home", {"shut": {"open": {"f": b"1", "g": b"2"}}})
+    for path in (home, *home.rglob("*")):
+        os.lchown(path, ALICE, ALICE)
+    (home / "shut").chmod(0o555)
+    as_user(ALICE, lambda: gather(home, ["shut/open/f", "shut/open/g"]).n_done)
+    (entry,) = entries(volume)
+    made = tree_of(volume, entry.id) / "shut"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o755
+    as_user(ALICE, lambda: restore(volume, entry.id, inside=b"shut/open/f").n_left)
+    assert reap_now(volume, entry.id).report.failures == ()
+    assert (home / "shut/open/f").exists()
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("fs_type", ["tmpfs", "ext4"])
+def test_full_volume_is_no_hindrance(fs_type: str) -> None:
+    with tmpfs_volume("8m", ["nr_inodes=300"]) if fs_type == "tmpfs" else loop_volume("ext4", 16) as volume:
+        init(volume)
+        job = make_tree(volume / "job", SPEC)
+        with full(volume):
+            gathered = gather(job, ["a.log", "keep", "sub/b.log"])
+            assert gathered.n_done >= 2
+            assert {name for name, _ in gathered.refused} <= {"sub/b.log"}  # a directory for it needs an inode
+        assert recover_all(volume) == []
+        assert_silent(volume)
+
+
+@pytest.mark.needs("loop", "btrfs")
+def test_store_is_made_where_renames_lead() -> None:
+    with loop_volume("btrfs", 128) as volume:
+        init(volume)
+        inner = make_tree(btrfs_subvolume(volume, "sub") / "job", SPEC)
+        before = snapshot(inner)
+        gathered = gather(inner, LOGS)
+        assert gathered.volume == raw(volume / "sub")
+        (entry,) = entries(volume)
+        assert (entry.id, entry.origin) == (gathered.orphan, raw(inner))
+        restore(volume, entry.id)
+        assert snapshot(inner) == before
+        gathered = gather(volume / "sub", ["job/a.log"])
+        assert gathered.volume == raw(volume / "sub")
+        restore(volume, gathered.orphan or "")
+        assert snapshot(inner) == before
+        assert_silent(volume)
+
+
+@pytest.mark.needs("loop", "xfs")
+def test_directory_of_a_project_is_swept_with_its_quota() -> None:
+    with project_quota_volume("xfs") as volume:
+        init(volume)
+        job = volume / "job"
+        job.mkdir()
+        set_project(job, 7)
+        make_tree(job / "sub", {"a": b"1"})
+        (job / "b").write_bytes(b"2")
+        before = snapshot(job)
+        gathered = gather(job, ["b", "sub/a"])
+        assert gathered.refused == ()
+        restore(volume, gathered.orphan or "")
+        assert snapshot(job) == before
+        assert_silent(volume)

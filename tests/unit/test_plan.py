@@ -1,0 +1,201 @@
+"""A plan's rules: what is typed is what is meant; what could take more than was meant is told with its line."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from fusefs.core.document import Source
+from fusefs.core.errors import BadConfig, Problem
+from fusefs.core.plan import Age, Delete, Move, Purge, Rule, Trash, World, read_plan
+from fusefs.core.selection import KINDS, Selection, SizeBound, TimeBound
+
+DAY_NS = 86_400 * 10**9
+NOW_NS = 1_800_000_000 * 10**9
+
+
+def uid_of(text: str) -> int:
+    """anna is 1000."""
+    if text == "anna":
+        return 1000
+    if not text.isdecimal():
+        raise ValueError(f"there is no user {text}")
+    return int(text)
+
+
+WORLD = World(NOW_NS, time.mktime, uid_of, uid_of)
+
+
+def read(*texts: str) -> tuple[Rule, ...]:
+    """The rules of files f1, f2…"""
+    return read_plan([Source(f"f{number}", text) for number, text in enumerate(texts, 1)], WORLD)
+
+
+def rule(text: str) -> Rule:
+    """The rule with these keys, for /scratch."""
+    (only,) = read(f'[[rule]]\ndirectory = "/scratch"\n{text}\n')
+    return only
+
+
+def problems(*texts: str) -> list[Problem]:
+    """What is wrong with them."""
+    with pytest.raises(BadConfig) as caught:
+        read(*texts)
+    return list(caught.value.problems)
+
+
+def problem(text: str) -> Problem:
+    """The one thing that is wrong with a rule that has these keys, which begin in line 3."""
+    (only,) = problems(f'[[rule]]\ndirectory = "/scratch"\n{text}\n')
+    return only
+
+
+def test_nothing_typed_is_no_rule() -> None:
+    assert read() == read("") == read("# a comment\n") == ()
+
+
+def test_every_key_of_a_selection_is_understood() -> None:
+    read_rule = rule("""
+        name = "*.log"
+        iname = "A*"
+        path = "sub/*"
+        regex = ".*[0-9]"
+        exclude = ["*.keep", "a/b"]
+        type = ["f", "l"]
+        size = ["+1K", "-1M"]
+        older = "30d"
+        newer = "60d"
+        by = "atime"
+        user = "anna"
+        group = 100
+        depth = 3
+        max_delete = 10
+    """)
+    assert read_rule.selection == Selection(
+        names=("*.log",),
+        inames=("A*",),
+        paths=("sub/*",),
+        regexes=(".*[0-9]",),
+        excludes=("*.keep", "a/b"),
+        types=frozenset("fl"),
+        sizes=(SizeBound(1025), SizeBound(0, (1 << 20) - 1)),
+        times=(
+            TimeBound("atime", before_ns=NOW_NS - 30 * DAY_NS), TimeBound("atime", after_ns=NOW_NS - 60 * DAY_NS),
+        ),
+        uids=(1000,),
+        gids=(100,),
+        max_depth=3,
+    )  # fmt: skip
+    assert (read_rule.act, read_rule.is_unit, read_rule.most) == (Trash(), False, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "act"),
+    [
+        ('keep_for = "7d"', Trash(7 * 86_400)),
+        ('action = "delete"', Delete()),
+        ('action = "move"\nmove_to = "/old"', Move(b"/old")),
+        (
+            'action = "move"\nmove_to = "/old"\nflat = true\nif_exists = "number"\ncopy = true',
+            Move(b"/old", flat=True, if_exists="number", copy=True),
+        ),
+    ],
+)
+def test_every_action_is_understood(text: str, act: Trash | Delete | Move) -> None:
+    assert rule(f'name = "*"\n{text}').act == act
+
+
+def test_unit_is_chosen_by_its_own_name_whatever_it_is() -> None:
+    unit = rule('unit = "top"\nolder = "90d"\nby = "ctime"')
+    assert (unit.is_unit, unit.age) == (True, Age(("ctime",), NOW_NS - 90 * DAY_NS))
+    assert unit.selection == Selection(types=frozenset(KINDS), max_depth=1)
+
+
+def test_age_by_several_times_is_that_of_the_latest() -> None:
+    old = rule('older = "30d"\nby = ["mtime", "atime"]')
+    before_ns = NOW_NS - 30 * DAY_NS
+    assert old.age == Age(("mtime", "atime"), before_ns)
+    assert old.selection.times == tuple(TimeBound(field, before_ns=before_ns) for field in ("mtime", "atime"))
+
+
+def test_list_tells_of_what_will_be_as_old() -> None:
+    listed = rule('older = "30d"\npurgelist = { directory = "/lists", ahead = "7d" }')
+    assert listed.purge == Purge(b"/lists", 7 * 86_400)
+    assert listed.soon().times == (TimeBound("mtime", before_ns=NOW_NS - 23 * DAY_NS),)
+
+
+def test_rules_come_in_the_order_of_the_files() -> None:
+    first, second = '[[rule]]\ndirectory = "/a"\nname = "*"\n', '\n[[rule]]\ndirectory = "/b*"\nname = "*"\n'
+    assert [(str(one.place), one.directory) for one in read(first + second, second)] == [
+        ("f1:1", b"/a"), ("f1:5", b"/b*"), ("f2:2", b"/b*"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ('older = "30x"', 3, "older: .*no unit 'x'"),
+        ("older = 30", 3, "older = 30 is not a text"),
+        ('older = "30"', 3, "'30' of what"),
+        ('older = "2026-02-30"', 3, "no such day"),
+        ('older = "/etc/passwd"', 3, "no times of files"),
+        ('name = ""', 3, "name = .* is not a text"),
+        ('name = ["a", "b"]', 3, "name = an array is not a text"),
+        ('name = "a/b"', 3, "name: .*has a slash"),
+        ('name = "*"\nexclude = ["/scratch/a"]', 4, "exclude: .*relative"),
+        ('regex = "("', 3, "regex: .*no regular expression"),
+        ('size = "-0"', 3, "size: .*nothing is smaller"),
+        ('size = "5 apples"', 3, "size: .*no bound"),
+        ('name = "*"\ntype = "x"', 4, "type: .*no type 'x'"),
+        ('name = "*"\ndepth = "3..2"', 4, "depth: .*wrong way round"),
+        ('user = "nobody-has-that"', 3, "user: there is no user nobody-has-that"),
+        ('name = "*"\nby = "atime"', 4, "by without older"),
+        ('older = "3d"\nby = ["atime", "xtime"]', 4, "by = an array is not a time"),
+        ('older = "3d"\nby = []', 4, "by = an array is not a time"),
+        ('name = "*"\nmax_delete = 0', 4, "max_delete = 0 is not"),
+        ('name = "*"\naction = "burn"', 4, 'action = "burn" is not one of'),
+        ('name = "*"\nretension = "7d"', 4, "unknown key retension"),
+        ('name = "*"\ntype = "d"', 4, "a directory would be taken"),
+        ('name = "*"\nkeep_for = "7d"\naction = "delete"', 4, "keep_for with action"),
+        ('name = "*"\nmove_to = "/old"', 4, "move_to without action"),
+        ('name = "*"\naction = "move"', 4, "without move_to"),
+        ('unit = "top"\nname = "*"', 3, "without older"),
+        ('unit = "top"\nolder = "9d"\nsize = "+1M"', 5, "size with unit"),
+        ('unit = "top"\nolder = "9d"\ncopy = true\naction = "move"\nmove_to = "/old"', 5, "copy with unit"),
+        ('name = "*"\npurgelist = { directory = "/l", ahead = "7d" }', 4, "purgelist without older"),
+        ('older = "2026-01-01"\npurgelist = { directory = "/l", ahead = "7d" }', 4, "or with a fixed date"),
+        ('older = "7d"\npurgelist = { directory = "/l", ahead = "7d" }', 4, "ahead is not shorter than older"),
+        ('older = "7d"\npurgelist = { directory = "/l" }', 4, "purgelist without ahead"),
+    ],
+)
+def test_what_can_not_be_meant_is_told_with_its_line(text: str, line: int, what: str) -> None:
+    found = problem(text)
+    assert (found.file, found.line) == ("f1", line)
+    assert re.search(what, found.what)
+
+
+@pytest.mark.parametrize("text", ["", 'type = "f"', "depth = 1", "empty = false", 'exclude = ["*.c"]'])
+def test_rule_that_narrows_nothing_is_refused(text: str) -> None:
+    found = problem(text)
+    assert found.line == 1
+    assert "selects nothing in particular" in found.what
+
+
+@pytest.mark.parametrize("directory", ["scratch", "/", "/a/../b", "", "/a/[z-a]"])
+def test_directory_is_absolute_and_below_the_root(directory: str) -> None:
+    (found,) = problems(f'[[rule]]\nname = "*"\ndirectory = "{directory}"\n')
+    assert (found.line, "directory = " in found.what) == (3, True)
+
+
+def test_every_problem_of_every_file_is_told() -> None:
+    wrong = '[[rule]]\ndirectory = "/a"\nolder = "x"\n[[rule]]\nname = "*"\n'
+    assert [(one.file, one.line) for one in problems(wrong, "[[rule]\n", wrong)] == [
+        ("f1", 3), ("f1", 4), ("f2", 1), ("f3", 3), ("f3", 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ['directory = "/a"', "[rule]", "rule = 1", "[rules]", "[[rule.what]]"])
+def test_what_is_no_list_of_rules_is_told(text: str) -> None:
+    assert problems(text)

@@ -1,0 +1,230 @@
+"""Selections: what must all hold for an entry, and what has to be looked at to know."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.core.selection import KINDS, Field, Matcher, Selection, SizeBound, Stat, TimeBound
+
+TIMED: tuple[Field, ...] = ("mtime", "atime", "ctime")
+
+
+class Entry(NamedTuple):
+    """What a stat tells."""
+
+    st_mode: int = stat.S_IFREG | 0o644
+    st_size: int = 100
+    st_uid: int = 1
+    st_gid: int = 2
+    st_atime_ns: int = 50
+    st_mtime_ns: int = 50
+    st_ctime_ns: int = 50
+
+
+def takes(selection: Selection, entry: Stat, btime_ns: int | None = None) -> bool:
+    return Matcher(selection).takes(entry, btime_ns)
+
+
+def chosen(selection: Selection, *names: str, upper: str = "") -> list[str]:
+    says = Matcher(selection).names_in(upper)
+    return [name for name in names if says is None or says(name)]
+
+
+def pruned(selection: Selection, *names: str, upper: str = "") -> list[str]:
+    says = Matcher(selection).pruned_in(upper)
+    return [name for name in names if says is not None and says(name)]
+
+
+def test_a_stat_of_the_kernel_will_do() -> None:
+    assert takes(Selection(uids=(os.stat("/proc/self").st_uid,)), os.stat("/proc/self"))
+
+
+def test_nothing_told_is_everything_but_directories() -> None:
+    matcher = Matcher(Selection())
+    assert matcher.types == frozenset(KINDS) - {"d"}
+    assert matcher.names_in("a") is None
+    assert matcher.pruned_in("a") is None
+    assert not any((matcher.needs_stat, matcher.needs_btime, matcher.needs_emptiness))
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(names=("*",)),
+        Selection(types=frozenset("f")),
+        Selection(excludes=("a",)),
+        Selection(empty=True),
+        Selection(min_depth=2),
+        Selection(max_depth=9),
+    ],
+)
+def test_whatever_is_told_is_not_everything(selection: Selection) -> None:
+    assert Selection().is_everything()
+    assert not selection.is_everything()
+
+
+def test_selection_goes_to_other_processes() -> None:
+    selection = Selection(("*",), types=frozenset("f"), sizes=(SizeBound(1),), times=(TimeBound("atime", 1),))
+    assert pickle.loads(pickle.dumps(selection)) == selection
+    assert hash(pickle.loads(pickle.dumps(selection))) == hash(selection)
+
+
+def test_all_names_must_match() -> None:
+    assert chosen(Selection(names=("a*", "*b"), inames=("*B", "?*")), "ab", "aB", "a", "b", "aab") == ["ab", "aab"]
+
+
+@pytest.mark.parametrize("n_globs", range(1, 5))
+def test_each_name_counts(n_globs: int) -> None:
+    globs = tuple(f"*{number}*" for number in range(n_globs))
+    whole = "".join(map(str, range(n_globs)))
+    lacking = [whole.replace(str(number), "") for number in range(n_globs)]
+    assert chosen(Selection(names=globs), whole, *lacking) == [whole]
+    assert pruned(Selection(excludes=globs), "x", *(str(number) for number in range(n_globs))) == [*whole]
+
+
+def test_path_is_relative_to_the_directory() -> None:
+    selection = Selection(paths=("a/*.log",))
+    assert chosen(selection, "a", "a/x.log", "x.log") == ["a/x.log"]
+    assert chosen(selection, "x.log", "x", upper="a") == ["x.log"]
+    assert chosen(selection, "x.log", upper="a/b") == ["x.log"]
+    assert chosen(selection, "x.log", upper="b") == []
+
+
+def test_regex_is_for_the_whole_path() -> None:
+    selection = Selection(regexes=(r"a/.*\.log",))
+    assert chosen(selection, "x.log", "x.log.1", "x\ny.log", upper="a") == ["x.log", "x\ny.log"]
+    assert chosen(selection, "x.log") == []
+
+
+def test_name_and_path_must_both_match() -> None:
+    selection = Selection(names=("x*",), paths=("a/*",), regexes=(".*y",))
+    assert chosen(selection, "xy", "x", "y", upper="a") == ["xy"]
+    assert chosen(selection, "xy", upper="b") == []
+
+
+def test_any_exclude_is_enough() -> None:
+    selection = Selection(excludes=(".git", "a/*.tmp", "*.swp"))
+    assert pruned(selection, ".git", "x.tmp", "x.swp", "x", upper="a") == [".git", "x.tmp", "x.swp"]
+    assert pruned(selection, ".git", "x.tmp", "x", upper="b") == [".git"]
+
+
+def test_exclude_with_a_slash_is_for_the_path_alone() -> None:
+    assert pruned(Selection(excludes=("a/b",)), "a", "b") == []
+    assert pruned(Selection(excludes=("a/b",)), "b", "c", upper="a") == ["b"]
+
+
+@pytest.mark.parametrize(
+    "selection", [Selection(names=("[z-a]",)), Selection(excludes=("",)), Selection(paths=("a\\",))]
+)
+def test_glob_that_is_none_is_refused(selection: Selection) -> None:
+    with pytest.raises(ValueError, match=r"wrong way|empty|lone"):
+        Matcher(selection)
+
+
+@given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 200), st.none() | st.integers(0, 200)), max_size=3))
+def test_size_is_within_all_bounds(size: int, bounds: list[tuple[int, int | None]]) -> None:
+    selection = Selection(sizes=tuple(SizeBound(*bound) for bound in bounds))
+    within = all(least <= size and (most is None or size <= most) for least, most in bounds)
+    assert takes(selection, Entry(st_size=size)) is within
+
+
+MOMENTS = st.none() | st.integers(0, 9)
+BOUNDS = st.builds(TimeBound, st.sampled_from(TIMED), MOMENTS, MOMENTS)
+
+
+@given(st.lists(BOUNDS, max_size=4), st.lists(st.integers(0, 9), min_size=3, max_size=3))
+def test_times_are_strictly_within_all_bounds(bounds: list[TimeBound], times: list[int]) -> None:
+    entry = Entry(**{f"st_{field}_ns": time for field, time in zip(TIMED, times, strict=True)})
+    within = all(
+        (bound.after_ns is None or bound.after_ns < times[TIMED.index(bound.field)])
+        and (bound.before_ns is None or times[TIMED.index(bound.field)] < bound.before_ns)
+        for bound in bounds
+    )
+    assert takes(Selection(times=tuple(bounds)), entry) is within
+
+
+@pytest.mark.parametrize(("btime_ns", "is_taken"), [(49, True), (50, False), (0, False), (None, False)])
+def test_without_a_birth_time_nothing_is_old_enough(btime_ns: int | None, is_taken: bool) -> None:
+    assert takes(Selection(times=(TimeBound("btime", None, 50),)), Entry(), btime_ns) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("selection", "is_taken"),
+    [
+        (Selection(uids=(1,)), True),
+        (Selection(uids=(0,)), False),
+        (Selection(uids=(1, 1)), True),
+        (Selection(uids=(1, 0)), False),
+        (Selection(gids=(2,)), True),
+        (Selection(gids=(2, 1)), False),
+        (Selection(uids=(1,), gids=(1,)), False),
+    ],
+)
+def test_owner_must_be_all_that_are_named(selection: Selection, is_taken: bool) -> None:
+    assert takes(selection, Entry()) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_taken"),
+    [
+        (Entry(st_size=0), True),
+        (Entry(st_size=1), False),
+        (Entry(stat.S_IFDIR, 4096), True),
+        (Entry(stat.S_IFIFO, 0), False),
+        (Entry(stat.S_IFLNK, 0), False),
+        (Entry(stat.S_IFCHR, 0), False),
+    ],
+)
+def test_empty_is_for_files_and_of_directories_somebody_else_looks(entry: Entry, is_taken: bool) -> None:
+    assert takes(Selection(empty=True), entry) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("types", "meant", "needs_stat", "needs_emptiness"),
+    [("", "fd", True, True), ("f", "f", True, False), ("d", "d", False, True), ("fdl", "fd", True, True)],
+)
+def test_only_files_and_directories_are_empty(types: str, meant: str, needs_stat: bool, needs_emptiness: bool) -> None:
+    matcher = Matcher(Selection(types=frozenset(types), empty=True))
+    assert matcher.types == frozenset(meant)
+    assert matcher.needs_stat is needs_stat
+    assert matcher.needs_emptiness is needs_emptiness
+
+
+def test_what_can_not_be_empty_is_not_chosen() -> None:
+    assert Matcher(Selection(types=frozenset("l"), empty=True)).types == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("selection", "needs_stat"),
+    [
+        (Selection(("*",), ("*",), ("*",), (".*",), ("*",), frozenset("fd"), min_depth=2, max_depth=3), False),
+        (Selection(sizes=(SizeBound(1),)), True),
+        (Selection(times=(TimeBound("mtime", 1),)), True),
+        (Selection(times=(TimeBound("btime", 1),)), True),
+        (Selection(uids=(0,)), True),
+        (Selection(gids=(0,)), True),
+        (Selection(types=frozenset("d"), sizes=(SizeBound(1),), empty=True), True),
+    ],
+)
+def test_names_and_kinds_cost_no_stat(selection: Selection, needs_stat: bool) -> None:
+    assert Matcher(selection).needs_stat is needs_stat
+
+
+def test_birth_time_is_wanted_where_it_matters() -> None:
+    assert Matcher(Selection(times=(TimeBound("btime", 1),))).needs_btime
+    assert not Matcher(Selection(times=(TimeBound("ctime", 1),))).needs_btime
+
+
+@given(st.integers(1, 5), st.none() | st.integers(0, 3), st.integers(1, 7))
+def test_depth_is_from_and_to(least: int, n_more: int | None, depth: int) -> None:
+    most = None if n_more is None else least + n_more
+    matcher = Matcher(Selection(min_depth=least, max_depth=most))
+    assert matcher.has_depth(depth) is (least <= depth and (most is None or depth <= most))
+    assert matcher.goes_below(depth) is any(matcher.has_depth(deeper) for deeper in range(depth + 1, 9))
