@@ -148,7 +148,7 @@ JOBS = MappingProxyType[str, Job](
         "list": Job(
             "from a list", 114_000, make_tree,
             {
-                OURS: partial(_run, ["-0", "--from", f"//{LIST}", "--delete"]),
+                OURS: partial(shell, f"cd {TOP} && '{TRASHD}' sweep . -0 --from ../{LIST} --delete"),
                 "xargs rm": partial(shell, f"cd {TOP} && xargs -0 rm < ../{LIST}"),
             },
             half, (),

@@ -96,7 +96,14 @@ def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:
         raise UsageError("no path was given", "name at least one, or use -0 to read them from standard input")
     yield from paths
     if null:
-        yield from _read_null(sys.stdin.buffer.raw.fileno() if hasattr(sys.stdin.buffer, "raw") else 0)
+        yield from _read_null(standard_input())
+
+
+def standard_input() -> int:
+    """Its fd. Raises  UsageError if it was closed: what has its number now is something else"""
+    if sys.__stdin__ is None:
+        raise UsageError("standard input is closed", "what it should be read from must be open")
+    return sys.__stdin__.fileno()
 
 
 def _read_null(fd: int) -> Iterator[bytes]:

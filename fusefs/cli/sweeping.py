@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import click
 
 from fusefs.cli import output, printing, swepttext
 from fusefs.cli.bar import bar
+from fusefs.cli.options import standard_input
 from fusefs.cli.stop import Stop
 from fusefs.core.budget import Tempo
 from fusefs.core.durations import DEFAULT_RETENTION_S
@@ -77,6 +79,8 @@ class Asked(NamedTuple):
         ]  # fmt: skip
         if len(actions) > 1:
             raise UsageError(" with ".join(actions), "one action at a time")
+        if self.prints_any() and sys.__stdout__ is None:
+            raise UsageError("standard output is closed", "that is where paths are printed")
         needs = (
             ("--recursive", self.recursive, self.delete, "--delete"),
             ("--flat", self.flat, self.target is not None, "--move-to"),
@@ -133,7 +137,7 @@ def _names(kernel: Kernel, asked: Asked) -> Iterator[Iterable[bytes] | None]:
     if not asked.has_list():
         yield None
     elif asked.source in (None, _STDIN):
-        yield read_names(sys.stdin.fileno(), end)
+        yield _begun(read_names(standard_input(), end), _STDIN)
     else:
         assert asked.source is not None
         try:
@@ -141,7 +145,26 @@ def _names(kernel: Kernel, asked: Asked) -> Iterator[Iterable[bytes] | None]:
         except OSError as error:
             raise from_os(error, asked.source) from error
         with opened as fd:
-            yield read_names(fd, end)
+            yield _begun(read_names(fd, end), asked.source)
+
+
+def _begun(names: Iterator[bytes], source: bytes) -> Iterator[bytes]:
+    """The same as absolute paths, the first one read: what is no list at all is refused before anything is touched."""
+    try:
+        first = next(names, None)
+    except OSError as error:
+        raise from_os(error, source) from error
+    if first is None:
+        return iter(())
+    here = os.getcwdb()
+    return (_from(here, name) for name in chain((first,), names))
+
+
+def _from(here: bytes, name: bytes) -> bytes:
+    """An absolute path. Where we are is told without links, so that `..` in front means what it says; not elsewhere."""
+    while name == b".." or name.startswith(b"../"):
+        here, name = os.path.dirname(here), name[3:].lstrip(b"/")
+    return os.path.join(here, name)
 
 
 def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | None, stop: Stop) -> None:
@@ -151,7 +174,7 @@ def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | 
         return
     size = format_size(found.sums.n_bytes)
     what = f"{swepttext.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
-    if not (sys.stdin.isatty() and sys.stderr.isatty()) or asked.as_json:
+    if not (os.isatty(0) and os.isatty(2)) or asked.as_json:
         raise Refused(f"{what}, more than {limit:,}", "--yes does it all the same; --dry-run shows more of them")
     if not click.confirm(f"{printable(found.directory)}: {what}. Go on?", err=True):
         raise Refused("nothing was touched")

@@ -38,7 +38,7 @@ def told(swept: Swept, did: str) -> Iterator[str]:
 
 def _sum(swept: Swept, did: str) -> str:
     sums = swept.sums
-    if not (sums.n_matched or sums.n_vanished):
+    if not (sums.n_matched or sums.n_vanished or swept.is_limited):
         return "nothing matches"
     size = f" ({format_size(sums.n_bytes)})" if swept.looks else ""
     inside = f", with {counted(sums.n_inside, 'entry', 'entries')} in them" if sums.n_inside else ""

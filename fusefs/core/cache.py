@@ -29,7 +29,7 @@ _PACKED = Struct("=QQIIIIQQQIqqqqd")
 _N_FIELDS = len(Attributes._fields)
 
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
-"""An inode's attributes, and its listing; one name in a directory; all its names (None)."""
+"""An inode's attributes; one name in a directory, or its listing; all its names (None)."""
 _MOST_NOTES = 4096
 _LISTING = b""
 """For a name: what a change of any name changes."""

@@ -56,6 +56,13 @@ class Original(NamedTuple):
         """Whether nobody has written to it, or changed its attributes, since it was opened, or waits to do it."""
         return self._is_alone(kernel) and _version(kernel.fstat(self.fd)) == self.version
 
+    def may_be(self, other: os.stat_result) -> bool:
+        """Whether something may be this very file, shown by another mount under other numbers.
+
+        Overlays, FUSE and NFS do that. Of a copy nobody can choose the ctime, which is later.
+        """
+        return (other.st_ctime_ns, other.st_nlink) == (self.seen.st_ctime_ns, self.seen.st_nlink)
+
     def after_unlink(self, st: os.stat_result) -> Original:
         """The same after we have unlinked one of its names, which changes its ctime."""
         size, mtime_ns, _ = self.version
@@ -135,7 +142,7 @@ class Private:
         """parent: where it will be; what is made in it is renamed to there. prefix: what its name begins with."""
         self._kernel = kernel
         self._parent = parent
-        self._name = Name(prefix + os.urandom(8).hex().encode())
+        self._name = Name(prefix + _nameless())
         self._fd: Fd | None = None
         self._is_made = False
 
@@ -193,20 +200,29 @@ class Made(NamedTuple):
         """Give it a name that something else may have, which is gone then."""
         staged = self
         if self.private is None:
-            staged = Made(self.fd, private.open(), os.urandom(8).hex().encode())
+            staged = Made(self.fd, private.open(), _nameless())
             self.put(kernel, private.open(), staged.name)
         assert staged.private is not None
         try:
             kernel.rename(staged.private, staged.name, dir_fd, name)
-        except OSError:
-            staged.unname(kernel)
-            raise
+        finally:
+            staged.unname(kernel)  # of two links to one file a rename leaves both
 
     def unname(self, kernel: Kernel) -> None:
         """Have one gone that gets no name, as soon as it is closed."""
         if self.private is not None:
             with suppress(OSError):
                 kernel.unlink(self.private, self.name)
+
+
+def _nameless() -> bytes:
+    """What something is called that has no name yet."""
+    return os.urandom(8).hex().encode()
+
+
+def is_nameless(name: bytes) -> bool:
+    """Whether a name is one of these."""
+    return len(name) == 16 and not name.strip(b"0123456789abcdef")
 
 
 def make_copy(kernel: Kernel, original: Original, dir_fd: int, private: Private, goes_on: GoesOn) -> Made:
@@ -284,7 +300,7 @@ def _make_file(kernel: Kernel, dir_fd: int, private: Private) -> Made:
     except OSError as error:
         if error.errno not in _NO_TMPFILE:
             raise
-        place, name = private.open(), os.urandom(8).hex().encode()
+        place, name = private.open(), _nameless()
         made = Made(kernel.create(place, name), place, name)
     _leave_atime(made.fd)
     return made
@@ -297,7 +313,7 @@ def _leave_atime(fd: Fd) -> None:
 
 
 def _make_special(kernel: Kernel, original: Original, private: Private) -> Made:
-    place, name = private.open(), os.urandom(8).hex().encode()
+    place, name = private.open(), _nameless()
     mode = original.seen.st_mode
     if stat.S_ISLNK(mode):
         target = _target_of(kernel, original.fd)

@@ -7,6 +7,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -91,6 +92,30 @@ def apply_likeness(kernel: Kernel, fd: int, wanted: Likeness) -> None:
         except OSError as error:
             if error.errno not in _NOT_TO_BE_HAD:
                 raise
+
+
+def make_like(kernel: Kernel, place: Fd, new: bytes, wanted: Likeness | None, appear: Callable[[], None]) -> None:
+    """Make a directory with a likeness (None: 0700) and let `appear` give it its name, unless that is taken by then.
+
+    It is made where nobody else can enter: whoever may rename in the directory that it goes to could put another one
+    in its place, which would get its owner and mode.
+    place, new  where it is made, and a free name there
+    Raises      OSError; nothing is left there then
+    """
+    kernel.mkdir(place, new)
+    try:
+        with kernel.open_dir(place, new) as made:
+            if wanted is not None:
+                # To move a directory its owner must be able to write to it.
+                apply_likeness(kernel, made, wanted._replace(mode=wanted.mode | stat.S_IRWXU))
+            appear()
+            if wanted is not None and wanted.mode & stat.S_IRWXU != stat.S_IRWXU:
+                kernel.chmod(made, wanted.mode)
+    except OSError as error:
+        with suppress(OSError):
+            kernel.rmdir(place, new)
+        if not isinstance(error, FileExistsError):
+            raise  # else somebody was faster
 
 
 def _steps(kernel: Kernel, fd: int, here: Likeness, wanted: Likeness) -> Iterator[Callable[[], None]]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 from fusefs.core.lifecycle import LEGAL_MOVES, State
-from fusefs.core.names import ContainerId, Name, make_id
+from fusefs.core.names import ContainerId, Name, RelPath, make_id
 from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
@@ -49,6 +49,10 @@ class Held(NamedTuple):
     def name(self) -> bytes:
         """Its name in the directory of its state."""
         return self.id.encode()
+
+    def way(self) -> RelPath:
+        """Its path relative to the directory that holds the store."""
+        return self.folder.way_to(self.state, self.name())
 
 
 def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
@@ -143,6 +147,18 @@ def rewrite(held: Held, record: Record) -> Held:
     kernel.fsync(held.fd)
     held.owned.enter_context(replace_record(kernel, held.fd, record))
     return held._replace(record=record)
+
+
+def flush_directory(held: Held, fd: Fd) -> None:
+    """Make the names durable of a directory on the container's filesystem, open in any way."""
+    kernel = held.folder.store.kernel
+    try:
+        readable = kernel.open_dir(fd)
+    except PermissionError:
+        kernel.syncfs(held.fd)  # it may be changed, not listed
+        return
+    with readable:
+        kernel.fsync(readable)
 
 
 def dissolve(held: Held) -> None:

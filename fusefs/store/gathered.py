@@ -14,7 +14,7 @@ from fusefs.store.layout import FRESH, TREE
 from fusefs.store.sides import Sides, open_shown_as
 
 MAKING = FRESH + b"."
-"""How the name of a directory begins that is being made for the tree, beside it."""
+"""How the name of a directory begins that is being made for the tree, or for its origin, beside the tree."""
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -24,14 +24,19 @@ def open_tree(held: Held) -> Sides:
     fd = store.kernel.open_beneath(held.fd, TREE, _DIR)
     with ExitStack() as owned:
         owned.enter_context(fd)
-        way = join(held.folder.way_to(held.state, held.name()), TREE)
+        way = join(held.way(), TREE)
         mounted = open_shown_as(store.kernel, store.mounted, way, fd)
         owned.pop_all()
     return Sides(fd, mounted)
 
 
+def making() -> bytes:
+    """A new one of these names."""
+    return MAKING + os.urandom(6).hex().encode()
+
+
 def drop_prepared(held: Held) -> None:
-    """Remove the directories that a killed worker was still making."""
+    """Remove the directories that a killed sweep, or a restore, was still making."""
     kernel = held.folder.store.kernel
     for name in kernel.list(held.fd):
         if name.startswith(MAKING):

@@ -21,10 +21,10 @@ from fusefs.core.record import KeptDirectory, Method, Staying, quote
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import is_frozen
-from fusefs.store.container import Held
+from fusefs.store.container import Held, flush_directory
 from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.locate import Victim
-from fusefs.store.sides import Sides, open_shown_as
+from fusefs.store.sides import Sides, between, open_shown_as
 from fusefs.store.stage import Staged, identify_at
 from fusefs.store.swap import NO_EXCHANGE
 
@@ -154,7 +154,7 @@ class Keeping(NamedTuple):
         """
         matching = _matching(self.kernel, self.tree.fd, _matchers(self.staying.globs))
         inos = {os.fsencode(one.name): one.inode() for one in matching if not one.is_dir(follow_symlinks=False)}
-        tree, fresh = _names(self.tree, self.fresh)
+        tree, fresh = between(self.tree, self.fresh)
         left = []
         for name in inos.keys() - self.inos.keys():
             with suppress(FileExistsError, FileNotFoundError):
@@ -191,7 +191,7 @@ def keep(staged: Staged, victim: Victim) -> Keeping:
     for reason in _immovable(kernel, victim, staying.directories):
         raise reason
     tree, fresh = _open_sides(staged, victim)
-    source, target = _names(tree, fresh)
+    source, target = between(tree, fresh)
     for name in staying.files:
         try:
             kernel.link(source, name, target, name)
@@ -239,7 +239,7 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[Sides, Sides]:
 
 
 def _way(held: Held, name: Name) -> bytes:
-    return join(held.folder.way_to(held.state, held.name()), name)
+    return join(held.way(), name)
 
 
 # Recovery and restore
@@ -277,7 +277,7 @@ def settle_kept(held: Held, here: Sides | None) -> list[str]:
         left = _bring(kernel, record.kept, fresh, tree)
         if record.kept:
             # Whoever syncs between the exchange and this leaves a container with nothing for its flush to write.
-            _flush(kernel, held, fresh)
+            flush_directory(held, fresh.fd)
         _drop_links(kernel, fresh, tree)
         return left
 
@@ -312,7 +312,7 @@ def holds_only_kept(held: Held, fresh: Fd, tree: Fd) -> bool:
 def _bring(kernel: Kernel, kept: Iterable[KeptDirectory], source: Sides, target: Sides) -> list[str]:
     """Move recorded directories; what stayed and why, in words."""
     left = []
-    here, there = _names(source, target)
+    here, there = between(source, target)
     for one in kept:
         try:
             with kernel.open_beneath(source.fd, one.name, _DIR) as fd:
@@ -331,16 +331,6 @@ def _bring(kernel: Kernel, kept: Iterable[KeptDirectory], source: Sides, target:
     return left
 
 
-def _flush(kernel: Kernel, held: Held, fresh: Sides) -> None:
-    try:
-        readable = kernel.open_dir(fresh.fd)
-    except PermissionError:
-        kernel.syncfs(held.fd)  # it may be changed, not listed
-        return
-    with readable:
-        kernel.fsync(readable)
-
-
 def _drop_links(kernel: Kernel, fresh: Sides, tree: Sides) -> None:
     """Remove from a fresh directory what the old one has by the same name, being the same; nothing else."""
     with suppress(PermissionError), kernel.open_dir(fresh.fd) as readable:
@@ -357,10 +347,3 @@ def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
         if error.errno not in _ABSENT:
             raise
         return False
-
-
-def _names(a: Sides, b: Sides) -> tuple[Fd, Fd]:
-    """Where names of both are to be changed: in a mount only if it shows both, as nothing is linked across."""
-    if a.mounted is None or b.mounted is None:
-        return a.fd, b.fd
-    return a.mounted, b.mounted

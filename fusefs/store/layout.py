@@ -20,11 +20,11 @@ from fusefs.store.sides import Sides
 FORMAT = 1
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
+"""How the name of a store begins while it is being made."""
 COPY_PREFIX = NEW_PREFIX + b"copy-"
 """Of a directory that only its maker can enter, where what is made for the one above is completed before it goes there.
 What a killed maker leaves in it is nobody's only copy.
 """
-"""How the name of a store begins while it is being made."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
 CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"

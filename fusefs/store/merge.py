@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import NotFound, Occupied, TrashdError
@@ -51,38 +51,37 @@ def merge_back(held: Held, inside: RelPath | None) -> Restored:
     kernel, origin = held.folder.store.kernel, held.record.origin
     assert origin is not None
     path = os.path.join(held.folder.store.base_path, join(origin, inside or b""))
-    with held:
+    with held, ExitStack() as owned:
         try:
-            if inside is None and origin and _is_missing(held, origin, path):
-                return _back_whole(held, origin, path)
-            with open_tree(held) as tree:
-                if inside is None:
-                    left = _merge_all(kernel, held, tree, origin, path)
-                else:
-                    left = _merge_part(kernel, held, tree, inside)
+            gone = _gone(held, origin, path, owned) if inside is None and origin else None
+            left = Unmoved()
+            if gone is None:
+                with open_tree(held) as tree:
+                    if inside is None:
+                        left = _merge_all(kernel, held, tree, origin, path)
+                    else:
+                        left = _merge_part(kernel, held, tree, inside)
         except FileNotFoundError as error:
             settle(held)
             raise NotFound(path, "nothing of the orphan belongs there, or the directory above it is gone") from error
         except (OSError, TrashdError):
             settle(held)
             raise
+        if gone is not None:
+            return restore(held, gone)  # which settles it by itself
         warnings = _end(held)
     return Restored(held.id, path, None, held.record.partial, warnings, left.failures, left.n)
 
 
-def _is_missing(held: Held, origin: RelPath, path: bytes) -> bool:
-    with Origin(held, origin) as there:
-        if there.parent_fd is None:
-            raise NotFound(path, "the directory above it is gone: use --to PATH")
-        return there.identity() is None
-
-
-def _back_whole(held: Held, origin: RelPath, path: bytes) -> Restored:
-    """The directory that was swept is gone: the tree takes its place."""
-    with Origin(held, origin) as there, there.visible() as visible:
-        assert there.parent_fd is not None
-        destination = Destination(visible, path, there.parent_fd, there.name, origin, at_origin=True, by_root=False)
-        return restore(held, destination)
+def _gone(held: Held, origin: RelPath, path: bytes, owned: ExitStack) -> Destination | None:
+    """The place of the directory that was swept, for the tree to take, if that is gone; None if it is there."""
+    there = owned.enter_context(Origin(held, origin))
+    if there.parent_fd is None:
+        raise NotFound(path, "the directory above it is gone: use --to PATH")
+    if there.identity() is not None:
+        return None
+    visible = owned.enter_context(there.visible())
+    return Destination(visible, path, there.parent_fd, there.name, origin, at_origin=True, by_root=False)
 
 
 def _merge_all(kernel: Kernel, held: Held, tree: Sides, origin: RelPath, path: bytes) -> Unmoved:

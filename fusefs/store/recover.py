@@ -327,6 +327,8 @@ def settle_restoring(held: Held, origin: Origin) -> str:
     """
     record = held.record
     action = decide_restoring(record, _found(held, TREE), _found(held, FRESH), origin.identity())
+    if action is not RestoringAction.KEEP:
+        drop_prepared(held)
     match action:
         case RestoringAction.KEEP:
             raise Kept("what lies under `tree` is neither the old nor the fresh directory of its record")

@@ -17,7 +17,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.claim import Lost, hold
-from fusefs.store.container import Held, move, rewrite
+from fusefs.store.container import Held, flush_directory, move, rewrite
 from fusefs.store.keeping import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.recover import Kept, Origin, rescue_hoisted, retire_restored, settle_restoring
@@ -287,7 +287,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
             except FileExistsError as error:
                 raise Occupied(path) from error
             try:
-                _flush_source(kernel, held, source)
+                flush_directory(held, source)  # and not where it went, for the reason in `restore`
             except OSError as error:
                 warnings.append(f"{error.strerror} after it was back: a power cut may undo it")
     except FileNotFoundError as error:
@@ -296,17 +296,6 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
         settle(held)
         held.owned.close()
     return Restored(held.id, path, None, held.record.partial, tuple(warnings))
-
-
-def _flush_source(kernel: Kernel, held: Held, source: Fd) -> None:
-    """Make the rename out of a directory durable: of that one, for the reason in `restore`."""
-    try:
-        readable = kernel.open_dir(source)
-    except PermissionError:
-        kernel.syncfs(held.fd)  # it may be changed, not listed
-        return
-    with readable:
-        kernel.fsync(readable)
 
 
 def _there(held: Held, inside: RelPath) -> str:

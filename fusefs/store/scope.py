@@ -153,9 +153,11 @@ def _open_chunks(dir_fd: Fd, path: bytes) -> Fd:
     """A directory beneath, across mounts but through no link: a path this long is spelled out."""
     fd = dir_fd
     for name in path.split(b"/"):
-        following = Fd(os.open(name, _DIR | os.O_CLOEXEC, dir_fd=fd))
-        if fd is not dir_fd:
-            fd.close()
+        try:
+            following = Fd(os.open(name, _DIR | os.O_CLOEXEC, dir_fd=fd))
+        finally:
+            if fd is not dir_fd:
+                fd.close()
         fd = following
     return fd
 

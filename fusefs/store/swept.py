@@ -21,11 +21,11 @@ from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.likeness import apply_likeness, read_likeness
+from fusefs.linux.likeness import Likeness, apply_likeness, make_like, read_likeness
 from fusefs.linux.mountinfo import below
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.container import RECORD_NEW, Held, dissolve, move
-from fusefs.store.gathered import MAKING, drop_empty_tree, drop_prepared, flush, open_tree, rmdir_at
+from fusefs.store.gathered import drop_empty_tree, drop_prepared, flush, making, open_tree, rmdir_at
 from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for
 from fusefs.store.pointers import add_pointer
@@ -82,17 +82,9 @@ class Basket(NamedTuple):
 
     def _make_like(self, kernel: Kernel, here: Fd, name: Name, model: Fd) -> None:
         """A directory made like another one appears with its likeness: some of that only an empty one can have."""
-        making = MAKING + os.urandom(6).hex().encode()
-        kernel.mkdir(self.held.fd, making)
-        try:
-            with kernel.open_dir(self.held.fd, making) as made:
-                _make_alike(kernel, made, model)
-            kernel.rename_free(self.held.fd, making, here, name)
-        except OSError as error:
-            with suppress(OSError):
-                kernel.rmdir(self.held.fd, making)
-            if not isinstance(error, FileExistsError):
-                raise  # else another worker was faster
+        new = making()
+        appear = partial(kernel.rename_free, self.held.fd, new, here, name)
+        make_like(kernel, self.held.fd, new, _likeness_of(kernel, model), appear)
 
     def finish(self, *, is_empty: bool) -> tuple[ContainerId | None, tuple[str, ...]]:
         """What is in it becomes an orphan; without anything the container goes. With what could not be finished.
@@ -172,7 +164,9 @@ def _open(
     staged = owned.enter_context(stage_as(folder, name, Method.SWEEP, draft))
     assert staged.fresh is not None
     try:
-        _make_alike(kernel, staged.fresh, scope.parent_fd)
+        wanted = _likeness_of(kernel, scope.parent_fd)
+        if wanted is not None:
+            apply_likeness(kernel, staged.fresh, wanted)
         if not _can_take(kernel, scope, staged.held):
             _discard(staged)
             return None
@@ -224,8 +218,8 @@ def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> Sides:
     return tree
 
 
-def _make_alike(kernel: Kernel, made: Fd, model: Fd) -> None:
-    """Give an empty directory another one's likeness as far as we may; we must be able to write in it, though.
+def _likeness_of(kernel: Kernel, model: Fd) -> Likeness | None:
+    """What a directory of ours takes over from another one, None if we may not look; we can write in it, though.
 
     The original may have been closed to its owner's writing: things below it were taken. A tree of ours that we can't
     change could not be put back.
@@ -233,12 +227,10 @@ def _make_alike(kernel: Kernel, made: Fd, model: Fd) -> None:
     try:
         readable = kernel.open_dir(model)
     except PermissionError:
-        return  # searched, not listed: its name was told by somebody
+        return None  # searched, not listed: its name was told by somebody
     with readable:
         wanted = read_likeness(kernel, readable)
-    if os.geteuid() != 0:
-        wanted = wanted._replace(mode=wanted.mode | stat.S_IRWXU)
-    apply_likeness(kernel, made, wanted)
+    return wanted if os.geteuid() == 0 else wanted._replace(mode=wanted.mode | stat.S_IRWXU)
 
 
 def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fusefs.core.errors import NoStore, Untrusted
 from fusefs.core.names import STORE, Name, VolumeId, printable
+from fusefs.linux.copying import is_nameless
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import (
@@ -98,19 +99,26 @@ def _discard_abandoned(kernel: Kernel, base: Sides) -> list[str]:
                 continue
             with suppress(FileNotFoundError), kernel.open_dir(base.fd, name) as fd:
                 if kernel.is_local(fd) and kernel.lock(fd):
-                    if name.startswith(COPY_PREFIX):
-                        _empty(kernel, fd)
+                    if name.startswith(COPY_PREFIX) and not _is_emptied(kernel, fd):
+                        continue
                     discard_unfinished(kernel, base, Name(name))
                     told.append(f"removed {name.decode()}, which was never finished")
     return told
 
 
-def _empty(kernel: Kernel, fd: Fd) -> None:
+def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
+    """Whether a directory is empty when what a killed maker leaves in his is gone from it.
+
+    Whoever owns the one above can give its name to any directory of ours there: nothing but that is removed.
+    """
+    st = kernel.fstat(fd)
+    if st.st_uid != os.geteuid() or st.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return False
     for name in kernel.list(fd):
-        try:
-            kernel.unlink(fd, name)
-        except IsADirectoryError:
-            kernel.rmdir(fd, name)
+        remove = kernel.unlink if is_nameless(name) else kernel.rmdir
+        with suppress(OSError):
+            remove(fd, name)
+    return kernel.is_empty(fd)
 
 
 def _owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:

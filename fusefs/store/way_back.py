@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from functools import partial
 
 from fusefs.core.errors import NotFound
 from fusefs.core.names import Name, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.likeness import apply_likeness, read_likeness
+from fusefs.linux.likeness import make_like, read_likeness
 from fusefs.store.container import Held
-from fusefs.store.sides import Sides, refresh
+from fusefs.store.gathered import making
+from fusefs.store.sides import Sides, between, open_shown_as, refresh
 
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -29,32 +31,41 @@ def way_back(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides
         if held.record.origin:
             *upper, last = split(held.record.origin)
             with base.beneath(kernel, join(*upper)) as above:
-                here = _enter(kernel, above, last, like)
+                here = _enter(kernel, held, above, last, like)
         else:
             here = base.beneath(kernel, b"")  # of a sweep of the directory itself that holds the store
         owned.pop_all()
     for parent in parents:
-        here, like = _descend(kernel, here, like, parent)
+        here, like = _descend(kernel, held, here, like, parent)
     like.close()
     return here
 
 
-def _descend(kernel: Kernel, here: Sides, like: Fd, name: Name) -> tuple[Sides, Fd]:
+def _descend(kernel: Kernel, held: Held, here: Sides, like: Fd, name: Name) -> tuple[Sides, Fd]:
     """One level down on both sides; closes the two that it starts from."""
     with here, like, ExitStack() as owned:
         model = owned.enter_context(kernel.open_beneath(like, name, _DIR))
-        made = _enter(kernel, here, name, model)
+        made = _enter(kernel, held, here, name, model)
         owned.pop_all()
     return made, model
 
 
-def _enter(kernel: Kernel, above: Sides, name: Name, like: Fd) -> Sides:
+def _enter(kernel: Kernel, held: Held, above: Sides, name: Name, like: Fd) -> Sides:
+    """A directory of that name; made in the container if it is missing, where nobody exchanges it meanwhile."""
     try:
         return above.beneath(kernel, name)
     except FileNotFoundError:
-        kernel.mkdir(above.names(), name)
-        with kernel.open_dir(above.fd, name) as made, kernel.open_dir(like) as model:
-            apply_likeness(kernel, made, read_likeness(kernel, model))
+        with kernel.open_dir(like) as model:
+            wanted = read_likeness(kernel, model)
+    new = making()
+    with ExitStack() as owned:
+        shown = None
         if above.mounted is not None:
-            refresh(kernel, above.mounted, name)
-        return above.beneath(kernel, name)
+            shown = open_shown_as(kernel, held.folder.store.mounted, held.way(), held.fd)
+        if shown is not None:
+            owned.enter_context(shown)
+        source, target = between(Sides(held.fd, shown), above)
+        make_like(kernel, held.fd, new, wanted, partial(kernel.rename_free, source, new, target, name))
+    if above.mounted is not None:
+        refresh(kernel, above.mounted, name)
+    return above.beneath(kernel, name)

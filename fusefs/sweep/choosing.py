@@ -16,7 +16,7 @@ from fusefs.linux.batches import Looked, look_at_all
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import is_stores_own
 from fusefs.store.sides import Sides
-from fusefs.sweep.listing import kind_of, wanted_in
+from fusefs.sweep.listing import depth_in, kind_of, wanted_in
 from fusefs.sweep.request import Action, Identified
 from fusefs.sweep.tally import Tally
 
@@ -76,13 +76,14 @@ class Chooser:
         n = len(looked) if n_bytes is None else _fitting(looked, n_bytes)
         return _names(looked[:n]), {one.name: one.stat.st_size for one in looked}, _names(looked[n:])
 
-    def choose_dirs(self, upper: bytes, sides: Sides, names: list[str]) -> list[str]:
+    def choose_dirs(self, upper: bytes, sides: Sides, names: list[str], *, are_listed: bool = False) -> list[str]:
         """Of some directories in a directory those that are chosen."""
+        is_last = are_listed or not self._matcher.goes_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
-            looked = self._taken(self._look(upper, sides, names, tells_mounts=False))
+            looked = self._taken(self._look(upper, sides, names, tells_mounts=is_last))
             names = _names(one for one in looked if _identify(one) not in self._avoided)
         if self._way.dirs is not Dirs.FIRST and self._way.mounts:
-            names = [name for name in names if not self._is_mounted(join(upper, os.fsencode(name)))]
+            names = [name for name in names if not self._is_mounted(join(upper, os.fsencode(name)), is_last)]
         if self._matcher.needs_emptiness:
             names = [name for name in names if self._is_empty(upper, sides, name)]
         return names
@@ -102,7 +103,7 @@ class Chooser:
         looked = [one for one in looked if kind_of(one.stat.st_mode) in wanted.kinds]
         files = [one for one in looked if not stat.S_ISDIR(one.stat.st_mode)]
         dirs = [one.name for one in looked if stat.S_ISDIR(one.stat.st_mode)]
-        return _names(self._taken(files)), self.choose_dirs(upper, sides, dirs)
+        return _names(self._taken(files)), self.choose_dirs(upper, sides, dirs, are_listed=True)
 
     def may_look(self, upper: bytes) -> bool:
         """Whether a directory may be looked into that nobody walked to. Raises  OSError"""
@@ -137,11 +138,15 @@ class Chooser:
                 self._tally.count(Sums(n_vanished=1))
         return looked
 
-    def _is_mounted(self, path: bytes) -> bool:
-        """Whether a mount is in the way, or would be carried away; whoever enters it tells of that."""
-        if self._way.dirs is not Dirs.WHOLE:
-            return path in self._way.mounts
-        return any(mount == path or mount.startswith(path + b"/") for mount in self._way.mounts)
+    def _is_mounted(self, path: bytes, is_last: bool) -> bool:
+        """Whether a mount is in the way, or would be carried away. is_last: nobody enters it, who would tell of that"""
+        if path in self._way.mounts:
+            self._tally.count(Sums(n_mounts=int(is_last)))
+            return True
+        holds = self._way.dirs is Dirs.WHOLE and any(mount.startswith(path + b"/") for mount in self._way.mounts)
+        if holds:
+            self._tally.spare(path, "something is mounted in it")
+        return holds
 
     def _is_empty(self, upper: bytes, sides: Sides, name: str) -> bool:
         try:

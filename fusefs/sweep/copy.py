@@ -177,7 +177,7 @@ class _Batch:
                 return
             if other is not None:
                 copy.other = other
-                if is_copy(self._kernel, copy.original, other, copy.original.goes_on(self._kernel, self._goes_on)):
+                if self._is_copy(copy, other):
                     copy.is_there = True
                     return
                 other.close()
@@ -189,6 +189,13 @@ class _Batch:
                 copy.replaces = True
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    def _is_copy(self, copy: _Copy, other: Fd) -> bool:
+        """Whether what has a name is a copy, and not the original as another mount shows it."""
+        original, kernel = copy.original, self._kernel
+        if original.may_be(kernel.fstat(other)):
+            return False
+        return is_copy(kernel, original, other, original.goes_on(kernel, self._goes_on))
 
     def _find_link(self, copy: _Copy) -> bool:
         """Whether another name of the same file has a copy already, or will have one of this batch."""

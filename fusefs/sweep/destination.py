@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 
-from fusefs.core.errors import NotFound, OtherFilesystem, Refused, UsageError, from_os
+from fusefs.core.errors import NotFound, OtherFilesystem, UsageError, from_os
 from fusefs.core.names import Name, join, split
 from fusefs.linux.copying import Private
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.likeness import apply_likeness, inherited_project, project_of, read_likeness
+from fusefs.linux.likeness import inherited_project, make_like, project_of, read_likeness
 from fusefs.linux.mountinfo import below, is_inside
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
 from fusefs.store.scope import Scope, find_scope
 from fusefs.store.sides import Sides
-from fusefs.sweep.directories import Passed, find_directories
+from fusefs.sweep.directories import found_directory
 from fusefs.sweep.request import Identified, Top
 
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -90,24 +89,10 @@ class Destination:
 def _make_like(kernel: Kernel, above: Fd, name: Name, like: Fd) -> Fd:
     """A directory of that name: a new one made like another, or the one that somebody was faster to make."""
     wanted = read_likeness(kernel, like)._replace(extended=None)  # its project is that of the place
-    with Private(kernel, above, COPY_PREFIX) as private, ExitStack() as owned:
+    with Private(kernel, above, COPY_PREFIX) as private:
         place = private.open()
-        kernel.mkdir(place, name)
-        try:
-            made = owned.enter_context(kernel.open_dir(place, name))
-            # To move a directory its owner must be able to write to it.
-            apply_likeness(kernel, made, wanted._replace(mode=wanted.mode | stat.S_IRWXU))
-            kernel.rename_free(place, name, above, name)
-        except OSError as error:
-            with suppress(OSError):
-                kernel.rmdir(place, name)
-            if not isinstance(error, FileExistsError):
-                raise
-            return kernel.open_beneath(above, name, _DIR)
-        if wanted.mode & stat.S_IRWXU != stat.S_IRWXU:
-            kernel.chmod(made, wanted.mode)
-        owned.pop_all()
-        return made
+        make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
+    return kernel.open_beneath(above, name, _DIR)
 
 
 @contextmanager
@@ -140,15 +125,10 @@ def _found(kernel: Kernel, path: bytes) -> Scope:
 
 def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
     """Whoever can put a link on the way would choose for us where things go. Raises  Refused, NotFound"""
-    absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
-    for found in find_directories(kernel, re.sub(rb"[*?\[\\]", rb"\\\g<0>", absolute)):
-        if isinstance(found, Passed):
-            raise Refused(found.path, found.why)
-        sides = scope.sides()
+    with found_directory(kernel, path) as found:
         seen = kernel.fstat(found.fd)
-        if any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in (sides.fd, sides.mounted)):
-            return
-    raise NotFound(path, "its directory was moved meanwhile")
+        if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides()):
+            raise NotFound(path, "its directory was moved meanwhile")
 
 
 def _is_distant(kernel: Kernel, here: Sides, there: Sides) -> bool:

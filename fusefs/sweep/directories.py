@@ -7,10 +7,13 @@ nobody but root and ourselves can have put it, and what a user has mounted is no
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
+from fusefs.core.errors import NotFound, Refused
 from fusefs.core.glob import compile_glob
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -50,7 +53,7 @@ class _Wild(NamedTuple):
 _Part = bytes | _Wild
 
 
-def find_directories(kernel: Kernel, pattern: bytes) -> Iterator[Directory | Passed]:
+def find_directories(kernel: Kernel, pattern: bytes) -> Generator[Directory | Passed, None, None]:
     """The directories of an absolute pattern, sorted; each is open until the next is asked for.
 
     As in a shell a wildcard stands for no slash, nor for a dot at the beginning of a name. What it finds and is no
@@ -60,6 +63,23 @@ def find_directories(kernel: Kernel, pattern: bytes) -> Iterator[Directory | Pas
     parts: list[_Part] = [_part(name) for name in pattern.split(b"/") if name]
     with kernel.open_path(b"/") as root:
         yield from _Search(kernel, root, read_mounts()).below(root, b"/", parts, _LINKS_MAX)
+
+
+@contextmanager
+def found_directory(kernel: Kernel, path: bytes) -> Iterator[Directory]:
+    """The directory at a path that was typed, by the same way.
+
+    Raises  Refused: a link on it is another user's, he has mounted something on it, or it leads to no directory;
+            NotFound
+    """
+    absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
+    with closing(find_directories(kernel, re.sub(rb"[*?\[\\]", rb"\\\g<0>", absolute))) as search:
+        found = next(search, None)
+        if found is None:
+            raise NotFound(path)
+        if isinstance(found, Passed):
+            raise Refused(found.path, found.why)
+        yield found
 
 
 def _part(name: bytes) -> _Part:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import NamedTuple, Self
@@ -111,7 +112,7 @@ class _Walk:
     def _first(self, top: Top, request: Request) -> Iterator[Job]:
         if request.names is None:
             return iter([Job(Kind.ENTER, b"", [""])])
-        return jobs_of(request.names, dict.fromkeys((request.directory, top.path)), self._refuse)
+        return jobs_of(request.names, dict.fromkeys((os.path.abspath(request.directory), top.path)), self._refuse)
 
     def _refuse(self, name: bytes) -> None:
         self._tally.fail(name, errno.EXDEV, "outside of the directory")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 
+from fusefs.core.errors import UsageError
 from fusefs.core.names import split
 from fusefs.sweep.jobs import Job, Kind
 
 _TOGETHER = 1024
+_LONGEST = 1 << 20
+"""Bytes of a path, the longest that anybody has by far: what has no end at all must not fill the memory."""
 
 
 def jobs_of(names: Iterable[bytes], tops: Iterable[bytes], refuse: Callable[[bytes], None]) -> Iterator[Job]:
@@ -24,6 +27,8 @@ def jobs_of(names: Iterable[bytes], tops: Iterable[bytes], refuse: Callable[[byt
         if path is None:
             refuse(name)
             continue
+        if not path:
+            continue  # the sweep's directory itself, which find tells first, and which is never chosen
         above, _slash, last = path.rpartition(b"/")
         if above != upper or len(together) >= _TOGETHER:
             if together:
@@ -37,24 +42,32 @@ def jobs_of(names: Iterable[bytes], tops: Iterable[bytes], refuse: Callable[[byt
 def read_names(fd: int, end: bytes) -> Iterator[bytes]:
     """The names in a file, as soon as they can be read.
 
-    end  what each ends with; what is empty between two of them is none
+    end     what each ends with; what is empty between two of them is none
+    Raises  UsageError for what is no list of names
     """
     rest = b""
     while chunk := os.read(fd, 1 << 16):
+        if end != b"\0" and b"\0" in chunk:
+            raise UsageError("the list has NUL in it", "-0 reads names that end with it (find -print0)")
         *whole, rest = (rest + chunk).split(end)
+        if len(rest) > _LONGEST:
+            raise UsageError("a name in the list has no end", "names end with a newline, or with NUL if -0 is given")
         yield from filter(None, whole)
     if rest:
         yield rest
 
 
 def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:
-    """The plain path; None for one that is none."""
+    """The path below the sweep's directory, empty for that itself; None for one that is none."""
+    plain = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     if name.startswith(b"/"):
-        inside = next((name[len(prefix) :] for prefix in prefixes if name.startswith(prefix)), None)
+        whole = b"/" + plain + b"/"
+        inside = next((whole[len(prefix) : -1] for prefix in prefixes if whole.startswith(prefix)), None)
         if inside is None:
             return None
-        name = inside
-    plain = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
+        plain = inside
+    if not plain:
+        return plain
     try:
         split(plain)
     except ValueError:

@@ -69,9 +69,14 @@ class Found(NamedTuple):
     is_all: bool
 
 
+def depth_in(upper: bytes) -> int:
+    """How deep the entries of a directory are."""
+    return upper.count(b"/") + 2 if upper else 1
+
+
 def wanted_in(matcher: Matcher, upper: bytes) -> Wanted:
     """What a selection looks for in a directory."""
-    depth = upper.count(b"/") + 2 if upper else 1
+    depth = depth_in(upper)
     path = os.fsdecode(upper)
     kinds = frozenset(kind_of(_FORMATS[kind]) for kind in matcher.types) if matcher.has_depth(depth) else frozenset()
     return Wanted(matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth))

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from fusefs.core.swept import Sums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.refuse import holds_store
 from fusefs.sweep.collisions import check_replaceable, numbered
 from fusefs.sweep.copy import Copier
 from fusefs.sweep.destination import Destination, open_destination
 from fusefs.sweep.request import Action, Ended, Here, Identified, IfExists, Taken, ToMove, Top
+from fusefs.sweep.stores import without_stores
 
 _CLOCK_REALTIME_COARSE = 5  # Python's time doesn't name it
 _MOST_NUMBERS = 10_000
@@ -58,10 +58,8 @@ class _Mover:
 
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """Move some names. Raises  OSError if the directory that they go to can't be had"""
-        spared = [name for name in names if here.are_dirs and _holds_store(here, name)]
-        if spared:
-            names = [name for name in names if name not in spared]
-        return self._take(here, names)._replace(spared=[(name, "holds a trash store") for name in spared])
+        names, spared = without_stores(here, names)
+        return self._take(here, names)._replace(spared=spared)
 
     def _take(self, here: Here, names: Sequence[str]) -> Taken:
         with self._destination.open(here.upper) as target:
@@ -127,10 +125,6 @@ class _Mover:
             near += taken.refused
             far = far[len(far) - taken.n_left :]
         return Taken(near, "copy")
-
-
-def _holds_store(here: Here, name: str) -> bool:
-    return holds_store(here.kernel, here.sides.fd, os.fsencode(name))
 
 
 def _never() -> bool:

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 from fusefs.core.errors import Refused, from_os
@@ -17,6 +17,7 @@ from fusefs.core.names import Name, printable
 from fusefs.linux.credentials import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.sweep.directories import found_directory
 
 _ENDING, _NEW = b".list", b".list.new"
 _MODE = 0o640
@@ -119,9 +120,11 @@ class PurgeLists:
         new = Name(_file_name(uid) + _NEW)
         with suppress(FileNotFoundError):
             self._kernel.unlink(self._directory, new)  # of a run that was killed
-        fd = self._kernel.create(self._directory, new, os.O_WRONLY | os.O_APPEND)
-        self._begun[uid] = new
-        os.write(fd, _HEAD)
+        with ExitStack() as owned:
+            fd = owned.enter_context(self._kernel.create(self._directory, new, os.O_WRONLY | os.O_APPEND))
+            self._begun[uid] = new
+            os.write(fd, _HEAD)
+            owned.pop_all()
         return fd
 
     def _open(self, name: bytes, flags: int) -> Fd:
@@ -136,18 +139,13 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
     Raises  Refused: others could put links there; or what the kernel said
     """
     try:
-        if writes:
-            with suppress(FileExistsError):
-                os.mkdir(path, 0o755)
-                os.chmod(path, 0o755)  # its users come for their lists, whatever our umask
-        fd = kernel.open_path(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fd = _open(kernel, path, makes=writes)
     except OSError as error:
         if not writes and error.errno == errno.ENOENT:
             yield Counted()
             return
         raise from_os(error, path) from error
     with fd:
-        _check(path, kernel.fstat(fd))
         if not writes:
             yield Counted()
             return
@@ -158,11 +156,37 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
             lists.drop()
 
 
-def _check(path: bytes, st: os.stat_result) -> None:
-    """Nothing, if only root and ourselves can change the directory. Raises  Refused"""
-    if st.st_uid not in (0, os.geteuid()) or st.st_mode & _OTHERS_WRITE:
-        hint = "chown it to root and chmod go-w, or name another one: it is for these lists alone"
-        raise Refused(f"others can change {printable(path)}, where the purge lists belong", hint)
+def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
+    """The directory, which nobody else can write in, or exchange for another one. Raises  Refused, OSError"""
+    upper, name = os.path.split(path.rstrip(b"/"))
+    with found_directory(kernel, upper) as above:
+        st = kernel.fstat(above.fd)
+        if not _is_ours(st) or (st.st_mode & _OTHERS_WRITE and not st.st_mode & stat.S_ISVTX):
+            raise _others_can_change(above.path)
+        is_made = False
+        if makes:
+            with suppress(FileExistsError):
+                kernel.mkdir(above.fd, name)
+                is_made = True
+        fd = Fd(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above.fd))
+        with ExitStack() as owned:
+            owned.enter_context(fd)
+            st = kernel.fstat(fd)
+            if not _is_ours(st) or st.st_mode & _OTHERS_WRITE:
+                raise _others_can_change(path)
+            if is_made:
+                kernel.chmod(fd, 0o755)  # its users come for their lists, whatever our umask
+            owned.pop_all()
+        return fd
+
+
+def _is_ours(st: os.stat_result) -> bool:
+    return st.st_uid in (0, os.geteuid())
+
+
+def _others_can_change(path: bytes) -> Refused:
+    hint = "chown it to root and chmod go-w, or name another one: it is for these lists alone"
+    return Refused(f"others can change {printable(path)}, where the purge lists belong", hint)
 
 
 def line_path(path: bytes) -> bytes:
@@ -172,7 +196,8 @@ def line_path(path: bytes) -> bytes:
 
 def _file_name(uid: int) -> bytes:
     name = os.fsencode(user_name(uid))
-    return name if name and b"/" not in name and not name.startswith(b".") else b"%d" % uid
+    is_plain = name and b"/" not in name and not name.startswith(b".")
+    return name if is_plain and not name.isdigit() else b"%d" % uid  # digits are for who has no name
 
 
 def _time(ns: int) -> bytes:

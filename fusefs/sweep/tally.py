@@ -11,8 +11,8 @@ from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.swept import Spared, Sums
 from fusefs.sweep.request import Taken
 
-_NO_MATCH = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
-"""A name that was chosen is gone, or of another kind now: what was chosen is there no more."""
+_OTHER_KIND = {"unlink": errno.EISDIR, "rmdir": errno.ENOTDIR}
+"""What a call says of a name that is of another kind now: what was chosen is there no more, as if it were gone."""
 _USELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _MOST_USELESS = 3
 
@@ -56,7 +56,7 @@ class Tally:
 
         has_left  they still are to be taken from what is left
         """
-        vanished, failed = _split(taken.refused)
+        vanished, failed = _split(taken)
         n_tried = n_names - taken.n_left
         n_done = n_tried - len(taken.refused) - len(taken.spared)
         if are_matches:
@@ -78,8 +78,8 @@ class Tally:
         return os.strerror(self._useless[-1]) if len(self._useless) >= _MOST_USELESS else ""
 
 
-def _split(refused: Iterable[tuple[str, int]]) -> tuple[int, list[tuple[str, int]]]:
+def _split(taken: Taken) -> tuple[int, list[tuple[str, int]]]:
     """How many vanished, and what failed."""
-    several = list(refused)
-    failed = [one for one in several if one[1] not in _NO_MATCH]
-    return len(several) - len(failed), failed
+    no_match = (errno.ENOENT, _OTHER_KIND.get(taken.call, errno.ENOENT))
+    failed = [one for one in taken.refused if one[1] not in no_match]
+    return len(taken.refused) - len(failed), failed

@@ -11,6 +11,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
 from fusefs.store.layout import trusted_owners
 from fusefs.store.scope import Scope, find_scope
+from fusefs.sweep.directories import found_directory
 from fusefs.sweep.request import Identified, Top
 
 
@@ -19,11 +20,16 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
     """The directory.
 
     inode   that it must have, on the side that the path leads to; None: any
-    Raises  what `find_scope` does; NotFound if it is another one
+    Raises  what `find_scope` does; NotFound if it is another one; for root what `found_directory` does: a link that
+            somebody else can change would lead root wherever he likes
     """
     with find_scope(kernel, directory) as scope:
         sides = scope.sides()
         st = kernel.fstat(sides.names())
+        if inode is None and os.geteuid() == 0:
+            with found_directory(kernel, directory) as found:
+                safe = kernel.fstat(found.fd)
+            inode = (safe.st_dev, safe.st_ino)
         if inode not in (None, (st.st_dev, st.st_ino)):
             raise NotFound(directory, "it was moved meanwhile")
         yield Top(scope.path(), sides, tuple(_mounts(scope)))

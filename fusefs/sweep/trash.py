@@ -14,13 +14,13 @@ from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.merge import bring
-from fusefs.store.refuse import holds_store
 from fusefs.store.reserve import FULL
 from fusefs.store.scope import find_scope
 from fusefs.store.sides import Sides, between
 from fusefs.store.stage import Options
 from fusefs.store.swept import Basket, open_basket
 from fusefs.sweep.request import Action, Ended, Here, Identified, Taken, Top, ToTrash
+from fusefs.sweep.stores import without_stores
 
 
 @contextmanager
@@ -48,9 +48,7 @@ class _Trash:
 
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """See Action: one rename a name."""
-        spared = [name for name in names if here.are_dirs and _holds_store(here, name)]
-        told = [(name, "holds a trash store") for name in spared]
-        names = [name for name in names if name not in spared] if spared else names
+        names, told = without_stores(here, names)
         try:
             into = self._basket.into(here.upper)
         except FileNotFoundError:
@@ -84,7 +82,3 @@ class _Trash:
         """See Action."""
         orphan, warnings = self._basket.finish(is_empty=not sums.n_done)
         return Ended(orphan, self._basket.volume, warnings=warnings)
-
-
-def _holds_store(here: Here, name: str) -> bool:
-    return holds_store(here.kernel, here.sides.fd, os.fsencode(name))

@@ -17,6 +17,7 @@ from fusefs.core.budget import Budget
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.swept import Sums
+from fusefs.linux.batches import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.groups import Groups
@@ -319,7 +320,11 @@ class _Run:
             with self._worker.groups.alone_in(here.sides.fd):
                 return self._worker.action.take(here, names)
         except OSError as error:
-            return Taken([(name, error.errno or errno.EIO) for name in names], "open")
+            # Where they go can't be had; only what is not where it comes from either has vanished.
+            number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
+            looked, _refused = look_at_all(self._kernel, here.sides.fd, names)
+            there = {one.name for one in looked}
+            return Taken([(name, number if name in there else errno.ENOENT) for name in names], "open")
 
     def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
         """The directories that the guard does not want left alone; they stay open, as he may have locked them."""

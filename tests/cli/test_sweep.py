@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import Done, done_well, trashd
+from tests.support.command import TRASHD, Done, done_well, trashd
 from tests.support.sweeping import names
 from tests.support.tree import make_tree
 
@@ -67,12 +67,19 @@ def test_more_than_the_most_is_incomplete(top: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--from", "-"), ()])
 def test_names_are_read_from_standard_input(top: Path, words: tuple[str, ...]) -> None:
-    done_well("sweep", top, "--delete", "-0", *words, stdin=b"a.log\0d/c.log\0")
+    done_well("sweep", top, "--delete", "-0", *words, stdin=os.fsencode(f"{top}\0{top}/a.log\0{top}/d/c.log\0"))
+    assert names(top) == {"b.txt", "d"}
+
+
+@pytest.mark.parametrize(("here", "there"), [("", "top"), ("", "./top/"), ("top", "."), ("top/d", "..")])
+def test_names_are_those_that_find_tells_from_here(top: Path, here: str, there: str) -> None:
+    pipe = f"find {there} -name '*.log' -print0 | {TRASHD} sweep {there} -0 --delete"
+    subprocess.run(["sh", "-c", pipe], cwd=top.parent / here, check=True, stdout=subprocess.DEVNULL)
     assert names(top) == {"b.txt", "d"}
 
 
 def test_names_are_read_from_a_file_a_line_each(volume: Path, top: Path) -> None:
-    (volume / "list").write_text(f"{top}/a.log\nd/c.log\nb.txt")
+    (volume / "list").write_text(f"{top}/a.log\n{top}/d/c.log\n{top}/b.txt")
     done_well("sweep", top, "--delete", "--from", volume / "list", "--name", "*.log")
     assert names(top) == {"b.txt", "d"}
 
@@ -136,3 +143,49 @@ def _refused(top: Path, done: Done, told: str) -> None:
 
 def test_the_root_directory_is_refused() -> None:
     assert trashd("sweep", "/", "--name", "*").code == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweep", "top", "--from", "-", "--delete"),
+        ("sweep", "top", "--name", "*", "--delete", "--confirm-above", "0"),
+        ("swap", "-0"),
+    ],
+)
+def test_a_closed_standard_input_is_nobody_to_read_from_or_to_ask(top: Path, words: tuple[str, ...]) -> None:
+    before = names(top)
+    shell = ["sh", "-c", 'exec "$@" <&-', "sh", TRASHD, *words]
+    done = subprocess.run(shell, cwd=top.parent, capture_output=True, text=True, check=False)
+    assert (done.returncode in (2, 3), done.stderr.startswith("trashd: "), names(top)) == (True, True, before)
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "why"),
+    [
+        (("--from", "-"), b"a.log\0b.txt\0", "the list has NUL in it"),
+        (("-0",), b"a" * 2_000_000, "a name in the list has no end"),
+    ],
+)
+@pytest.mark.parametrize("action", [(), ("--delete",)])
+def test_what_is_no_list_of_names_is_refused(
+    top: Path, words: tuple[str, ...], stdin: bytes, why: str, action: tuple[str, ...]
+) -> None:
+    before = names(top)
+    done = trashd("sweep", top, *words, *action, stdin=stdin)
+    assert (done.code, why in done.err, names(top)) == (2, True, before)
+
+
+def test_a_directory_is_no_list_of_names(top: Path) -> None:
+    done = trashd("sweep", top, "--from", top / "d")
+    assert (done.code, f"{top / 'd'}: Is a directory" in done.err) == (11, True)
+
+
+def test_nothing_is_printed_where_standard_output_is_closed(top: Path) -> None:
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", TRASHD, "sweep", str(top), "--print"]
+    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "standard output is closed" in done.stderr) == (2, True)
+
+
+def test_that_none_may_be_taken_does_not_say_that_none_matches(top: Path) -> None:
+    assert trashd("sweep", top, "--name", "*", "--max-delete", "0").out.startswith(f"{top}: 0 matches trashed\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.linux.copying import Made, Private
 from fusefs.linux.kernel import Kernel
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.copying import After, Without, copy, numbers, opened, refused
@@ -197,6 +198,18 @@ def test_a_name_that_is_taken_meanwhile_is_not_replaced(source: Path, target: Pa
     with pytest.raises(FileExistsError):
         copy(source / "file", target, Kernel(gate))
     assert (target / "file").read_bytes() == b"theirs"
+
+
+def test_a_copy_that_has_the_name_already_replaces_itself_and_leaves_nothing(target: Path) -> None:
+    kernel = Kernel()
+    with (
+        kernel.open_path(raw(target), os.O_RDONLY | os.O_DIRECTORY) as place,
+        Private(kernel, place, b".private-") as private,
+        kernel.create_unnamed(place) as fd,
+    ):
+        Made(fd).put(kernel, place, b"a")
+        Made(fd).replace(kernel, private, place, b"a")
+    assert os.listdir(target) == ["a"]
 
 
 def test_nobody_else_can_reach_what_has_not_all_its_attributes(source: Path, target: Path) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import NotADirectory, NotFound, Occupied
+from fusefs.core.errors import NotADirectory, NotFound, Occupied, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
 from fusefs.store.restore import Restored
 from tests.support.gather import gather
 from tests.support.store import Before, entries, init, place, problems, reap_now, restore
-from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
@@ -30,6 +33,7 @@ SPEC = Dir(
     },
     mode=0o751,
 )
+MALLORY = 12666
 LOGS = ["a.log", "logs/b.log", "logs/c.log", "logs/deep/d.log", "gone/e.log"]
 
 
@@ -172,6 +176,45 @@ def test_way_to_a_part_is_made_like_the_tree(volume: Path, logs: Path) -> None:
         (volume / "moved").stat().st_mode,
         (volume / "moved/logs").stat().st_mode,
     )
+
+
+def test_mallory_gets_no_directory_by_exchanging_one_on_the_way_to_a_part(volume: Path) -> None:
+    """He owns the place, and has one of root's in it, which he puts where one like his own is to come."""
+    spec = Dir({"a": Dir({"file": b"", "more": b""}, 0o755, (MALLORY, MALLORY))}, 0o755, (MALLORY, MALLORY))
+    home = make_tree(volume / "home", spec)
+    make_tree(home / "secret", Dir({"key": b""}, 0o700))
+
+    def exchange() -> None:
+        if (home / "secret").exists() and (home / "a").exists():
+            os.rename(home / "a", home / "aside")
+            os.rename(home / "secret", home / "a")
+
+    for call in ("mkdir", "openat2", "chown", "chmod", "renameat2"):
+        for number in count(1):
+            orphan = swept(home, ["a/file"])
+            os.rename(home / "a", volume / "real")
+            calls = count()
+            gate = partial(_at, call, number, calls, partial(as_user, MALLORY, exchange))
+            with suppress(TrashdError):
+                restore(volume, orphan, Kernel(gate), inside=b"a/file")
+            secret = next(path for path in (home / "secret", home / "a") if (path / "key").exists())
+            assert (secret.stat().st_uid, secret.stat().st_mode & 0o777) == (0, 0o700)
+            is_over = next(calls) < number
+            remove_tree_hard(volume / "home")
+            remove_tree_hard(volume / "real")
+            for entry in entries(volume):
+                restore(volume, entry.id, to=volume / "rest")
+                remove_tree_hard(volume / "rest")
+            home = make_tree(volume / "home", spec)
+            make_tree(home / "secret", Dir({"key": b""}, 0o700))
+            if is_over:
+                break
+
+
+def _at(wanted: str, number: int, calls: Iterator[int], act: Callable[[], object], call: str) -> None:
+    """Act before the so-manieth call of a kind."""
+    if call == wanted and next(calls) == number - 1:
+        act()
 
 
 def test_part_that_is_not_there_makes_nothing(volume: Path, logs: Path) -> None:

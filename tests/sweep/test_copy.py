@@ -37,7 +37,7 @@ from tests.support.tree import (
     weird_names,
 )
 from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume
+from tests.support.volumes import btrfs_subvolume, loop_volume, overlay_volume
 
 pytestmark = pytest.mark.needs("root", "loop")
 
@@ -176,6 +176,17 @@ def test_a_copy_that_a_killed_sweep_has_left_is_not_made_again(volumes: Volumes,
     assert move(job, archive, Kernel(gate), copy=True, if_exists=if_exists) == {}
     assert places(archive) == before
     assert places(job) == {}
+
+
+@pytest.mark.parametrize("if_exists", IfExists)
+def test_a_file_is_not_taken_for_a_copy_of_itself_that_another_mount_shows(if_exists: IfExists) -> None:
+    def populate(lower: Path) -> None:
+        (lower / "job").mkdir()
+
+    with overlay_volume(populate) as overlay:
+        job = fill(overlay.path / "job", {"file": b"the only one"})
+        move(job, overlay.upper / "job", copy=True, if_exists=if_exists)
+        assert b"the only one" in [path.read_bytes() for path in (overlay.upper / "job").glob("file*")]
 
 
 def test_a_taken_name_is_told_numbered_or_replaced(volumes: Volumes) -> None:

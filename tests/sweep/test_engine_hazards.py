@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.errors import Refused
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection
 from fusefs.core.swept import Spared, Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.sides import Sides
-from fusefs.sweep.request import ToCount, ToDelete, ToMove, Wishes
+from fusefs.sweep.request import IfExists, ToCount, ToDelete, ToMove, Wishes
 from tests.support.bulk import fill
+from tests.support.moving import pass_a_tick
 from tests.support.printed import printed
 from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
-from tests.support.tree import make_tree
+from tests.support.tree import Spec, Symlink, make_tree
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
 from tests.support.workers import workers
@@ -72,6 +74,52 @@ def test_a_directory_with_a_mount_in_it_is_not_carried_away(volume: Path, top: P
         swept = sweep(top, DIRECTORIES, ToMove(os.fsencode(volume / "target")))
         assert (swept.sums.n_mounts, swept.sums.n_done) == (1, 0)
         assert names(top) == {"d", "d/e", "d/e/mnt", "d/e/mnt/f", "d/g"}
+
+
+def test_a_directory_that_stays_for_a_mount_is_told_where_nobody_enters_it(volume: Path, top: Path) -> None:
+    make_tree(volume / "other", {"f": ""})
+    for name in ("holds/mnt", "is"):
+        (top / name).mkdir(parents=True)
+    (volume / "target").mkdir()
+    flat = DIRECTORIES._replace(max_depth=1)
+    with bind_mount(volume / "other", top / "holds/mnt"), bind_mount(volume / "other", top / "is"):
+        for listed in (None, [b"holds", b"is"]):
+            swept = sweep(top, flat, ToMove(os.fsencode(volume / "target")), names=listed)
+            assert swept.spared == (Spared(b"holds", "something is mounted in it"),)
+            assert (swept.sums.n_mounts, swept.sums.n_done) == (1, 0)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("in_the_way", ["", Symlink("nowhere")])
+def test_no_place_to_move_to_is_a_failure_and_nothing_vanished(
+    volume: Path, top: Path, copies: bool, in_the_way: Spec | str | Symlink
+) -> None:
+    make_tree(top / "sub", {"f": "", "g": ""})
+    target = make_tree(volume / "target", {"sub": in_the_way})
+    sums = sweep(top, ALL, ToMove(os.fsencode(target), copy=copies)).sums
+    assert (sums.n_done, sums.n_vanished, sums.n_failed) == (0, 0, 2)
+
+
+def test_a_place_to_move_to_that_was_removed_is_a_failure(volume: Path, top: Path) -> None:
+    make_tree(top / "sub", {"f": "", "g": ""})
+    target = make_tree(volume / "target", {})
+    names_read = iter([b"sub/f", b"sub/g"])
+
+    def listed() -> Iterator[bytes]:
+        target.rmdir()
+        yield from names_read
+
+    sums = sweep(top, ALL, ToMove(os.fsencode(target)), names=listed()).sums
+    assert (sums.n_done, sums.n_vanished, sums.n_failed) == (0, 0, 2)
+
+
+def test_a_directory_in_the_place_of_a_file_is_not_replaced_and_that_is_told(volume: Path, top: Path) -> None:
+    (top / "f").touch()
+    (top / "g").touch()
+    target = make_tree(volume / "target", {"f": {}})
+    pass_a_tick()
+    swept = sweep(top, ALL, ToMove(os.fsencode(target), if_exists=IfExists.REPLACE))
+    assert (swept.sums.n_done, swept.failures) == (1, (Failure(b"f", errno.EISDIR, "renameat2"),))
 
 
 def test_where_matches_are_moved_to_is_not_swept(volume: Path) -> None:
@@ -130,6 +178,17 @@ def test_a_link_put_in_a_directorys_place_is_not_followed(volume: Path, top: Pat
     sweep(top, Selection(types=frozenset("f")), kernel=Kernel(gate))
     assert names(volume / "outside") == {"f", "sub", "sub/f"}
     assert len(calls) > 12
+
+
+def test_root_is_not_led_to_what_he_sweeps_by_a_link_of_others(volume: Path) -> None:
+    make_tree(volume / "secret", {"top": {"f": ""}})
+    make_tree(volume / "hers", {"way": Symlink(f"{volume}/secret")})
+    os.chown(volume / "hers/way", MALLORY, MALLORY, follow_symlinks=False)
+    with pytest.raises(Refused, match="way"):
+        sweep(volume / "hers/way/top", ALL)
+    assert (volume / "secret/top/f").exists()
+    os.chown(volume / "hers/way", 0, 0, follow_symlinks=False)
+    assert sweep(volume / "hers/way/top", ALL).sums.n_done == 1
 
 
 def test_whoever_exchanges_directories_and_links_gets_nothing_deleted_outside(volume: Path, top: Path) -> None:

@@ -97,13 +97,13 @@ class Truth(RuleBasedStateMachine):
         self.learn(("listing", directory), entries, n_changes, began_s)
 
     def change(self, *keys: Key) -> None:
-        """These are not known any more. Who looked before learns no listing and no target where attributes changed."""
+        """These are not known any more. Who looked before learns no target where attributes changed."""
         self.n_changes += 1
         for key in keys:
             self.model.pop(key, None)
             self.changed[key] = self.n_changes
             if key[0] == "attributes":
-                self.changed["listing", key[1]] = self.changed["target", key[1]] = self.n_changes
+                self.changed["target", key[1]] = self.n_changes
 
     @rule(source=sources)
     def change_attributes(self, source: SourceKey) -> None:

@@ -1,0 +1,126 @@
+"""Purge lists: each user is told what of his goes, and nobody chooses where the lists are written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import Refused
+from fusefs.linux.kernel import Kernel
+from fusefs.sweep.purgelist import Counted, open_lists
+
+KERNEL = Kernel()
+ALICE, MALLORY = 12001, 12666
+needs_root = pytest.mark.needs("root")
+
+
+def published(directory: Path) -> dict[str, list[str]]:
+    return {path.name: path.read_text().splitlines()[1:] for path in directory.iterdir()}
+
+
+def test_each_user_has_a_list_of_his_own(tmp_path: Path) -> None:
+    there = tmp_path / "lists"
+    with open_lists(KERNEL, bytes(there), writes=True) as lists:
+        lists.add(MALLORY, b"/scratch/a\tb\\\xff\n", 1_700_000_000 * 10**9)
+        lists.add(ALICE, "/scratch/é".encode(), 1 << 70)
+        lists.add(MALLORY, b"/scratch/c", 0)
+        assert published(there) == {}
+        assert lists.publish() == 2
+    assert published(there) == {
+        f"{MALLORY}.list": [
+            "2023-11-14T22:13:20Z\t/scratch/a\\x09b\\\\\\xff\\x0a", "1970-01-01T00:00:00Z\t/scratch/c",
+        ],
+        f"{ALICE}.list": ["9999-12-31T23:59:59Z\t/scratch/é"],
+    }  # fmt: skip
+
+
+@needs_root
+def test_list_is_its_users_and_nobody_elses(tmp_path: Path) -> None:
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        lists.add(ALICE, b"/scratch/a", 0)
+        lists.publish()
+    st = (tmp_path / f"lists/{ALICE}.list").stat()
+    assert (st.st_uid, st.st_gid, stat.S_IMODE(st.st_mode)) == (ALICE, os.getegid(), 0o640)
+
+
+def test_user_who_is_called_like_anothers_number_takes_away_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusefs.sweep.purgelist.user_name", lambda _uid: str(ALICE))
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        for uid in (ALICE, MALLORY):
+            lists.add(uid, b"/scratch/a", 0)
+        assert lists.publish() == 2
+    assert sorted(published(tmp_path / "lists")) == [f"{ALICE}.list", f"{MALLORY}.list"]
+
+
+def test_user_with_nothing_to_lose_has_no_list_any_more(tmp_path: Path) -> None:
+    for uid in (ALICE, MALLORY):
+        with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+            lists.add(uid, b"/scratch/a", 0)
+            lists.publish()
+    assert list(published(tmp_path / "lists")) == [f"{MALLORY}.list"]
+
+
+def test_lists_that_are_not_published_leave_the_old_ones(tmp_path: Path) -> None:
+    for uid in (ALICE, MALLORY):
+        with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+            lists.add(uid, b"/scratch/a", 0)
+            if uid == ALICE:
+                lists.publish()
+    assert list(published(tmp_path / "lists")) == [f"{ALICE}.list"]
+
+
+def test_many_lines_of_many_users_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusefs.sweep.purgelist._BUFFER_MAX_BYTES", 100)
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        for number in range(60):
+            lists.add(MALLORY + number % 3, b"/scratch/%d" % number, 0)
+        lists.publish()
+    told = [line.rpartition("/")[2] for lines in published(tmp_path / "lists").values() for line in lines]
+    assert sorted(map(int, told)) == list(range(60))
+
+
+@needs_root
+@pytest.mark.parametrize(("uid", "mode"), [(MALLORY, 0o755), (0, 0o777), (0, 0o775)])
+def test_directory_that_others_can_change_gets_no_lists(tmp_path: Path, uid: int, mode: int) -> None:
+    there = tmp_path / "lists"
+    there.mkdir()
+    there.chmod(mode)
+    os.chown(there, uid, 0)
+    with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=False):
+        pass
+
+
+@needs_root
+@pytest.mark.parametrize("writes", [True, False])
+def test_lists_go_nowhere_below_a_users_directory(tmp_path: Path, *, writes: bool) -> None:
+    """He could put any directory of root's there, whose lists would be taken away."""
+    os.chown(tmp_path, MALLORY, MALLORY)
+    there = tmp_path / "lists"
+    there.mkdir(0o700)
+    (there / "sources.list").touch()
+    with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=writes):
+        pass
+    assert os.listdir(there) == ["sources.list"]
+
+
+@needs_root
+def test_a_users_link_on_the_way_to_the_lists_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    os.chown(tmp_path / "link", MALLORY, MALLORY, follow_symlinks=False)
+    with pytest.raises(Refused), open_lists(KERNEL, bytes(tmp_path / "link/lists"), writes=True):
+        pass
+    assert os.listdir(tmp_path / "real") == []
+
+
+def test_dry_run_makes_no_directory_for_lists(tmp_path: Path) -> None:
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=False) as lists:
+        lists.add(ALICE, b"/scratch/a", 0)
+        assert isinstance(lists, Counted)
+        assert (lists.publish(), lists.n_entries) == (1, 1)
+    assert list(tmp_path.iterdir()) == []
