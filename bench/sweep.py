@@ -30,6 +30,7 @@ from bench.subjects import markdown
 from bench.support import keep, measuring, running, tell, time_command, wait
 from bench.sweeps import JOBS, OURS, TOP, Command, Job
 from bench.watch import watch, watch_interpreter
+from tests.support.namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "sweep.jsonl"
 N_ROUNDS = 5
@@ -235,6 +236,7 @@ def main() -> None:
         print(tables(newest(RESULTS)))
         return
     with measuring():
+        see_own_mounts_only()  # whoever makes a namespace meanwhile would keep what we unmount, and the image in use
         row = keep(RESULTS, measure(asked))
     print(details(row))
     print("\n".join(verdicts(row)))

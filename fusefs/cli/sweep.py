@@ -18,7 +18,9 @@ _MOST_WORKERS = 64
 @click.command("sweep", short_help="Trash, delete or move what a selection chooses.", no_args_is_help=True)
 @click.argument("directory", type=PathBytes(), metavar="DIR")
 @selection_options
-@click.option("--from", "source", type=PathBytes(), metavar="FILE", help="Only the paths in a list (-: standard input).")
+@click.option(
+    "--from", "source", type=PathBytes(), metavar="FILE", help="Only the paths in a list (-: standard input)."
+)
 @click.option("-0", "--null", is_flag=True, help="Its names end with NUL (find -print0), not with a newline.")
 @click.option("--delete", is_flag=True, help="Delete the matches for good; directories only if they are empty.")
 @click.option("--recursive", is_flag=True, help="With --delete: matching directories with all that they hold.")
