@@ -199,15 +199,35 @@ def read_plan(sources: Sequence[Source], world: World) -> tuple[Rule, ...]:
         try:
             document = read_document(source)
         except BadConfig as error:
-            problems += error.problems
+            problems += (one._replace(fix=one.fix.replace("docs/config.md", "docs/plan.md")) for one in error.problems)
             continue
         for place, settings in _tables(document, problems):
             rule = _Building(place, settings, world, problems).rule()
             if rule is not None:
                 rules.append(rule)
+    problems += _swept_lists(rules)
     if problems:
         raise BadConfig(hint="trashd plan --check shows all of them; docs/plan.md", problems=tuple(problems))
     return tuple(rules)
+
+
+def _swept_lists(rules: Sequence[Rule]) -> Iterator[Problem]:
+    """Purge lists that lie where a rule goes, which would take them."""
+    for rule in rules:
+        for other in rules:
+            if rule.purge is not None and _holds(other.directory, rule.purge.directory):
+                what = f"its purgelist lies in what the rule of {other.place} sweeps"
+                yield rule.place.problem(what, "name a directory where no rule goes, such as /var/spool/trashd")
+
+
+def _holds(pattern: bytes, path: bytes) -> bool:
+    """Whether a path is a directory that a pattern means, or lies in one."""
+    wanted, names = pattern.decode().split("/"), path.decode().split("/")
+    return len(wanted) <= len(names) and all(map(_is_meant, wanted[1:], names[1:]))
+
+
+def _is_meant(wanted: str, name: str) -> bool:
+    return name.startswith(".") <= wanted.startswith(".") and compile_glob(wanted)(name)
 
 
 def _tables(document: Document, problems: list[Problem]) -> Iterator[tuple[Place, Settings]]:

@@ -213,6 +213,8 @@ def _why(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) -> str:
     if error.errno not in (errno.EPERM, errno.EACCES):
         return f"no hard link can be made: {error.strerror}"
     with kernel.open_beneath(dir_fd, name) as fd:
+        if stat.S_ISDIR(kernel.fstat(fd).st_mode):
+            return "it became a directory meanwhile"
         if is_frozen(fd):
             return _FROZEN
         return _HIS if os.geteuid() not in (0, kernel.fstat(fd).st_uid) else "its filesystem makes no hard links"

@@ -138,7 +138,8 @@ def bring(kernel: Kernel, source: Sides, target: Sides, name: Name, above: RelPa
 def merge(kernel: Kernel, source: Sides, target: Sides, start: RelPath) -> Unmoved:
     """Move what is in a directory into the one that has the same path on the other side; what of it stays.
 
-    start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that.
+    start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that; one that
+           stays is told, if nothing that stays in it is.
     """
     left = Unmoved()
     entered: list[RelPath] = []
@@ -156,8 +157,13 @@ def merge(kernel: Kernel, source: Sides, target: Sides, start: RelPath) -> Unmov
             left = left.and_also(stays)
     for path in reversed(entered):
         if path:
-            with suppress(OSError):  # something in it stays
+            try:
                 rmdir_at(kernel, source.names(), path)
+            except FileNotFoundError:
+                continue  # somebody else took it
+            except OSError as error:
+                if not left.n:  # otherwise it may be for what stays in it
+                    left = left.plus(path, error.errno or errno.EIO, "unlinkat")
     return left
 
 

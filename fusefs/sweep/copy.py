@@ -59,7 +59,7 @@ class _Copy:
     mate      the same as `other`, of this batch
     identity  of an original that has, or had, more names
     is_put    `made` has its name
-    replaces  what has the name gives way
+    replaces  what had the name when it was found, and gives way; None if it was free
     """
 
     def __init__(self, at: int, original: Original, names: Iterator[bytes]) -> None:
@@ -73,7 +73,7 @@ class _Copy:
         self.identity: Identity | None = None
         self.is_there = False
         self.is_put = False
-        self.replaces = False
+        self.replaces: os.stat_result | None = None
 
     def fd(self) -> Fd:
         """Its copy."""
@@ -186,7 +186,7 @@ class _Batch:
                 there = check_replaceable(self._kernel, self._target, copy.new, self._copier.began_ns)
                 if stat.S_ISDIR(there.st_mode):
                     raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-                copy.replaces = True
+                copy.replaces = there
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
@@ -243,7 +243,8 @@ class _Batch:
         return True
 
     def _name(self, copy: _Copy, made: Made) -> None:
-        if copy.replaces:
+        if copy.replaces is not None:
+            self._check_still_replaceable(copy.new, copy.replaces)
             made.replace(self._kernel, self._private, self._target, copy.new)
             return
         while True:
@@ -256,6 +257,16 @@ class _Batch:
                 copy.new = following
             else:
                 return
+
+    def _check_still_replaceable(self, name: bytes, seen: os.stat_result) -> None:
+        """Ask again: copying takes its time. Another link of it that was replaced has changed its ctime, no more.
+
+        Raises  OSError: EEXIST
+        """
+        with suppress(FileNotFoundError):
+            st = self._kernel.stat(self._target, name)
+            if not os.path.samestat(st, seen) or st.st_mtime_ns != seen.st_mtime_ns:
+                check_replaceable(self._kernel, self._target, name, self._copier.began_ns)
 
     def _flush(self) -> None:
         """Have the names on disk, and what they mean: the directory by one call for all.

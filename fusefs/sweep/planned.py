@@ -9,8 +9,9 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.budget import AT_ONCE, Tempo
-from fusefs.core.errors import TrashdError, from_os
+from fusefs.core.errors import Incomplete, TrashdError, from_os
 from fusefs.core.moments import SECOND_NS
+from fusefs.core.names import printable
 from fusefs.core.plan import Delete, Move, Rule, Trash
 from fusefs.core.planned import Done, Listed, NotDone, Told
 from fusefs.core.selection import KINDS, Matcher, Selection
@@ -64,25 +65,38 @@ class How(NamedTuple):
 def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]:
     """Do what the rules say, in their order, and tell each directory of each.
 
-    Who stops it finds the purge lists as they were: half a list would be taken for a whole one.
+    Who stops it finds the purge lists as they were, and so does who comes after a directory that failed: half a list
+    would be taken for a whole one.
     Raises  TrashdError, before anything is touched: a directory for purge lists is not to be had
     """
     with ExitStack() as owned:
         paths = dict.fromkeys(rule.purge.directory for rule in rules if rule.purge is not None)
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
         leaders = _Leaders(kernel, how, owned)
+        lacking: dict[bytes, NotDone] = {}
         for rule in rules:
             listed = Counted() if rule.purge is None else lists[rule.purge.directory]
-            yield from _carry_out(kernel, rule, how, leaders, listed)
+            for told in _carry_out(kernel, rule, how, leaders, listed):
+                if rule.purge is not None and isinstance(told, NotDone) and told.error is not None:
+                    lacking.setdefault(rule.purge.directory, told)
+                yield told
             if how.wishes.stops():
                 return
         for path, one in lists.items():
-            yield _publish(path, one)
+            yield _not_published(path, lacking[path]) if path in lacking else _publish(path, one)
+
+
+def _not_published(path: bytes, failed: NotDone) -> Listed:
+    why = f"{printable(path)}: no list was written, since {printable(failed.directory)} failed"
+    hint = "the lists there are an earlier run's; a run that no directory fails writes new ones"
+    return Listed(path, 0, 0, Incomplete(why, hint))
 
 
 def _publish(path: bytes, lists: PurgeLists | Counted) -> Listed:
     try:
         return Listed(path, lists.publish(), lists.n_entries)
+    except TrashdError as error:
+        return Listed(path, 0, 0, error)
     except OSError as error:
         return Listed(path, 0, 0, from_os(error, path))
 

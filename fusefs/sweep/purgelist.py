@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
-from fusefs.core.errors import Refused, from_os
+from fusefs.core.errors import NotFound, Refused, from_os
 from fusefs.core.names import Name, printable
 from fusefs.linux.credentials import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.sweep.directories import found_directory
+from fusefs.sweep.directories import Directory, found_directory
 
 _ENDING, _NEW = b".list", b".list.new"
 _MODE = 0o640
 _BUFFER_MAX_BYTES = 1 << 20
 _HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
+"""By this first line a list of ours is known: one that says something else is of somebody else."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -46,10 +47,11 @@ class Counted:
 class PurgeLists:
     """The lists of one directory, which is for them alone."""
 
-    def __init__(self, kernel: Kernel, directory: Fd) -> None:
-        """directory: as `open_lists` gives it"""
+    def __init__(self, kernel: Kernel, directory: Fd, path: bytes) -> None:
+        """directory: as `open_lists` gives it; path: what it is called when something is told of it"""
         self._kernel = kernel
         self._directory = directory
+        self._path = path
         self._lines: dict[int, list[bytes]] = {}
         self._begun: dict[int, Name] = {}
         self._n_bytes = 0
@@ -77,9 +79,11 @@ class PurgeLists:
         """Put all lists in place, and take away those of users who have none any more; how many there are.
 
         Raises  OSError: those that were there before are there still, or some are new
+                Refused: there is a file now that would be lost
         """
         if self._error is not None:
             raise self._error
+        _check_ours(self._kernel, self._directory, self._path)
         self._flush()
         for uid, new in self._begun.items():
             with self._open(new, os.O_WRONLY) as fd:
@@ -136,7 +140,8 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
     """The lists of a directory; what is not published is dropped in the end.
 
     writes  it is made if it is missing; otherwise nothing is touched
-    Raises  Refused: others could put links there; or what the kernel said
+    Raises  Refused: others could put links there, or have files there that would be lost
+            NotFound: nor is there the directory that it would be in; or what the kernel said
     """
     try:
         fd = _open(kernel, path, makes=writes)
@@ -146,10 +151,15 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
             return
         raise from_os(error, path) from error
     with fd:
+        try:
+            _check_ours(kernel, fd, path)
+        except OSError as error:
+            if writes or error.errno != errno.EACCES:  # who only looks may read no list but his own
+                raise from_os(error, path) from error
         if not writes:
             yield Counted()
             return
-        lists = PurgeLists(kernel, fd)
+        lists = PurgeLists(kernel, fd, path)
         try:
             yield lists
         finally:
@@ -159,7 +169,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
 def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
     """The directory, which nobody else can write in, or exchange for another one. Raises  Refused, OSError"""
     upper, name = os.path.split(path.rstrip(b"/"))
-    with found_directory(kernel, upper) as above:
+    with _found_above(kernel, upper) as above:
         st = kernel.fstat(above.fd)
         if not _is_ours(st) or (st.st_mode & _OTHERS_WRITE and not st.st_mode & stat.S_ISVTX):
             raise _others_can_change(above.path)
@@ -178,6 +188,38 @@ def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
                 kernel.chmod(fd, 0o755)  # its users come for their lists, whatever our umask
             owned.pop_all()
         return fd
+
+
+@contextmanager
+def _found_above(kernel: Kernel, path: bytes) -> Iterator[Directory]:
+    """The directory that the lists' own is in, by a way that nobody else can change. Raises  NotFound, Refused"""
+    with ExitStack() as owned:
+        try:
+            above = owned.enter_context(found_directory(kernel, path))
+        except Refused as error:
+            if error.hint == os.strerror(errno.ENOENT):  # a part of the way is missing: nothing is refused
+                raise NotFound(error.detail, "make it: of the way to the purge lists only the end is made") from error
+            raise
+        yield above
+
+
+def _check_ours(kernel: Kernel, directory: Fd, path: bytes) -> None:
+    """Nothing with a list's name is anybody else's: it would be replaced, or taken away. Raises  Refused, OSError"""
+    for name in kernel.list(directory):
+        with suppress(FileNotFoundError):
+            if name.endswith((_ENDING, _NEW)) and not _is_list(kernel, directory, name):
+                hint = "name another directory for the purge lists: what ends in .list there is replaced or removed"
+                raise Refused(f"{printable(os.path.join(path, name))} is no purge list of trashd's", hint)
+
+
+def _is_list(kernel: Kernel, directory: Fd, name: bytes) -> bool:
+    """Whether a file begins as ours do; one that was not published may end before. Raises  OSError"""
+    with kernel.open_beneath(directory, name) as found:
+        if not stat.S_ISREG(kernel.fstat(found).st_mode):
+            return False  # and it is not opened: a pipe would never answer
+        with kernel.reopen(found, os.O_RDONLY) as fd:
+            begins = kernel.read(fd, len(_HEAD))
+    return begins == _HEAD or (name.endswith(_NEW) and _HEAD.startswith(begins))
 
 
 def _is_ours(st: os.stat_result) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ def open_trash(kernel: Kernel, top: Top, to: ToTrash) -> Iterator[Action]:
 
 
 class _Trash:
-    """See Action. It keeps nothing but fds that are there before any worker is."""
+    """See Action. All that it keeps is there before any worker is, and shared by them."""
 
     is_single = False
     takes_dirs = True
@@ -45,6 +46,8 @@ class _Trash:
 
     def __init__(self, basket: Basket) -> None:
         self._basket = basket
+        self._has_joined = mmap.mmap(-1, 1)
+        """Whether something may have come by a merge, which counts as nothing done if it could not come wholly."""
 
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """See Action: one rename a name."""
@@ -67,6 +70,7 @@ class _Trash:
         """What is left of an error; 0 if the name could be taken all the same."""
         if number == errno.EEXIST and here.are_dirs:
             # Something was taken from it before, so that there is one of its name: the rest joins that.
+            self._has_joined[0] = 1
             left = bring(here.kernel, here.sides, into, name, RelPath(b""))
             return left.failures[0].errno if left.n else 0
         if number not in FULL:
@@ -80,5 +84,5 @@ class _Trash:
 
     def end(self, sums: Sums) -> Ended:
         """See Action."""
-        orphan, warnings = self._basket.finish(is_empty=not sums.n_done)
+        orphan, warnings = self._basket.finish(is_empty=not (sums.n_done or self._has_joined[0]))
         return Ended(orphan, self._basket.volume, warnings=warnings)

@@ -249,6 +249,17 @@ def test_link_that_the_kernel_refuses_leaves_all_as_it_was(volume: Path, job: Pa
     assert names(volume / ".trashd/u/0/stage") == set()
 
 
+def test_file_that_became_a_directory_is_told_as_one(job: Path) -> None:
+    def become() -> None:
+        (job / "a.conf").unlink()
+        (job / "a.conf").mkdir()
+
+    links = iter([lambda: None, become])  # the first is the record's
+    kernel = Kernel(lambda call: next(links, lambda: None)() if call == "link" else None)
+    with pytest.raises(NotKept, match="became a directory"):
+        keeping(job, "a.conf", kernel=kernel)
+
+
 def test_full_volume_is_no_reason_of_its_own(volume: Path, job: Path) -> None:
     gate = Failing("link", 2, errno.ENOSPC)
     with pytest.raises(TrashdError) as caught:

@@ -217,6 +217,41 @@ def test_flat_loses_none_of_many_equal_names(volumes: Volumes, if_exists: IfExis
 # Others at work.
 
 
+def test_what_came_to_a_name_while_it_was_copied_is_not_replaced(volumes: Volumes) -> None:
+    job, archive = volumes
+    fill(job, {"file": b"new"})
+    fill(archive, {"file": b"old"})
+    pass_a_tick()
+
+    def come() -> None:
+        (archive / "other").write_bytes(b"theirs")
+        (archive / "other").rename(archive / "file")
+
+    refused = move(job, archive, Kernel(Before("fsync", come)), copy=True, if_exists=IfExists.REPLACE)
+    assert refused == {"file": errno.EEXIST}
+    assert ((job / "file").read_bytes(), (archive / "file").read_bytes()) == (b"new", b"theirs")
+
+
+def test_a_name_that_is_free_by_the_time_it_is_replaced_is_taken(volumes: Volumes) -> None:
+    job, archive = volumes
+    fill(job, {"file": b"new"})
+    fill(archive, {"file": b"old"})
+    pass_a_tick()
+    kernel = Kernel(Before("fsync", (archive / "file").unlink))
+    assert move(job, archive, kernel, copy=True, if_exists=IfExists.REPLACE) == {}
+    assert (archive / "file").read_bytes() == b"new"
+
+
+def test_two_links_to_one_file_are_both_replaced(volumes: Volumes) -> None:
+    job, archive = volumes
+    fill(job, {"a": b"1", "b": b"2"})
+    fill(archive, {"a": b"old"})
+    os.link(archive / "a", archive / "b")
+    pass_a_tick()
+    assert move(job, archive, copy=True, if_exists=IfExists.REPLACE) == {}
+    assert {path.name: path.read_bytes() for path in archive.iterdir()} == {"a": b"1", "b": b"2"}
+
+
 @pytest.mark.parametrize("call", ["ficlone", "copy_file_range", "fsync", "link"])
 def test_a_file_that_is_written_to_meanwhile_stays(volumes: Volumes, call: str) -> None:
     job, archive = volumes

@@ -99,11 +99,18 @@ def test_only_what_is_listed_goes(volume: Path) -> None:
     assert names(top) == {"d", "d/e", "x.txt"}
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "d/../../x", "", ".", "d/../a.log"])
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "d/../../x", "d/../a.log"])
 def test_a_name_outside_is_told(volume: Path, path: str) -> None:
     top = make_tree(volume / "top", {"a.log": "", "d": {}})
     swept = sweep(top, ALL, names=listed(path, "a.log"))
     assert (swept.sums.n_done, swept.sums.n_failed) == (1, 1)
+
+
+@pytest.mark.parametrize("path", ["", ".", "./", "{top}", "{top}/."])
+def test_the_directory_itself_is_listed_in_vain(volume: Path, path: str) -> None:
+    top = make_tree(volume / "top", {"a.log": "", "d": {}})
+    swept = sweep(top, EVERY_KIND, names=listed(path.format(top=top)))
+    assert (swept.sums, names(top)) == (Sums(), {"a.log", "d"})
 
 
 def test_a_link_on_the_way_to_a_listed_name_is_told(volume: Path) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from fusefs.core.errors import Refused
+from fusefs.core.errors import Incomplete, NotFound, Refused
+from fusefs.core.plan import Purge, Rule
+from fusefs.core.planned import Listed, NotDone
+from fusefs.core.selection import Selection
+from fusefs.core.settings import Place
 from fusefs.linux.kernel import Kernel
+from fusefs.sweep.planned import How, carry_out
 from fusefs.sweep.purgelist import Counted, open_lists
 
 KERNEL = Kernel()
@@ -124,3 +132,75 @@ def test_dry_run_makes_no_directory_for_lists(tmp_path: Path) -> None:
         assert isinstance(lists, Counted)
         assert (lists.publish(), lists.n_entries) == (1, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("content", ["", "deb http://deb.debian.org/debian stable main\n", "# What trashd plan takes"])
+def test_list_of_somebody_else_is_refused_before_anything_is_done(
+    tmp_path: Path, content: str, *, writes: bool
+) -> None:
+    there = tmp_path / "lists"
+    there.mkdir(0o755)
+    (there / "sources.list").write_text(content)
+    with pytest.raises(Refused, match=r"sources\.list"), open_lists(KERNEL, bytes(there), writes=writes):
+        pass
+    assert (there / "sources.list").read_text() == content
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
+def test_what_is_no_file_is_no_list_of_ours(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    there = tmp_path / "lists"
+    there.mkdir(0o755)
+    make(there / "a.list")
+    with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=True):
+        pass
+    assert os.listdir(there) == ["a.list"]
+
+
+def test_list_that_somebody_else_puts_there_meanwhile_stays_as_all_others_do(tmp_path: Path) -> None:
+    there = tmp_path / "lists"
+    with open_lists(KERNEL, bytes(there), writes=True) as lists:
+        lists.add(ALICE, b"/scratch/a", 0)
+        (there / "sources.list").write_text("deb\n")
+        with pytest.raises(Refused):
+            lists.publish()
+    assert os.listdir(there) == ["sources.list"]
+
+
+@pytest.mark.parametrize("content", ["", "# What trashd plan"])
+def test_list_that_a_killed_run_began_is_taken_away(tmp_path: Path, content: str) -> None:
+    there = tmp_path / "lists"
+    there.mkdir(0o755)
+    (there / f"{MALLORY}.list.new").write_text(content)
+    with open_lists(KERNEL, bytes(there), writes=True) as lists:
+        lists.add(ALICE, b"/scratch/a", 0)
+        lists.publish()
+    assert list(published(there)) == [f"{ALICE}.list"]
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_directory_in_none_is_not_found(tmp_path: Path, *, writes: bool) -> None:
+    with pytest.raises(NotFound, match="none"), open_lists(KERNEL, bytes(tmp_path / "none/lists"), writes=writes):
+        pass
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_no_list_is_published_after_a_directory_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runs: bool
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    there = tmp_path / "lists"
+    with open_lists(KERNEL, bytes(there), writes=True) as lists:
+        lists.add(ALICE, b"/scratch/a", 0)
+        lists.publish()
+    before = published(there)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("fusefs.sweep.planned.scope_of", fail)
+    rule = Rule(Place("plan", 1), bytes(tmp_path / "scratch"), Selection(), purge=Purge(bytes(there), 86_400))
+    failed, listed = carry_out(KERNEL, [rule], How(runs, 0))
+    assert isinstance(failed, NotDone)
+    assert isinstance(listed, Listed)
+    assert isinstance(listed.error, Incomplete)
+    assert published(there) == before

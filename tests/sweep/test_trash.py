@@ -25,6 +25,7 @@ from fusefs.sweep.run import run
 from fusefs.sweep.trash import open_trash
 from tests.support.gather import gather, take
 from tests.support.store import (
+    Before,
     assert_silent,
     entries,
     in_child,
@@ -130,6 +131,22 @@ def test_directory_after_what_was_in_it_joins_that(volume: Path, job: Path) -> N
     assert gathered.refused == ()
     assert files_in(tree_of(volume, gathered.orphan)) == ["sub/b.log", "sub/deep/c.log"]
     assert not (job / "sub").exists()
+
+
+def test_empty_directory_that_came_with_a_part_is_kept(volume: Path, job: Path) -> None:
+    (job / "sub/deep/c.log").unlink()
+    kernel = Kernel(Before("rmdir", partial((job / "sub/late").write_bytes, b"x")))
+    gathered = gather(job, ["sub/gone", "sub"], kernel)
+    assert gathered.refused == (("sub/gone", errno.ENOENT), ("sub", errno.ENOTEMPTY))
+    assert (tree_of(volume, gathered.orphan) / "sub/deep").is_dir()
+
+
+def test_directory_that_stays_since_somebody_wrote_into_it_is_refused(volume: Path, job: Path) -> None:
+    kernel = Kernel(Before("rmdir", partial((job / "sub/late").write_bytes, b"x")))
+    gathered = gather(job, ["sub/b.log", "sub"], kernel)
+    assert gathered.refused == (("sub", errno.ENOTEMPTY),)
+    assert files_in(job / "sub") == ["late"]
+    assert files_in(tree_of(volume, gathered.orphan)) == ["sub/b.log", "sub/deep/c.log"]
 
 
 def test_every_odd_name_is_taken_and_restored(volume: Path) -> None:

@@ -199,3 +199,23 @@ def test_every_problem_of_every_file_is_told() -> None:
 @pytest.mark.parametrize("text", ['directory = "/a"', "[rule]", "rule = 1", "[rules]", "[[rule.what]]"])
 def test_what_is_no_list_of_rules_is_told(text: str) -> None:
     assert problems(text)
+
+
+@pytest.mark.parametrize("lists", ["/scratch", "/scratch/lists", "/home/anna/tmp/a/b"])
+def test_purge_lists_lie_nowhere_that_a_rule_goes(lists: str) -> None:
+    listed = f'[[rule]]\ndirectory = "/scratch"\nolder = "30d"\npurgelist = {{ directory = "{lists}", ahead = "7d" }}\n'
+    (found,) = problems(listed, '[[rule]]\ndirectory = "/home/*/tmp"\nname = "*"\n')
+    assert (found.file, found.line) == ("f1", 1)
+    assert re.search("its purgelist lies in what the rule of f[12]:1 sweeps", found.what)
+
+
+@pytest.mark.parametrize("lists", ["/srv", "/srv/.lists", "/srv2/lists", "/lists/srv"])
+def test_purge_lists_lie_anywhere_else(lists: str) -> None:
+    assert read(
+        f'[[rule]]\ndirectory = "/srv/*"\nolder = "30d"\npurgelist = {{ directory = "{lists}", ahead = "7d" }}\n'
+    )
+
+
+def test_what_is_no_toml_is_told_with_the_page_of_plans() -> None:
+    (found,) = problems("[[rule]\n")
+    assert found.fix == "see docs/plan.md"
