@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.budget import AT_ONCE, Tempo
-from fusefs.core.errors import Incomplete, TrashdError, from_os
+from fusefs.core.errors import Incomplete, NotFound, TrashdError, from_os
 from fusefs.core.moments import SECOND_NS
 from fusefs.core.names import printable
 from fusefs.core.plan import Delete, Move, Rule, Trash
@@ -77,13 +77,18 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]
         for rule in rules:
             listed = Counted() if rule.purge is None else lists[rule.purge.directory]
             for told in _carry_out(kernel, rule, how, leaders, listed):
-                if rule.purge is not None and isinstance(told, NotDone) and told.error is not None:
+                if rule.purge is not None and isinstance(told, NotDone) and _hides_something(told):
                     lacking.setdefault(rule.purge.directory, told)
                 yield told
             if how.wishes.stops():
                 return
         for path, one in lists.items():
             yield _not_published(path, lacking[path]) if path in lacking else _publish(path, one)
+
+
+def _hides_something(told: NotDone) -> bool:
+    """Whether there may be something to list that nobody saw. A directory that is gone has nothing any more."""
+    return told.error is not None and not isinstance(told.error, NotFound)
 
 
 def _not_published(path: bytes, failed: NotDone) -> Listed:
