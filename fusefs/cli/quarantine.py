@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from collections.abc import Sequence
 
@@ -164,7 +165,7 @@ def delete_command(identifiers: tuple[str, ...], yes: bool, volumes: tuple[bytes
     if os.geteuid() != 0:
         hint = "its owner can: trashd quarantine retry ID, or restore ID; an administrator runs this as root"
         raise NotPermitted("only root deletes what its owner can't", hint)
-    if not yes and not os.isatty(0):
+    if not yes and not (sys.stdin and sys.stdin.isatty()):  # None: it was closed
         raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
     kernel = _tended(volumes)
     chosen = _quarantined(kernel, volumes, identifiers)
