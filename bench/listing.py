@@ -75,7 +75,7 @@ PARTS = MappingProxyType(
         "slow": Part((SLOW, SLOW_XATTRS), 10_000, 1000, steps.make_flat, _by(steps.slow_courses), ON_SLOW),
         "tree": Part(("ext4",), 50_000, 5000, steps.make_repository, _by(steps.tree_courses)),
         "tree on slow": Part((SLOW,), 50_000, 2000, steps.make_repository, _by(steps.tree_courses), (NATIVE, OURS)),
-        "sizes": Part(("ext4",), 100_000, 1000, steps.make_sizes, _by(steps.size_courses)),
+        "sizes": Part(("ext4",), 100_000, 1000, steps.make_sizes, _by(steps.size_courses), QUICK_ONES),
         "sizes on slow": Part((SLOW,), 10_000, 1000, steps.make_sizes, _by(steps.size_courses), ON_SLOW),
         "million": Part(("tmpfs",), 1_000_000, 50_000, million.make, million.take_names, QUICK_ONES),
         "memory": Part(("tmpfs",), 1_000_000, 50_000, million.make, million.take_memory, QUICK_ONES[1:]),

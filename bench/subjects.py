@@ -132,4 +132,5 @@ def conditions(row: Row, where: str) -> str:
 
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *lines))
+    rows = ([cell.replace("|", "\\|") for cell in cells] for cells in (heads, ["---"] * len(heads), *lines))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -107,7 +107,10 @@ def _when(kernel: Kernel, text: str, field: Field, now_ns: int) -> int:
     try:
         with kernel.open_path(os.fsencode(text), os.O_PATH) as fd:
             if field == "btime":
-                return kernel.statx(fd).btime_ns
+                born_ns = kernel.statx(fd).btime_ns
+                if not born_ns:
+                    raise ValueError(f"{text} has no birth time: its filesystem keeps none")
+                return born_ns
             found: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
             return found
     except OSError as error:

@@ -50,9 +50,6 @@ class Wanted(NamedTuple):
     enters: bool
 
 
-EVERYTHING = Wanted(None, None, _ALL, enters=True)
-
-
 class Found(NamedTuple):
     """Entries of a directory.
 
@@ -80,6 +77,11 @@ def wanted_in(matcher: Matcher, upper: bytes) -> Wanted:
     path = os.fsdecode(upper)
     kinds = frozenset(kind_of(_FORMATS[kind]) for kind in matcher.types) if matcher.has_depth(depth) else frozenset()
     return Wanted(matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth))
+
+
+def stripped_in(matcher: Matcher, upper: bytes) -> Wanted:
+    """What goes with a directory that was chosen: all that nobody excluded."""
+    return Wanted(None, matcher.pruned_in(os.fsdecode(upper)), _ALL, enters=True)
 
 
 def read_window(kernel: Kernel, fd: Fd, wanted: Wanted, window: int | None, ends_at: float, *, by_inode: bool) -> Found:

@@ -25,7 +25,7 @@ from fusefs.store.sides import Sides, open_shown_as
 from fusefs.sweep.anchors import Anchors
 from fusefs.sweep.choosing import Chooser, Dirs, Way
 from fusefs.sweep.jobs import Job, Kind, Outcome, Share
-from fusefs.sweep.listing import EVERYTHING, Found, read_window, wanted_in
+from fusefs.sweep.listing import Found, read_window, stripped_in, wanted_in
 from fusefs.sweep.request import Action, Guard, Here, Identified, Taken
 from fusefs.sweep.tally import Tally
 
@@ -198,7 +198,7 @@ class _Run:
     def _list(self, job: Job, sides: Sides) -> None:
         """Find what is to be done in a directory; in a large one only as much as memory and time allow."""
         worker, way = self._worker, self._worker.way
-        wanted = EVERYTHING if job.strips else wanted_in(worker.matcher, job.upper)
+        wanted = stripped_in(worker.matcher, job.upper) if job.strips else wanted_in(worker.matcher, job.upper)
         window = None if self._lists_whole else way.window
         try:
             found = read_window(self._kernel, sides.fd, wanted, window, self._ends_at, by_inode=way.by_inode)

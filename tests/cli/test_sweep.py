@@ -176,6 +176,11 @@ def test_what_is_no_list_of_names_is_refused(
     assert (done.code, why in done.err, names(top)) == (2, True, before)
 
 
+def test_a_file_without_a_birth_time_is_no_moment(top: Path) -> None:
+    done = trashd("sweep", top, "--by", "btime", "--newer", "/proc/self/stat", "--print")
+    assert (done.code, "has no birth time" in done.err, done.out) == (2, True, "")
+
+
 def test_a_directory_is_no_list_of_names(top: Path) -> None:
     done = trashd("sweep", top, "--from", top / "d")
     assert (done.code, f"{top / 'd'}: Is a directory" in done.err) == (11, True)

@@ -180,6 +180,14 @@ def test_a_link_put_in_a_directorys_place_is_not_followed(volume: Path, top: Pat
     assert len(calls) > 12
 
 
+def test_what_is_excluded_stays_where_a_directory_goes_with_all_it_holds(volume: Path) -> None:
+    top = make_tree(volume / "t", {"build": {"a": "", "d": {"b.keep": "", "c": ""}}})
+    selection = Selection(types=frozenset("d"), names=("build",), excludes=("*.keep",))
+    swept = sweep(top, selection, ToDelete(recursive=True))
+    assert names(top) == {"build", "build/d", "build/d/b.keep"}
+    assert {failure.errno for failure in swept.failures} == {errno.ENOTEMPTY}
+
+
 def test_root_is_not_led_to_what_he_sweeps_by_a_link_of_others(volume: Path) -> None:
     make_tree(volume / "secret", {"top": {"f": ""}})
     make_tree(volume / "hers", {"way": Symlink(f"{volume}/secret")})
