@@ -66,12 +66,7 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
     except BadConfig as error:
         problems = error.problems
     for problem in problems:
-        if as_json:
-            output.as_json(problem)
-        else:
-            print(problem._replace(fix=""))
-            if problem.fix:
-                print(f"  fix: {problem.fix}")
+        output.tell_problem(problem, as_json=as_json)
     if loaded is not None and not problems and not as_json:
         for file in loaded.files:
             print(f"{printable(file)}: no problems")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from fusefs.core.errors import Incomplete, TrashdError
-from fusefs.core.names import printable
+from fusefs.core.errors import Incomplete, Problem, TrashdError
+from fusefs.core.names import ContainerId, printable
 from fusefs.core.record import Method
 
 if TYPE_CHECKING:
@@ -80,19 +80,34 @@ def names(kept: Sequence[bytes]) -> str:
     return ", ".join(map(printable, kept[:_NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
 
 
-def restore_command(swapped: Swapped) -> str:
-    """What to type to take it back."""
-    if swapped.volume is None:
-        return f"trashd restore {swapped.id}"
+def tell_why(why: str) -> None:
+    """Tell on stderr, at once, why work goes slower or faster now."""
+    print(f"trashd: {why}", file=sys.stderr, flush=True)
+
+
+def tell_problem(problem: Problem, *, as_json: bool) -> None:
+    """Print what is wrong in a file, and what to write instead."""
+    if as_json:
+        print(json.dumps(plain(problem)))
+        return
+    print(problem._replace(fix=""))
+    if problem.fix:
+        print(f"  fix: {problem.fix}")
+
+
+def restore_command(orphan: ContainerId, volume: bytes | None) -> str:
+    """What to type to take it back. volume: as in store.swap.Swapped"""
+    if volume is None:
+        return f"trashd restore {orphan}"
     import shlex
 
-    return f"trashd restore --volume {shlex.quote(os.fsdecode(swapped.volume))} {swapped.id}"
+    return f"trashd restore --volume {shlex.quote(os.fsdecode(volume))} {orphan}"
 
 
 def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
     """Print the result of one swap or removal."""
     if json_lines:
-        as_json({**plain(swapped), "restore": restore_command(swapped) if kept else None})
+        as_json({**plain(swapped), "restore": restore_command(swapped.id, swapped.volume) if kept else None})
         return
     path = printable(swapped.path)
     if swapped.method is Method.EXCHANGE:
@@ -106,7 +121,7 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
     if swapped.kept:
         print(f"  keep  {names(swapped.kept)}")
     if kept:
-        print(f"  undo  {restore_command(swapped)}")
+        print(f"  undo  {restore_command(swapped.id, swapped.volume)}")
     for difference in swapped.unlike:
         print(f"  not alike: {difference.what} is {difference.got}, was {difference.wanted}")
     for warning in swapped.warnings:

@@ -86,12 +86,7 @@ def _tell_problems(problems: Sequence[Problem], *, as_json: bool, is_asked: bool
     """Print each problem: as what was asked for, or as the reason why nothing is done."""
     with redirect_stdout(sys.stdout if is_asked else sys.stderr):
         for problem in problems:
-            if as_json:
-                output.as_json(problem)
-            else:
-                print(problem._replace(fix=""))
-                if problem.fix:
-                    print(f"  fix: {problem.fix}")
+            output.tell_problem(problem, as_json=as_json)
         if not is_asked and not as_json:
             print("trashd: nothing was done")
 
@@ -102,12 +97,8 @@ def _carry_out(rules: Sequence[Rule], now_ns: int, most: Tempo, *, runs: bool, p
 
     telling = Telling(runs=runs, as_json=as_json)
     with Stop() as stop:
-        how = How(runs, now_ns, Wishes(stops=stop), most, _tell_why if paced else None)
+        how = How(runs, now_ns, Wishes(stops=stop), most, output.tell_why if paced else None)
         for told in carry_out(Kernel(), rules, how):
             telling.tell(told)
         telling.end()
         return stop.exit_code() if stop() else telling.exit_code()
-
-
-def _tell_why(why: str) -> None:
-    print(f"trashd: {why}", file=sys.stderr, flush=True)

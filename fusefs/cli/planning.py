@@ -57,11 +57,7 @@ class Telling:
         self._codes.append(Unsettled.exit_code if swept.warnings else Incomplete.exit_code if is_short else 0)
         if self._as_json:
             fields: dict[str, Any] = {"rule": str(rule.place), "action": _action(rule), "dry_run": not self._runs}
-            fields |= output.plain(swept)
-            fields["undo"] = None if swept.orphan is None else swepttext.undo(swept.orphan, swept.volume)
-            if not fields.pop("looks"):
-                fields["sums"]["n_bytes"] = None
-            output.as_json(fields)
+            output.as_json(fields | swepttext.fields(swept))
         elif sums.n_matched or sums.n_spared or sums.n_mounts or is_short:
             did = _did(rule)
             first, *others = swepttext.told(swept, did if self._runs else f"would be {did}")

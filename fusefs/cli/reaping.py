@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -88,13 +87,9 @@ def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, 
     # Whoever sees a slow reap go by wants to know how long it takes.
     counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
-    with led(folder, how.tempo, _tell_why if how.paced else None) as leads:
+    with led(folder, how.tempo, output.tell_why if how.paced else None) as leads:
         wishes = Wishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
         return reap(folder, entry.id, wishes._replace(waits=how.waits))
-
-
-def _tell_why(why: str) -> None:
-    print(f"trashd: {why}", file=sys.stderr, flush=True)
 
 
 def _title(entry: Entry) -> str:

@@ -36,7 +36,7 @@ def swap_and_wait(batch: Batch, goal: Goal, keep_for: int) -> int:
     def after(swapped: Swapped) -> int:
         awaiting.add(swapped)
         if not keep_for:
-            undone_by[swapped.id] = output.restore_command(swapped)
+            undone_by[swapped.id] = output.restore_command(swapped.id, swapped.volume)
         return batch.after(swapped)
 
     with Awaiting(goal, keep_for) as awaiting:

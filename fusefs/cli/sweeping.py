@@ -194,7 +194,7 @@ def _run(kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stop: Stop
     tempo = Tempo(asked.max_rate, asked.max_bytes)
     with (
         _opened(kernel, asked.directory) as fd,
-        led_in(kernel, fd, tempo, _tell_why if asked.paced else None) as leads,
+        led_in(kernel, fd, tempo, output.tell_why if asked.paced else None) as leads,
         bar(printable(asked.directory), shown=not asked.as_json) as shows,
     ):
         before = Sums()
@@ -213,10 +213,6 @@ def _opened(kernel: Kernel, directory: bytes) -> Fd:
         return kernel.open_path(directory, os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
         raise from_os(error, directory) from error
-
-
-def _tell_why(why: str) -> None:
-    print(f"trashd: {why}", file=sys.stderr, flush=True)
 
 
 def _act(asked: Asked) -> Any:
@@ -238,11 +234,7 @@ def _act(asked: Asked) -> Any:
 def _tell(asked: Asked, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
-        fields = {**output.plain(swept), "action": asked.action(), "dry_run": asked.dry}
-        fields["undo"] = None if swept.orphan is None else swepttext.undo(swept.orphan, swept.volume)
-        if not fields.pop("looks"):
-            fields["sums"]["n_bytes"] = None
-        output.as_json(fields)
+        output.as_json(swepttext.fields(swept, action=asked.action(), dry_run=asked.dry))
     else:
         for line in swepttext.told(swept, did):
             print(line)

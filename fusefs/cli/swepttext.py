@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
-from fusefs.core.names import ContainerId, printable
+from fusefs.cli import output
+from fusefs.core.names import printable
 from fusefs.core.sizes import format_size
 from fusefs.core.swept import Match, Swept
 
@@ -20,10 +21,13 @@ def counted(count: int, what: str, several: str = "") -> str:
     return f"1 {what}" if count == 1 else f"{count:,} {several or what + 's'}"
 
 
-def undo(orphan: ContainerId, volume: bytes | None) -> str:
-    """What to type to take it back."""
-    where = "" if volume is None else f"--volume {shlex.quote(os.fsdecode(volume))} "
-    return f"trashd restore {where}{orphan}"
+def fields(swept: Swept, **besides: Any) -> dict[str, Any]:
+    """The same for programs, as JSON has it. besides: what else is to be told"""
+    told = {**output.plain(swept), **besides}
+    told["undo"] = None if swept.orphan is None else output.restore_command(swept.orphan, swept.volume)
+    if not told.pop("looks"):
+        told["sums"]["n_bytes"] = None
+    return told
 
 
 def told(swept: Swept, did: str) -> Iterator[str]:
@@ -31,7 +35,7 @@ def told(swept: Swept, did: str) -> Iterator[str]:
     yield f"{printable(swept.directory)}: {_sum(swept, did)}"
     if swept.orphan is not None:
         yield f"  id    {swept.orphan}"
-        yield f"  undo  {undo(swept.orphan, swept.volume)}"
+        yield f"  undo  {output.restore_command(swept.orphan, swept.volume)}"
     for line in (*_matches("largest", swept.largest), *_matches("oldest", swept.oldest), *beside(swept)):
         yield f"  {line}"
 

@@ -144,10 +144,6 @@ def _count(found: Any) -> int:
     return found
 
 
-def _check_exclude(text: str) -> str:
-    return criteria.check_path(text) if "/" in text else criteria.check_name(text)
-
-
 TEXT: Final = Kind("a text", "write one, in quotes; what else is meant is a rule of its own", _text, str)
 TEXTS: Final = Kind("a text or a list of texts", 'write "…" or ["…", "…"]', _texts, str)
 OWNER: Final = Kind("a name or number", 'write "anna" or 1000', _number_or_text, str)
@@ -319,7 +315,7 @@ class _Building:
             inames=one("iname", lambda text: criteria.check_name(text, ignores_case=True)),
             paths=one("path", criteria.check_path),
             regexes=one("regex", criteria.check_regex),
-            excludes=self._read("exclude", lambda texts: tuple(map(_check_exclude, texts)), ()),
+            excludes=self._read("exclude", lambda texts: tuple(map(criteria.check_exclude, texts)), ()),
             types=types or (frozenset(KINDS) if is_unit else frozenset()),
             sizes=self._read("size", sizes, ()),
             times=self._times(None if is_unit else age),

@@ -11,11 +11,12 @@ from functools import partial
 from typing import NamedTuple, Self
 
 from fusefs.core.lifecycle import LEGAL_MOVES, State
-from fusefs.core.names import ContainerId, Name, RelPath, make_id
+from fusefs.core.names import ContainerId, Name, RelPath, join, make_id
 from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.store.layout import RECORD, UserFolder
+from fusefs.store.sides import Sides, open_shown_as
 
 RECORD_NEW = Name(b"record.json.new")
 _HIDDEN = b".fuse_hidden"  # what libfuse makes of a record that was replaced or unlinked while we hold it open
@@ -53,6 +54,17 @@ class Held(NamedTuple):
     def way(self) -> RelPath:
         """Its path relative to the directory that holds the store."""
         return self.folder.way_to(self.state, self.name())
+
+
+def open_inside(held: Held, name: Name) -> Sides:
+    """A directory in a container, on both sides if a mount of ours shows it. Raises  OSError"""
+    store = held.folder.store
+    fd = store.kernel.open_beneath(held.fd, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        mounted = open_shown_as(store.kernel, store.mounted, join(held.way(), name), fd)
+        owned.pop_all()
+    return Sides(fd, mounted)
 
 
 def new_id(kernel: Kernel, victim: bytes) -> ContainerId:

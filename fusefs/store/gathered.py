@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import ExitStack
 
-from fusefs.core.names import join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import Held
 from fusefs.store.layout import FRESH, TREE
-from fusefs.store.sides import Sides, open_shown_as
 
 MAKING = FRESH + b"."
 """How the name of a directory begins that is being made for the tree, or for its origin, beside the tree."""
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-
-
-def open_tree(held: Held) -> Sides:
-    """A container's tree, on both sides if a mount of ours shows it."""
-    store = held.folder.store
-    fd = store.kernel.open_beneath(held.fd, TREE, _DIR)
-    with ExitStack() as owned:
-        owned.enter_context(fd)
-        way = join(held.way(), TREE)
-        mounted = open_shown_as(store.kernel, store.mounted, way, fd)
-        owned.pop_all()
-    return Sides(fd, mounted)
 
 
 def making() -> bytes:

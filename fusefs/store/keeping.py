@@ -21,7 +21,7 @@ from fusefs.core.record import KeptDirectory, Method, Staying, quote
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import is_frozen
-from fusefs.store.container import Held, flush_directory
+from fusefs.store.container import Held, flush_directory, open_inside
 from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.locate import Victim
 from fusefs.store.sides import Sides, between, open_shown_as
@@ -233,15 +233,11 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[Sides, Sides]:
     assert fresh is not None
     name = TREE if held.record.method is Method.EXCHANGE else FRESH
     shown = open_shown_as(kernel, victim.mounted_parent, victim.name, victim.fd)
-    inside = open_shown_as(kernel, held.folder.store.mounted, _way(held, name), fresh)
+    inside = open_shown_as(kernel, held.folder.store.mounted, join(held.way(), name), fresh)
     for fd in (shown, inside):
         if fd is not None:
             held.owned.enter_context(fd)
     return Sides(victim.fd, shown), Sides(fresh, inside)
-
-
-def _way(held: Held, name: Name) -> bytes:
-    return join(held.way(), name)
 
 
 # Recovery and restore
@@ -285,14 +281,12 @@ def settle_kept(held: Held, here: Sides | None) -> list[str]:
 
 
 def _open_inside(held: Held, name: Name, owned: ExitStack) -> Sides | None:
-    kernel = held.folder.store.kernel
     try:
-        fd = kernel.open_beneath(held.fd, name, _DIR)
+        return owned.enter_context(open_inside(held, name))
     except OSError as error:
         if error.errno not in _ABSENT:
             raise
         return None
-    return owned.enter_context(Sides(fd, open_shown_as(kernel, held.folder.store.mounted, _way(held, name), fd)))
 
 
 def missing(held: Held, tree: Fd) -> list[str]:

@@ -17,8 +17,9 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import Held, move
-from fusefs.store.gathered import drop_empty_tree, flush, open_tree, rmdir_at
+from fusefs.store.container import Held, move, open_inside
+from fusefs.store.gathered import drop_empty_tree, flush, rmdir_at
+from fusefs.store.layout import TREE
 from fusefs.store.recover import Origin, rescue_hoisted, retire_restored
 from fusefs.store.restore import Destination, Restored, restore, settle
 from fusefs.store.sides import Sides, between, wholly_beneath
@@ -56,7 +57,7 @@ def merge_back(held: Held, inside: RelPath | None) -> Restored:
             gone = _gone(held, origin, path, owned) if inside is None and origin else None
             left = Unmoved()
             if gone is None:
-                with open_tree(held) as tree:
+                with open_inside(held, TREE) as tree:
                     if inside is None:
                         left = _merge_all(kernel, held, tree, origin, path)
                     else:

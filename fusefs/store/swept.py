@@ -24,8 +24,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import Likeness, apply_likeness, make_like, read_likeness
 from fusefs.linux.mountinfo import below
 from fusefs.store.ballast import FOR_USER, with_room
-from fusefs.store.container import RECORD_NEW, Held, dissolve, move
-from fusefs.store.gathered import drop_empty_tree, drop_prepared, flush, making, open_tree, rmdir_at
+from fusefs.store.container import RECORD_NEW, Held, dissolve, move, open_inside
+from fusefs.store.gathered import drop_empty_tree, drop_prepared, flush, making, rmdir_at
 from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for
 from fusefs.store.pointers import add_pointer
@@ -211,7 +211,7 @@ def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> Sides:
     """The container's tree, on both sides if the directory that is swept is. Raises  OSError ESTALE if it can't be"""
     if scope.mounted_parent is None:
         return Sides(kernel.open_beneath(staged.held.fd, TREE, _DIR))
-    tree = open_tree(staged.held)
+    tree = open_inside(staged.held, TREE)
     if tree.mounted is None:
         tree.fd.close()
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), scope.path())
