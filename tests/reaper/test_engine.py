@@ -31,6 +31,7 @@ from tests.support.command import TRASHD, environment
 from tests.support.orphans import ids
 from tests.support.store import in_child, init, own, swap
 from tests.support.volumes import loop_volume
+from tests.support.workers import EndsWorkers
 
 pytestmark = pytest.mark.needs("root")
 
@@ -124,24 +125,11 @@ def drive(submit: Callable[..., object], fd: Fd) -> Report:
     return plan.report(paced=False, stopped=False)
 
 
-class DiesOnce:
-    """A gate that ends a forked worker before its n-th unlink; the process that made it never."""
-
-    def __init__(self, n: int) -> None:
-        self.left = n
-        self.pid = os.getpid()
-
-    def __call__(self, call: str) -> None:
-        self.left -= call == "unlink"
-        if self.left < 0 and os.getpid() != self.pid:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_workers_that_are_killed_cost_nothing_but_time(volume: Path) -> None:
     with container(volume) as (path, fd):
         for number in range(30):
             fill(path / "tree" / str(number), 2000)
-        report = remove_contents(Kernel(DiesOnce(5000)), fd, Wishes(n_workers=2))
+        report = remove_contents(Kernel(EndsWorkers(5000)), fd, Wishes(n_workers=2))
         assert (report.n_failed, report.stopped, os.listdir(path)) == (0, False, ["record.json"])
 
 

@@ -1,4 +1,4 @@
-"""Processes that do something for ever beside a test; an error of theirs is the test's."""
+"""Processes that do something for ever beside a test; an error of theirs is the test's. And who ends a crew's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 Work = Callable[[], None]
+
+
+class EndsWorkers:
+    """A gate that ends a forked worker before its n-th unlink; the process that made it never."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+        self.pid = os.getpid()
+
+    def __call__(self, call: str) -> None:
+        self.left -= call == "unlink"
+        if self.left < 0 and os.getpid() != self.pid:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import os
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -17,7 +16,7 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
-from tests.support.moving import AfterThe, Volumes, directories, fill, move, pass_a_tick, places, two_volumes
+from tests.support.moving import AfterThe, Volumes, fill, move, pass_a_tick, places
 from tests.support.store import (
     ActingAt,
     Before,
@@ -42,28 +41,6 @@ from tests.support.volumes import btrfs_subvolume, loop_volume, overlay_volume
 pytestmark = pytest.mark.needs("root", "loop")
 
 ALICE, MALLORY = 12001, 12666
-
-
-@pytest.fixture(scope="module")
-def _volumes() -> Iterator[Volumes]:
-    with two_volumes("ext4") as both:
-        yield both
-
-
-@pytest.fixture
-def volumes(_volumes: Volumes) -> Iterator[Volumes]:
-    yield from directories(*_volumes)
-
-
-@pytest.fixture(scope="module")
-def _quick() -> Iterator[Volumes]:
-    with two_volumes("tmpfs") as both:
-        yield both
-
-
-@pytest.fixture
-def quick(_quick: Volumes) -> Iterator[Volumes]:
-    yield from directories(*_quick)
 
 
 TREE: Spec = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
-from tests.support.moving import AfterThe, Volumes, directories, fill, move, pass_a_tick, places, two_volumes
+from tests.support.moving import AfterThe, Volumes, fill, move, pass_a_tick, places
 from tests.support.store import (
     Counting,
     DyingAt,
@@ -56,28 +55,6 @@ _CHANGING = frozenset(
     }
 )
 """Calls before which to die: between two of them nothing changes that has a name."""
-
-
-@pytest.fixture(scope="module")
-def _volumes() -> Iterator[Volumes]:
-    with two_volumes("ext4") as both:
-        yield both
-
-
-@pytest.fixture
-def volumes(_volumes: Volumes) -> Iterator[Volumes]:
-    yield from directories(*_volumes)
-
-
-@pytest.fixture(scope="module")
-def _quick() -> Iterator[Volumes]:
-    with two_volumes("tmpfs") as both:
-        yield both
-
-
-@pytest.fixture
-def quick(_quick: Volumes) -> Iterator[Volumes]:
-    yield from directories(*_quick)
 
 
 def test_a_full_target_keeps_the_original(volumes: Volumes) -> None:

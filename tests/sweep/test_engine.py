@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,24 +19,11 @@ from tests.support.printed import printed
 from tests.support.store import Counting, init
 from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
 from tests.support.tree import Symlink, deep_chain, make_tree
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
 LOGS = Selection(names=("*.log",))
 DIRECTORIES = Selection(types=frozenset("d"))
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with tmpfs_volume("256m") as path:
-        yield path
-
-
-@pytest.fixture
-def top(volume: Path) -> Path:
-    (volume / "top").mkdir()
-    return volume / "top"
 
 
 # What is chosen goes, and nothing else

@@ -32,18 +32,6 @@ DIRECTORIES = Selection(types=frozenset("d"))
 MALLORY = 12666
 
 
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with tmpfs_volume("256m") as path:
-        yield path
-
-
-@pytest.fixture
-def top(volume: Path) -> Path:
-    (volume / "top").mkdir()
-    return volume / "top"
-
-
 # What is in the way
 
 

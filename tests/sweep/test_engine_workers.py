@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,22 +18,11 @@ from tests.support.bulk import fill
 from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
 from tests.support.tree import Symlink, make_tree
 from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.workers import EndsWorkers
 
 pytestmark = pytest.mark.needs("root")
 
 LOGS = Selection(names=("*.log",))
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with tmpfs_volume("256m") as path:
-        yield path
-
-
-@pytest.fixture
-def top(volume: Path) -> Path:
-    (volume / "top").mkdir()
-    return volume / "top"
 
 
 # Workers
@@ -54,24 +42,11 @@ def test_workers_share_what_one_would_do(fs_type: str) -> None:
         assert names(top) == set()
 
 
-class DiesAt:
-    """A gate that ends a forked worker before its n-th unlink; the process that made it never."""
-
-    def __init__(self, n: int) -> None:
-        self.left = n
-        self.pid = os.getpid()
-
-    def __call__(self, call: str) -> None:
-        self.left -= call == "unlink"
-        if self.left < 0 and os.getpid() != self.pid:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_workers_that_are_killed_cost_nothing_but_time(top: Path) -> None:
     fill(top / "flat", 20_000)
     for n in range(10):
         fill(top / str(n), 500)
-    swept = sweep(top, EVERY_KIND, kernel=Kernel(DiesAt(6000)), n_workers=2)
+    swept = sweep(top, EVERY_KIND, kernel=Kernel(EndsWorkers(6000)), n_workers=2)
     assert (swept.sums.n_failed, names(top)) == (0, set())
 
 
