@@ -214,7 +214,7 @@ class Session:
                 order = self._narrowed(order)
                 nursery.start_soon(self._carry_out, user, deputy, order)
             deputy.lead(self._tick(nursery))
-            await self._wait(self.pacer.next_tick_s())
+            await self._wait(self.pacer.next_tick_s() if self._policy.paced else _TICK_S)
             now_s = boot_s()
             user.had_s, last_s = user.had_s + now_s - last_s, now_s
             for one in self._deputies.values():

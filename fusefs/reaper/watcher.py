@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
@@ -11,8 +12,11 @@ import trio
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import Event, Happened, open_inotify, read_events, unwatch, watch
 
-_BREATH_S = 0.02
+_BREATH_S, _LONGEST_BREATH_S = 0.02, 0.5
 """Between two readings: a user who creates and removes files all day must not keep the service busy."""
+_N_RESTS = 4
+"""Such a rest is so much longer than what this thread computed since the last one: however fast he is, and however
+slow the machine, his noise takes a fifth of a core at most."""
 
 Notice = Callable[[Event], None]
 
@@ -48,11 +52,14 @@ class Watcher:
 
     async def run(self) -> None:
         """Call back until cancelled. Checkpoint"""
+        before_s = time.thread_time()
         while True:
             await trio.lowlevel.wait_readable(self._inotify)
             for event in read_events(self._inotify):
                 self._tell(event)
-            await trio.sleep(_BREATH_S)
+            now_s = time.thread_time()
+            rest_s, before_s = _N_RESTS * (now_s - before_s), now_s
+            await trio.sleep(min(max(_BREATH_S, rest_s), _LONGEST_BREATH_S))
 
     def _tell(self, event: Event) -> None:
         if event.happened & Happened.OVERFLOW:

@@ -34,13 +34,14 @@ from tests.support.users import as_user
 pytestmark = pytest.mark.needs("root")
 
 LIMIT_S = 60.0
+RATE = 20.0  # of a clock that passes quickly; children have the real one
 IDLE_POLICY = 5  # SCHED_IDLE
 
 
 @asynccontextmanager
-async def deputy_of(uid: int, volume: Path) -> AsyncIterator[Deputy]:
+async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIterator[Deputy]:
     """A user's child on a volume, listened to and led at full speed."""
-    with trio.fail_after(LIMIT_S), Forker() as forker, open_volume(Kernel(), os.fsencode(volume)) as opened:
+    with trio.fail_after(limit_s), Forker() as forker, open_volume(Kernel(), os.fsencode(volume)) as opened:
         folder = opened.folder(uid)
         assert folder is not None
         with folder:
@@ -232,7 +233,7 @@ def lost_after(volume: Path, harm: Callable[[Deputy], Awaitable[None]]) -> str:
     large = large_in(volume)
 
     async def body() -> str:
-        async with deputy_of(0, volume) as deputy, trio.open_nursery() as nursery:
+        async with deputy_of(0, volume, LIMIT_S * RATE) as deputy, trio.open_nursery() as nursery:
             deputy.lead(Tempo(entries_per_s=2000))
 
             async def do() -> None:
@@ -242,11 +243,11 @@ def lost_after(volume: Path, harm: Callable[[Deputy], Awaitable[None]]) -> str:
             nursery.start_soon(do)
             with pytest.raises(DeputyLost) as caught:
                 await all_answers(deputy, reap(volume, large))
-        async with deputy_of(0, volume) as deputy:
+        async with deputy_of(0, volume, LIMIT_S * RATE) as deputy:
             await all_answers(deputy, reap(volume, large))
         return str(caught.value)
 
-    why = trio.run(body, clock=trio.testing.MockClock(rate=20.0))
+    why = trio.run(body, clock=trio.testing.MockClock(rate=RATE))
     assert ids(volume) == set()
     return why
 
@@ -259,6 +260,7 @@ async def kill(deputy: Deputy) -> None:
 async def stop(deputy: Deputy) -> None:
     """SIGSTOP, and what the service does every now and then."""
     os.kill(deputy.pid, signal.SIGSTOP)
+    await until(lambda: status_of(deputy.pid)["State"].startswith("T"))  # on a busy machine not at once
     while Path(f"/proc/{deputy.pid}").exists():
         await trio.sleep(SILENT_S)
         deputy.look_after()

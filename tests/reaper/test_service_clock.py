@@ -29,7 +29,6 @@ JUMP_S = 30 * DAY_S
 WATCHED_S = 100
 """So long ago the wall clock was what it had always been."""
 WEEK = Options(retention_s=7 * DAY_S)
-QUICK = "[defaults]\npaced = false\n"
 
 
 def remember(base: Path, ahead_s: int) -> None:
@@ -60,7 +59,7 @@ def test_ages_are_told_by_the_time_that_passed_and_not_by_the_clock(ahead_s: int
         new = orphan_in(volume, "new", WEEK).id
         asked = orphan_in(volume, "asked", EXPIRED).id
         remember(base, ahead_s)
-        with service(base, volume, config=QUICK) as running:
+        with service(base, volume) as running:
             running.until(lambda: is_gone(volume, old) and is_gone(volume, asked))
             status = running.until_phase(volume, Phase.IDLE)
             assert status.n_orphans == len([*young, new])
@@ -71,7 +70,7 @@ def test_without_a_memory_the_clock_is_believed() -> None:
     """What the tests above would see if the service did not care."""
     with tmpfs_store() as volume, places() as base:
         young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
-        with service(base, volume, config=QUICK) as running:
+        with service(base, volume) as running:
             running.until(lambda: is_gone(volume, young))
 
 
@@ -79,7 +78,7 @@ def test_an_orphan_from_the_future_gets_old_too() -> None:
     with tmpfs_store() as volume, places() as base:
         identifier = orphan_in(volume, "job", Options(retention_s=1)).id
         forge(place(volume, identifier) / "record.json", created_ns=time.time_ns() + JUMP_S * NS)
-        with service(base, volume, config=QUICK) as running:
+        with service(base, volume) as running:
             running.until(lambda: is_gone(volume, identifier))
 
 
@@ -88,20 +87,20 @@ def test_a_killed_service_leaves_what_it_knew_of_the_clock() -> None:
     with tmpfs_store() as volume, places() as base:
         young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
         remember(base, JUMP_S)
-        with service(base, volume, config=QUICK) as running:
+        with service(base, volume) as running:
             running.until_phase(volume, Phase.IDLE)
             running.kill()
         left = decode((base / "clock.json").read_bytes())
         assert left is not None
         assert [round(era.ahead_ns / NS / DAY_S) for era in left.eras] == [0, JUMP_S // DAY_S]
-        with service(base, volume, config=QUICK) as running:
+        with service(base, volume) as running:
             running.until_phase(volume, Phase.IDLE)
         assert not is_gone(volume, young)
 
 
 def test_a_first_service_that_is_killed_leaves_its_clock() -> None:
     with tmpfs_store() as volume, places() as base:
-        with service(base, volume, config=QUICK) as running:
+        with service(base, volume) as running:
             running.kill()
         left = decode((base / "clock.json").read_bytes())
         assert left is not None
@@ -113,5 +112,5 @@ def test_a_memory_that_is_not_understood_is_none(text: bytes) -> None:
     with tmpfs_store() as volume, places() as base:
         (base / "clock.json").write_bytes(text)
         identifier = orphan_in(volume, "job", EXPIRED).id
-        with service(base, volume, config=QUICK) as running:
+        with service(base, volume) as running:
             running.until(lambda: is_gone(volume, identifier))

@@ -27,8 +27,8 @@ from tests.reaper.test_deputy import all_answers, deputy_of
 from tests.reaper.test_service_hands import SLOWLY, child_of, signal_as, throw_large
 from tests.support.orphans import OTHER, orphan_of
 from tests.support.reapers import beside
-from tests.support.service import service
-from tests.support.shared import ALICE, MALLORY, QUICK, Shared, shared_volume
+from tests.support.service import QUICK, service
+from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
 from tests.support.store import own
 from tests.support.users import as_user
 
@@ -143,7 +143,7 @@ def test_forker_that_can_not_fork_says_why_and_lives(volume: Path) -> None:
 
 def test_all_that_was_reaped_is_told_when_the_service_is_stopped_in_the_middle(shared: Shared) -> None:
     thrown = [shared.throw(MALLORY, f"job{n}") for n in range(300)]
-    with service(shared.base, shared.volume, config=QUICK) as running:
+    with service(shared.base, shared.volume) as running:
         running.until(lambda: shared.is_gone(thrown[10]))
         running.stop()
         gone = set(filter(shared.is_gone, thrown))

@@ -21,13 +21,12 @@ from tests.support.brokenfs import broken_volume
 from tests.support.bulk import fill
 from tests.support.orphans import EXPIRED, orphan_in
 from tests.support.reapers import state_of
-from tests.support.service import Service, places, service
+from tests.support.service import QUICK, Service, places, service
 from tests.support.store import assert_silent, init, own, place, recover_all, swap, tmpfs_store
 from tests.support.volumes import full, loop_volume, mount_of, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(90)]
 
-QUICK = "[defaults]\npaced = false\n"
 SLOWLY = QUICK + 'max_rate = "300/s"\n'
 _EXT4_IOC_SHUTDOWN = 0x8004587D
 _WITHOUT_LOG = struct.pack("=I", 2)
@@ -76,7 +75,7 @@ def test_errors_in_many_orphans_give_the_volume_a_rest_and_the_reason_is_told() 
     with sound() as (well, base), broken_volume() as broken:
         init(broken.path)
         ids = [orphan_in(broken.path, f"job{n}", EXPIRED, {"unlink-a": "1"}).id for n in range(4)]
-        with service(base, broken.path, well, config=QUICK) as running:
+        with service(base, broken.path, well) as running:
             status = running.until_phase(broken.path, Phase.BROKEN)
             assert "Input/output error" in status.why
             assert "tried again" in status.why
@@ -128,7 +127,7 @@ def test_volume_that_is_read_only_for_a_while_is_served_afterwards() -> None:
     with sound() as (well, base), loop_volume("ext4", 64) as sick:
         init(sick)
         identifier = orphan_in(sick, "job", Options(retention_s=6)).id
-        with service(base, sick, well, config=QUICK) as running:
+        with service(base, sick, well) as running:
             running.until_phase(sick, Phase.IDLE)
             running.until(lambda: succeeds("mount", "-o", "remount,ro", sick))
             assert "Read-only file system" in running.until_phase(sick, Phase.BROKEN).why
@@ -168,7 +167,7 @@ def test_full_volume_is_reaped(filesystem: str) -> None:
     with served_small(filesystem) as (volume, _drop), places() as base:
         early = orphan_in(volume, "early", EXPIRED).id
         late = fill(volume / "late", 10)
-        with full(volume), service(base, volume, config=QUICK) as running:
+        with full(volume), service(base, volume) as running:
             running.until(lambda: is_gone(volume, early))
             thrown = swap(late, options=EXPIRED).id
             running.until(lambda: is_gone(volume, thrown))
@@ -179,7 +178,7 @@ def test_full_volume_is_reaped(filesystem: str) -> None:
 def test_what_could_not_be_taken_in_for_want_of_space_is_taken_in_later() -> None:
     with served_small("ext4") as (volume, drop), places() as base:
         dropped = [fill(volume / f"dropped{n}", 10) for n in range(3)]
-        with service(base, volume, config=QUICK) as running:
+        with service(base, volume) as running:
             with full(volume):
                 for one in dropped:
                     one.rename(drop / one.name)
@@ -271,7 +270,7 @@ def test_volume_that_hangs_in_the_middle_of_a_reap_holds_nothing_else_up() -> No
                 assert_served(running, well, "a")
                 assert_served(running, well, "b")
                 assert running.stop() < END_S
-        with service(base, hung.path, config=QUICK) as running:
+        with service(base, hung.path) as running:
             running.until(lambda: is_gone(hung.backing, large))
         assert_silent(hung.path)
 
@@ -280,7 +279,7 @@ def test_volume_that_hangs_in_the_middle_of_a_reap_holds_nothing_else_up() -> No
 def test_service_that_looks_for_volumes_ends_at_once_though_one_hangs() -> None:
     with sound() as (well, base), broken_volume() as hung:
         init(hung.path)
-        with service(base, hung.path, well, config=QUICK) as running:
+        with service(base, hung.path, well) as running:
             running.until_phase(hung.path, Phase.IDLE)
             with hanging(daemon_of(hung.path)):
                 running.process.send_signal(signal.SIGHUP)
@@ -293,7 +292,7 @@ def test_store_of_a_volume_that_is_gone_is_no_trouble() -> None:
     with sound() as (well, base), tmpfs_volume() as leaves:
         init(leaves)
         kept = orphan_in(leaves, "job").id
-        with service(base, leaves, well, config=QUICK) as running:
+        with service(base, leaves, well) as running:
             running.until_phase(leaves, Phase.IDLE)
             assert state_of(leaves, kept) is not None
             assert place(leaves, kept).exists()

@@ -21,8 +21,8 @@ from tests.support.bulk import fill
 from tests.support.canary import unmount_below
 from tests.support.orphans import EXPIRED
 from tests.support.reapers import beside
-from tests.support.service import Service
-from tests.support.shared import ALICE, MALLORY, QUICK, Shared, shared_volume
+from tests.support.service import QUICK, Service
+from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
 from tests.support.silent import silent_fuse
 from tests.support.store import assert_silent, recover_all, swap
 from tests.support.tree import Dir, make_tree
@@ -94,7 +94,8 @@ def test_a_stopped_child_holds_nobody_up_and_is_replaced(shared: Shared) -> None
         assert stopped is not None
         signal_as(MALLORY, stopped, signal.SIGSTOP)
         alices = shared.throw(ALICE)
-        running.until(lambda: shared.is_gone(alices), 3)
+        running.until(lambda: shared.is_gone(alices))
+        assert n_lost(shared) == 0, "she waited until it was replaced"
         running.until(lambda: child_of(running, MALLORY) not in (None, stopped))
         assert n_lost(shared) == 1
         (shared.base / "config.toml").write_text(f'audit = "{shared.base}/audit"\n{QUICK}')
@@ -113,6 +114,14 @@ def test_what_a_stopped_child_was_told_is_told_to_the_next(shared: Shared) -> No
         as_user(MALLORY, lambda: fill(shared.home(MALLORY) / "d", 1).rename(shared.folder(MALLORY) / "drop/d"))
         running.until(lambda: shared.is_gone(second))
         running.until(lambda: not any((shared.folder(MALLORY) / "drop").iterdir()))
+
+
+def test_the_service_computes_next_to_nothing_while_a_child_works(shared: Shared) -> None:
+    large = throw_large(shared, ALICE)
+    with shared.served(SLOWLY) as running:
+        running.until(lambda: shared.is_in(large, "reaping"))
+        assert any(share_of_a_core(running, 0.5) < CPU_MOST / 2 for _ in range(3))
+        assert shared.is_in(large, "reaping")
 
 
 def test_a_child_killed_again_and_again_is_replaced_ever_more_seldom(shared: Shared) -> None:
@@ -281,9 +290,8 @@ def busy(shared: Shared) -> Callable[[Callable[[int], None]], None]:
 
         with shared.served() as running, beside(by_mallory) as n_done:
             large = throw_large(shared, ALICE, 20_000)
-            began, used_s, n_before = time.monotonic(), cpu_s(running.process.pid), n_done()
-            running.until(lambda: time.monotonic() > began + 2)
-            share = (cpu_s(running.process.pid) - used_s) / (time.monotonic() - began)
+            n_before = n_done()
+            share = share_of_a_core(running, 2.0)
             assert n_done() > n_before
             running.until(lambda: shared.is_gone(large))
             alices = shared.throw(ALICE)
@@ -292,6 +300,13 @@ def busy(shared: Shared) -> Callable[[Callable[[int], None]], None]:
         assert share < CPU_MOST
 
     return measure
+
+
+def share_of_a_core(running: Service, seconds: float) -> float:
+    """What the service's own process computes, for so long from now on."""
+    began, used_s = time.monotonic(), cpu_s(running.process.pid)
+    running.until(lambda: time.monotonic() > began + seconds)
+    return (cpu_s(running.process.pid) - used_s) / (time.monotonic() - began)
 
 
 def cpu_s(pid: int) -> float:

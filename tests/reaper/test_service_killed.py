@@ -34,7 +34,6 @@ N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "12")) // len(FILESYSTEMS)
 USERS = (0, 12001, 12002)
 _LONGEST_S = 0.7
 """Between two kills."""
-CONFIG = "[defaults]\npaced = false\n"
 
 
 class Killer:
@@ -88,11 +87,11 @@ def test_service_killed_at_any_time_loses_nothing_and_touches_nothing_outside(fi
             traffic(volume, USERS, filesystem) as people,
         ):
             while killer.n_hits.total() < N_KILLS:
-                with service(base, volume, config=CONFIG) as running:
+                with service(base, volume) as running:
                     while killer.n_hits.total() < N_KILLS and not killer.hit(running):
                         canary.assert_untouched()
             ledgers = people.stop()
-            with service(base, volume, config=CONFIG) as running:
+            with service(base, volume) as running:
                 running.until(people.is_settled)
                 running.stop()
             people.assert_nothing_lost(but=[identifier])

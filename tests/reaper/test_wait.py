@@ -31,13 +31,18 @@ pytestmark = pytest.mark.needs("root", "loop")
 
 MIB = 1 << 20
 SIZE = 8 * MIB
-SPEC: Spec = {"held": os.urandom(SIZE), "sub": {f"{i}": os.urandom(20_000) for i in range(200)}}
 FILESYSTEMS = [
     "tmpfs",
     "ext4",
     pytest.param("xfs", marks=pytest.mark.needs("xfs")),
     pytest.param("btrfs", marks=pytest.mark.needs("btrfs")),
 ]
+
+
+def make_job(volume: Path) -> Path:
+    """A directory with a large file, `held`, and small ones; of new bytes, for kept ones make every fork dearer."""
+    spec: Spec = {"held": os.urandom(SIZE), "sub": {f"{i}": os.urandom(20_000) for i in range(200)}}
+    return make_tree(volume / "job", spec)
 
 
 @contextmanager
@@ -115,7 +120,7 @@ def is_about(n_bytes: int, expected: int, of: int) -> bool:
 @pytest.mark.parametrize("fs_type", FILESYSTEMS)
 def test_the_space_comes_back(fs_type: str) -> None:
     with volume_of(fs_type) as volume:
-        gone = reap_counted(volume, make_tree(volume / "job", SPEC))
+        gone = reap_counted(volume, make_job(volume))
         waited = gone.wait(volume)
         assert gone.survey.n_bytes >= SIZE + 200 * 20_000
         assert (waited.is_complete, waited.reasons) == (True, ())
@@ -128,7 +133,7 @@ def test_the_space_comes_back(fs_type: str) -> None:
 @pytest.mark.parametrize("fs_type", FILESYSTEMS)
 def test_who_has_a_deleted_file_open_is_named_with_its_bytes(fs_type: str) -> None:
     with volume_of(fs_type) as volume:
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         with holder(job / "held") as process:
             gone = reap_counted(volume, job)
             waited = gone.wait(volume)
@@ -143,7 +148,7 @@ def test_who_has_a_deleted_file_open_is_named_with_its_bytes(fs_type: str) -> No
 
 def test_a_file_that_several_have_counts_once_and_all_are_named() -> None:
     with volume_of("ext4") as volume:
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         with holder(job / "held") as one, holder(job / "held") as other:
             waited = reap_counted(volume, job).wait(volume)
             assert sorted(reason.n_bytes for reason in waited.reasons) == [0, SIZE]
@@ -185,7 +190,7 @@ def mapper(path: Path, uid: int) -> Iterator[int]:
 @pytest.mark.parametrize("uid", [0, OTHER])
 def test_a_file_that_is_only_mapped_is_found_too(fs_type: str, uid: int) -> None:
     with volume_of(fs_type) as volume:
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         with mapper(job / "held", uid) as pid:
             gone = reap_counted(volume, job)
             waited = as_user(uid, partial(gone.wait, volume)) if uid else gone.wait(volume)
@@ -196,7 +201,7 @@ def test_a_file_that_is_only_mapped_is_found_too(fs_type: str, uid: int) -> None
 
 def test_a_user_is_told_that_root_would_see_more() -> None:
     with volume_of("ext4") as volume:
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         with holder(job / "held"):
             gone = reap_counted(volume, job)
             waited = as_user(OTHER, partial(gone.wait, volume, patience_s=0))
@@ -208,7 +213,7 @@ def test_a_user_is_told_that_root_would_see_more() -> None:
 
 def test_deleted_files_that_were_none_of_the_tree_are_not_blamed() -> None:
     with volume_of("ext4") as volume, holding_deleted(volume / "else"):
-        gone = reap_counted(volume, make_tree(volume / "job", SPEC))
+        gone = reap_counted(volume, make_job(volume))
         (volume / "written").write_bytes(os.urandom(SIZE))
         os.sync()
         waited = gone.wait(volume, patience_s=0)
@@ -231,7 +236,7 @@ def holding_deleted(path: Path) -> Iterator[None]:
 @pytest.mark.timeout(30)
 def test_a_mount_that_never_answers_holds_nobody_who_looks_for_holders() -> None:
     with volume_of("ext4") as volume:
-        gone = reap_counted(volume, make_tree(volume / "job", SPEC))
+        gone = reap_counted(volume, make_job(volume))
         (volume / "written").write_bytes(os.urandom(SIZE))
         mounted = volume / str(gone.id) / "looks like a file (deleted)"
         mounted.mkdir(parents=True)
@@ -246,7 +251,7 @@ def test_a_mount_that_never_answers_holds_nobody_who_looks_for_holders() -> None
 
 def test_a_hard_link_outside_is_a_reason() -> None:
     with volume_of("ext4") as volume:
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         os.link(job / "held", volume / "outside")
         waited = reap_counted(volume, job).wait(volume)
         assert [(reason.kind, reason.n_bytes) for reason in waited.reasons] == [(Kind.LINKS, SIZE)]
@@ -256,7 +261,7 @@ def test_a_hard_link_outside_is_a_reason() -> None:
 @pytest.mark.needs("btrfs")
 def test_a_snapshot_is_a_reason() -> None:
     with volume_of("btrfs") as volume:
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         subprocess.run(["btrfs", "subvolume", "snapshot", volume, volume / "snapshot"], check=True, capture_output=True)
         gone = reap_counted(volume, job)
         waited = gone.wait(volume, patience_s=0)
@@ -269,7 +274,7 @@ def test_a_snapshot_that_goes_meanwhile_gives_the_space() -> None:
     """btrfs frees it in the background: some commits later."""
     with loop_volume("btrfs", 200, mount_options=["commit=1"]) as volume:
         init(volume)
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         snapshot = volume / "snapshot"
         subprocess.run(["btrfs", "subvolume", "snapshot", volume, snapshot], check=True, capture_output=True)
         gone = reap_counted(volume, job)
@@ -280,7 +285,7 @@ def test_a_snapshot_that_goes_meanwhile_gives_the_space() -> None:
 @pytest.mark.needs("xfs")
 def test_a_reflink_is_a_reason() -> None:
     with volume_of("xfs") as volume:
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         subprocess.run(["cp", "--reflink=always", job / "held", volume / "copy"], check=True)
         gone = reap_counted(volume, job)
         assert gone.survey.shared_bytes == SIZE
@@ -293,7 +298,7 @@ def test_a_reflink_is_a_reason() -> None:
 @pytest.mark.needs("xfs")
 def test_files_that_share_only_with_each_other_come_back_whole() -> None:
     with volume_of("xfs") as volume:
-        job = make_tree(volume / "job", SPEC)
+        job = make_job(volume)
         subprocess.run(["cp", "--reflink=always", job / "held", job / "copy"], check=True)
         gone = reap_counted(volume, job)
         assert gone.survey.shared_bytes == 2 * SIZE
@@ -305,7 +310,7 @@ def test_files_that_share_only_with_each_other_come_back_whole() -> None:
 
 def test_what_lies_in_quarantine_is_a_reason() -> None:
     with volume_of("ext4") as volume:
-        gone = reap_counted(volume, make_tree(volume / "job", SPEC), lambda tree: set_flags(tree / "held", IMMUTABLE))
+        gone = reap_counted(volume, make_job(volume), lambda tree: set_flags(tree / "held", IMMUTABLE))
         (container,) = volume.glob(".trashd/u/*/quarantine/*")
         kernel = Kernel()
         with kernel.open_path(raw(container), os.O_RDONLY) as fd:

@@ -106,8 +106,8 @@ def test_source_and_options_come_from_the_mounts_own_file(system: System) -> Non
 def test_the_journal_has_its_words_with_their_priority(system: System) -> None:
     served(system, "logged")
     system.systemctl("stop", "trashd-mount@srv-logged")
-    (entry,) = system.journal("_SYSTEMD_UNIT=trashd-mount@srv-logged.service", "SYSLOG_IDENTIFIER=trashd")
-    assert (entry["MESSAGE"], entry["PRIORITY"]) == ("/srv/logged: stopping", "6")
+    entries = system.journal("_SYSTEMD_UNIT=trashd-mount@srv-logged.service", "SYSLOG_IDENTIFIER=trashd")
+    assert (entries[-1]["MESSAGE"], entries[-1]["PRIORITY"]) == ("/srv/logged: stopping", "6")
 
 
 def test_stop_unmounts(system: System) -> None:
