@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import click
@@ -85,6 +86,19 @@ paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, 
 null_option: Decorator = click.option(
     "-0", "--null", is_flag=True, help="Read more paths from standard input, separated by NUL (find -print0)."
 )
+
+_TEMPO_OPTIONS: tuple[Decorator, ...] = (
+    click.option("--max-rate", type=Rate(), metavar="N/s", help="At most N entries a second."),
+    click.option("--max-bytes", type=Rate(), metavar="N/s", help="At most N bytes a second (K, M, G: powers of 1024)."),
+    click.option(
+        "--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does."
+    ),
+)
+
+
+def tempo_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How fast it may go: `max_rate`, `max_bytes` and `paced`."""
+    return reduce(lambda decorated, option: option(decorated), reversed(_TEMPO_OPTIONS), command)
 
 
 def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import PathBytes, Rate, json_option
+from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.planning import Telling
 from fusefs.cli.stop import Stop
 from fusefs.cli.swepttext import counted
@@ -27,11 +27,7 @@ from fusefs.linux.planfiles import load_plan, plan_dir
 @click.argument("files", type=PathBytes(), nargs=-1, metavar="[FILE]…")
 @click.option("--run", "runs", is_flag=True, help="Do it. Without it nothing is touched.")
 @click.option("--check", "checks", is_flag=True, help="Only say what is wrong in the rules.")
-@click.option("--max-rate", type=Rate(), metavar="N/s", help="Take at most N entries a second.")
-@click.option(
-    "--max-bytes", type=Rate(), metavar="N/s", help="Free at most N bytes a second (K, M, G: powers of 1024)."
-)
-@click.option("--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does.")
+@tempo_options
 @json_option
 def command(
     files: tuple[bytes, ...],

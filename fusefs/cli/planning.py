@@ -82,11 +82,12 @@ class Telling:
             self._codes.append(output.failed(told.error, as_json=self._as_json))
             return
         if self._as_json:
-            fields = {"lists": output.plain(told.directory), "n_users": told.n_users, "n_entries": told.n_entries}
-            output.as_json(fields)
+            counts = {"n_users": told.n_users, "n_entries": told.n_entries, "is_whole": told.is_whole}
+            output.as_json({"lists": output.plain(told.directory), **counts})
             return
         what = f"{counted(told.n_users, 'list')} of {counted(told.n_entries, 'path')}"
-        print(f"{printable(told.directory)}: {what}{'' if self._runs else ' would be written'}")
+        lacking = "" if told.is_whole else "; not complete: not all could be looked at"
+        print(f"{printable(told.directory)}: {what}{'' if self._runs else ' would be written'}{lacking}")
 
 
 def _action(rule: Rule) -> str:

@@ -8,7 +8,7 @@ import time
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import Rate, json_option, volume_option
+from fusefs.cli.options import json_option, tempo_options, volume_option
 from fusefs.cli.reaping import How, reap_all
 from fusefs.core.budget import Tempo
 from fusefs.core.errors import Incomplete, TrashdError, UsageError
@@ -32,11 +32,7 @@ _MOST_THREADS = 64
     metavar="N",
     help="Work on so many directories at a time; default: what is fastest on the filesystem.",
 )
-@click.option("--max-rate", type=Rate(), metavar="N/s", help="Remove at most N entries a second.")
-@click.option(
-    "--max-bytes", type=Rate(), metavar="N/s", help="Free at most N bytes a second (K, M, G: powers of 1024)."
-)
-@click.option("--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does.")
+@tempo_options
 @click.option("--count", "counts", is_flag=True, help="Count first, so that the progress bar knows the end.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until the space has come back, or say what keeps it.")
 @volume_option

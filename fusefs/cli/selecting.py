@@ -18,6 +18,7 @@ from fusefs.core.criteria import (
     check_name,
     check_path,
     check_regex,
+    common_depths,
     common_types,
     parse_depths,
     parse_size_bound,
@@ -78,26 +79,40 @@ class Typed(NamedTuple):
     sizes: tuple[SizeBound, ...]
     older: tuple[str, ...]
     newer: tuple[str, ...]
-    by: Field
+    by: tuple[Field, ...]
     uids: tuple[int, ...]
     gids: tuple[int, ...]
     empty: bool
-    depths: tuple[int, int | None]
+    depths: tuple[tuple[int, int | None], ...]
 
     def selection(self, kernel: Kernel) -> Selection:
         """The selection. Raises  UsageError; NotFound for a file whose time was meant"""
         now_ns = kernel.now_ns()
-        least, most = self.depths
+        by = self._by()
         try:
-            times = [TimeBound(self.by, before_ns=_when(kernel, text, self.by, now_ns)) for text in self.older]
-            times += [TimeBound(self.by, after_ns=_when(kernel, text, self.by, now_ns)) for text in self.newer]
+            times = [TimeBound(by, before_ns=_when(kernel, text, by, now_ns)) for text in self.older]
+            times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in self.newer]
             types = common_types(self.types)
+            least, most = common_depths(self.depths)
         except ValueError as error:
             raise UsageError(str(error)) from error
         return Selection(
             self.names, self.inames, self.paths, self.regexes, self.excludes, types, self.sizes, tuple(times),
             self.uids, self.gids, self.empty, least, most,
         )  # fmt: skip
+
+    def _by(self) -> Field:
+        """The time that is meant. Raises  UsageError if nothing is asked of it, or if several are meant"""
+        if self.by and not (self.older or self.newer):
+            raise UsageError("--by without --older or --newer", "it says which time of a file they mean")
+        match tuple(dict.fromkeys(self.by)):
+            case ():
+                return "mtime"
+            case (field,):
+                return field
+            case fields:
+                hint = "all times of one sweep are the same; of what one prints, the next may choose: --print0, -0"
+                raise UsageError(" with ".join(f"--by {field}" for field in fields), hint)
 
 
 def _when(kernel: Kernel, text: str, field: Field, now_ns: int) -> int:
@@ -132,13 +147,13 @@ _OPTIONS: Sequence[Decorator] = (
     _many("--size", "sizes", Read("size", parse_size_bound), "[+-]N[KMGT]", "Larger, smaller, exactly so many bytes."),
     click.option("--older", multiple=True, metavar="WHEN", help="Before WHEN: 7d, 2026-11-01, @SECONDS, ./FILE."),
     click.option("--newer", multiple=True, metavar="WHEN", help="After WHEN."),
-    click.option("--by", type=click.Choice(get_args(Field)), default="mtime", help="The time that is meant (mtime)."),
+    _many("--by", "by", click.Choice(get_args(Field)), "|".join(get_args(Field)), "The time that is meant (mtime)."),
     _many("--user", "uids", Read("user", _uid), "USER", "Owned by that user, a name or number."),
     _many("--group", "gids", Read("group", _gid), "GROUP", "Of that group."),
     click.option("--empty", is_flag=True, help="Empty files and directories."),
-    click.option(
-        "--depth", "depths", type=Read("depth", parse_depths), default="1..", metavar="N|A..B",
-        help="At most N levels below DIR, or from A to B; its own entries are at 1.",
+    _many(
+        "--depth", "depths", Read("depth", parse_depths), "N|A..B",
+        "At most N levels below DIR, or from A to B; its own entries are at 1.",
     ),
     _many(
         "--exclude", "excludes", Read("glob", check_exclude), "GLOB",

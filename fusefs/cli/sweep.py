@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fusefs.cli.options import Duration, Note, PathBytes, Rate, json_option
+from fusefs.cli.options import Duration, Note, PathBytes, json_option, tempo_options
 from fusefs.cli.selecting import selection_options, typed
 from fusefs.cli.sweeping import Asked, sweep
 from fusefs.core.errors import UsageError
@@ -19,7 +19,11 @@ _MOST_WORKERS = 64
 @click.argument("directory", type=PathBytes(), metavar="DIR")
 @selection_options
 @click.option(
-    "--from", "source", type=PathBytes(), metavar="FILE", help="Only the paths in a list (-: standard input)."
+    "--from",
+    "source",
+    type=PathBytes(),
+    metavar="FILE",
+    help="Only the paths in a list (-: standard input), as find tells them from here.",
 )
 @click.option("-0", "--null", is_flag=True, help="Its names end with NUL (find -print0), not with a newline.")
 @click.option("--delete", is_flag=True, help="Delete the matches for good; directories only if they are empty.")
@@ -50,15 +54,13 @@ _MOST_WORKERS = 64
     metavar="N",
     help="Work on so many directories at a time; default: what is fastest on the filesystem.",
 )
-@click.option("--max-rate", type=Rate(), metavar="N/s", help="Act on at most N matches a second.")
-@click.option("--max-bytes", type=Rate(), metavar="N/s", help="The same for their bytes (K, M, G: powers of 1024).")
-@click.option("--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does.")
+@tempo_options
 @json_option
 def command(directory: bytes, **options: Any) -> int:
     """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
 
     All that is told must hold, as with find. DIR itself is never chosen, a link is never followed, and what is mounted
-    below DIR is not entered. After Ctrl-C, or however it ended, the same command does the rest.
+    below DIR is neither entered nor taken. After Ctrl-C, or however it ended, the same command does the rest.
 
     \b
     Examples:

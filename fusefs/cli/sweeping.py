@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -112,20 +112,19 @@ class Asked(NamedTuple):
 
 def sweep(kernel: Kernel, asked: Asked) -> int:
     """Do what a command line asks for; the exit code."""
-    with Stop() as stop, _names(kernel, asked) as names:
+    with _names(kernel, asked) as names:
         if asked.limit is not None and not asked.yes and not asked.dry:
             names = None if names is None else list(names)
-            _confirm(kernel, asked, asked.limit, names, stop)
-        if stop():
-            return stop.exit_code()
-        swept = _run(kernel, asked, names, stop, counts=asked.dry)
-        if not asked.prints_any():
-            _tell(asked, swept)
-        if stop():
-            return stop.exit_code()
+            _confirm(kernel, asked, asked.limit, names)
+        with Stop() as stop:
+            swept = _run(kernel, asked, names, stop, counts=asked.dry)
+            _tell_beside(swept) if asked.prints_any() else _tell(asked, swept)
+            if stop():
+                return stop.exit_code()
     if swept.warnings:
         return Unsettled.exit_code
-    return Incomplete.exit_code if swept.sums.n_failed or swept.is_limited or swept.is_stopped else 0
+    is_short = swept.sums.n_failed or swept.sums.n_missing or swept.is_limited or swept.is_stopped
+    return Incomplete.exit_code if is_short else 0
 
 
 @contextmanager
@@ -152,8 +151,10 @@ def _begun(names: Iterator[bytes], source: bytes) -> Iterator[bytes]:
     """The same as absolute paths, the first one read: what is no list at all is refused before anything is touched."""
     try:
         first = next(names, None)
-    except OSError as error:
-        raise from_os(error, source) from error
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise from_os(error.__cause__, source) from error
+        raise
     if first is None:
         return iter(())
     here = os.getcwdb()
@@ -167,10 +168,14 @@ def _from(here: bytes, name: bytes) -> bytes:
     return os.path.join(here, name)
 
 
-def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | None, stop: Stop) -> None:
-    """Ask whether so many are meant. Raises  Refused if they aren't, or if nobody is there to ask"""
-    found = _run(kernel, asked, names, stop, counts=True)
-    if found.sums.n_done <= limit or stop():
+def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | None) -> None:
+    """Ask whether so many are meant.
+
+    Ctrl-C ends it at once, as nothing was begun: a question that waits for its answer can't come to a clean end.
+    Raises  Refused if they aren't, or if nobody is there to ask
+    """
+    found = _run(kernel, asked, names, _never, counts=True)
+    if found.sums.n_done <= limit:
         return
     size = format_size(found.sums.n_bytes)
     what = f"{swepttext.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
@@ -180,7 +185,13 @@ def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | 
         raise Refused("nothing was touched")
 
 
-def _run(kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stop: Stop, *, counts: bool) -> Swept:
+def _never() -> bool:
+    return False
+
+
+def _run(
+    kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stops: Callable[[], bool], *, counts: bool
+) -> Swept:
     from fusefs.reaper.paced import led_in
     from fusefs.sweep.request import Request, ToCount, Wishes
     from fusefs.sweep.run import run
@@ -190,7 +201,7 @@ def _run(kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stop: Stop
         asked.directory, asked.selection, ToCount(act) if counts else act, asked.most, names, asked.n_workers
     )
     if counts or asked.prints_any():
-        return run(kernel, request, Wishes(stops=stop))
+        return run(kernel, request, Wishes(stops=stops))
     tempo = Tempo(asked.max_rate, asked.max_bytes)
     with (
         _opened(kernel, asked.directory) as fd,
@@ -204,7 +215,7 @@ def _run(kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stop: Stop
             shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
             before = sums
 
-        return run(kernel, request, Wishes(leads, progress, stop))
+        return run(kernel, request, Wishes(leads, progress, stops))
 
 
 def _opened(kernel: Kernel, directory: bytes) -> Fd:
@@ -229,6 +240,12 @@ def _act(asked: Asked) -> Any:
     from fusefs.store.stage import Options
 
     return ToTrash(Options(DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for, asked.note))
+
+
+def _tell_beside(swept: Swept) -> None:
+    """What standard output has no place for: there are the matches, and nothing else."""
+    for line in swepttext.beside(swept):
+        print(f"trashd: {line}", file=sys.stderr)
 
 
 def _tell(asked: Asked, swept: Swept) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from fusefs.cli import output
 from fusefs.core.names import printable
+from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
-from fusefs.core.swept import Match, Swept
+from fusefs.core.swept import OUTSIDE, Match, Swept
 
 _TOLD = 10
 _LAST_DAY = "after 9999"
@@ -42,7 +43,7 @@ def told(swept: Swept, did: str) -> Iterator[str]:
 
 def _sum(swept: Swept, did: str) -> str:
     sums = swept.sums
-    if not (sums.n_matched or sums.n_vanished or swept.is_limited):
+    if not (sums.n_matched or sums.n_vanished or swept.is_limited or swept.is_stopped):
         return "nothing matches"
     size = f" ({format_size(sums.n_bytes)})" if swept.looks else ""
     inside = f", with {counted(sums.n_inside, 'entry', 'entries')} in them" if sums.n_inside else ""
@@ -52,10 +53,14 @@ def _sum(swept: Swept, did: str) -> str:
 
 def beside(swept: Swept) -> Iterator[str]:
     """What is to be known beside the count."""
-    failed = [f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}" for one in swept.failures]
-    yield from _first(failed, swept.sums.n_failed)
+    yield from _first([_failed(one) for one in swept.failures], swept.sums.n_failed)
     spared = [f"left: {printable(one.name) or '.'} ({one.why})" for one in swept.spared]
     yield from _first(spared, swept.sums.n_spared)
+    if swept.sums.n_missing:
+        is_one = swept.sums.n_missing == 1
+        yield f"{counted(swept.sums.n_missing, 'path')} of the list {'is' if is_one else 'are'} not there"
+    if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == OUTSIDE for one in swept.failures)):
+        yield "hint: none of the list was found; its paths are relative to where you are, as find tells them from there"
     if swept.sums.n_mounts:
         yield f"not entered: {counted(swept.sums.n_mounts, 'mount')}"
     if swept.is_limited:
@@ -64,6 +69,12 @@ def beside(swept: Swept) -> Iterator[str]:
         yield f"stopped: {swept.why}"
     elif swept.is_stopped:
         yield "stopped; the same command does the rest"
+
+
+def _failed(one: Failure) -> str:
+    if one.call == OUTSIDE:
+        return f"{one.call}: {printable(one.name)}"
+    return f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}"
 
 
 def _first(lines: Sequence[str], count: int) -> Iterator[str]:

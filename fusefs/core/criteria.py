@@ -107,6 +107,19 @@ def parse_size_bound(text: str) -> SizeBound:
     return SizeBound(most=size - 1) if sign else SizeBound(size, size)
 
 
+def common_depths(several: Iterable[tuple[int, int | None]]) -> tuple[int, int | None]:
+    """The levels that all of several ranges have; without any, all levels.
+
+    Raises  ValueError if they have none in common: nothing would be chosen
+    """
+    ranges = list(several)
+    least = max((one for one, _most in ranges), default=1)
+    most = min((most for _least, most in ranges if most is not None), default=None)
+    if most is not None and most < least:
+        raise ValueError(f"no depth is at least {least} and at most {most}: write one range, as in {most}..{least}")
+    return least, most
+
+
 def parse_depths(text: str) -> tuple[int, int | None]:
     """The least and the most levels below the directory, from `3` (at most), `2..3`, `2..` or `..3`.
 

@@ -26,12 +26,16 @@ class NotDone(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """The purge lists in one directory, as they are now; with an error as they were."""
+    """The purge lists in one directory, as they are now; with an error as they were.
+
+    is_whole  otherwise they lack what could not be looked at, and say so
+    """
 
     directory: bytes
     n_users: int
     n_entries: int
     error: TrashdError | None = None
+    is_whole: bool = True
 
 
 Told = Done | NotDone | Listed

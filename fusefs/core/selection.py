@@ -84,16 +84,18 @@ class Stat(Protocol):
     def st_ctime_ns(self) -> int: ...
 
 
-_Check = Callable[[Stat, int | None], bool]
+Check = Callable[[Stat, int | None], bool]
 
 
 class Matcher:
     """A selection, ready to be asked often; one for each process. Names and paths are as os.fsdecode has them.
 
     needs_stat       names and kinds don't tell all: ask `takes`
-    needs_btime      give it the birth time too
     needs_emptiness  a directory that is chosen must have no entry: its reader looks
     types            the kinds that are meant, all of them named
+    takes            whether an entry is chosen, as far as its stat tells: size, times, owner; not: of a directory if
+                     empty. With its birth time; None or 0: the filesystem has none, and nothing that asks for it
+                     takes the entry
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -107,11 +109,11 @@ class Matcher:
         self._pruned_name = _any([matches for text, matches in pruned if "/" not in text])
         self._pruned_path = _any([matches for text, matches in pruned if "/" in text])
         self._min_depth, self._max_depth = selection.min_depth, selection.max_depth
-        self._checks = _checks(selection)
+        checks = _checks(selection)
+        self.takes: Check = _every(checks)
         self.types = _types(selection)
         self.needs_emptiness = selection.empty and "d" in self.types
-        self.needs_btime = any(bound.field == "btime" for bound in selection.times)
-        self.needs_stat = bool(self._checks) and not (self._checks == [_is_empty] and self.types <= DIRECTORY)
+        self.needs_stat = bool(checks) and not (checks == [_is_empty] and self.types <= DIRECTORY)
 
     def names_in(self, upper: str) -> Matches | None:
         """What says which names in a directory are chosen, as far as names tell; None: all.
@@ -131,16 +133,6 @@ class Matcher:
     def goes_below(self, depth: int) -> bool:
         """Whether any entries are meant that are deeper than a depth."""
         return self._max_depth is None or depth < self._max_depth
-
-    def takes(self, st: Stat, btime_ns: int | None = None) -> bool:
-        """Whether an entry is chosen, as far as its stat tells: kind, size, times, owner; not: of a directory if empty.
-
-        btime_ns  None or 0: the filesystem has none; then nothing that asks for it takes the entry
-        """
-        for check in self._checks:  # noqa: SIM110  a generator takes three times as long
-            if not check(st, btime_ns):
-                return False
-        return True
 
 
 def _whole(pattern: re.Pattern[str]) -> Matches:
@@ -189,9 +181,9 @@ def _types(selection: Selection) -> frozenset[str]:
     return (selection.types or _ALL) & frozenset("fd")
 
 
-def _checks(selection: Selection) -> list[_Check]:
+def _checks(selection: Selection) -> list[Check]:
     """What a stat must hold; all bounds of a kind as one."""
-    checks: list[_Check] = []
+    checks: list[Check] = []
     if selection.sizes:
         checks.append(_is_sized(selection.sizes))
     for field in ("mtime", "atime", "ctime", "btime"):
@@ -207,13 +199,27 @@ def _checks(selection: Selection) -> list[_Check]:
     return checks
 
 
-def _is_sized(bounds: Sequence[SizeBound]) -> _Check:
+def _every(checks: Sequence[Check]) -> Check:
+    """That all hold."""
+    if len(checks) == 1:
+        return checks[0]
+
+    def hold(st: Stat, btime_ns: int | None = None) -> bool:
+        for check in checks:  # noqa: SIM110  a generator takes three times as long
+            if not check(st, btime_ns):
+                return False
+        return True
+
+    return hold
+
+
+def _is_sized(bounds: Sequence[SizeBound]) -> Check:
     least = max(bound.least for bound in bounds)
     most = min((bound.most for bound in bounds if bound.most is not None), default=_FOREVER)
     return lambda st, _btime_ns: least <= st.st_size <= most
 
 
-def _is_timed(name: str, bounds: Sequence[TimeBound]) -> _Check:
+def _is_timed(name: str, bounds: Sequence[TimeBound]) -> Check:
     after_ns = max((bound.after_ns for bound in bounds if bound.after_ns is not None), default=-_FOREVER)
     before_ns = min((bound.before_ns for bound in bounds if bound.before_ns is not None), default=_FOREVER)
     if name == "st_btime_ns":

@@ -7,12 +7,16 @@ from typing import NamedTuple
 from fusefs.core.names import ContainerId
 from fusefs.core.record import Failure
 
+OUTSIDE = "outside of the directory"
+"""What failures name as their call for a listed path that leads elsewhere."""
+
 
 class Sums(NamedTuple):
     """How far a sweep is.
 
     n_seen      entries that were looked at, at least by name
     n_vanished  matches that somebody else took meanwhile: no failure
+    n_missing   listed names that nothing had when they were looked for: no matches
     n_mounts    directories with something mounted on them, which were skipped
     n_spared    what a guard, or an action, left alone on purpose
     n_inside    entries that went with a matched directory; no matches themselves
@@ -23,6 +27,7 @@ class Sums(NamedTuple):
     n_matched: int = 0
     n_done: int = 0
     n_vanished: int = 0
+    n_missing: int = 0
     n_failed: int = 0
     n_mounts: int = 0
     n_spared: int = 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-from collections.abc import Iterable
+import struct
+import sys
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fusefs.linux import dirents, libc
@@ -12,17 +15,71 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
+_statx = ctypes.PyDLL(None, use_errno=True).statx
+"""With Python's lock: a local filesystem answers sooner than that is had back."""
+_statx_unlocked = ctypes.CDLL(None, use_errno=True).statx
+_AT_NO_AUTOMOUNT, _AT_STATX_DONT_SYNC = 0x800, 0x4000
+# Python's own numbers would be made into these at each call.
+_AS_IT_IS = ctypes.c_int(libc.AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC)
+_BY_FD = ctypes.c_int(libc.AT_SYMLINK_NOFOLLOW | libc.AT_EMPTY_PATH)
+_WANTED = ctypes.c_uint(0xFFF)
+_BTIME, _MOUNT_ROOT = 0x800, 0x2000
+_STATX = struct.Struct("=I4xQ4xIIH2xQQ8xQqI4xqI4xqI4xqI12xII")
+_STATX_SIZE = 256
+_CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+_NANO = 1_000_000_000
 
 
 class Looked(NamedTuple):
-    """What a name was a moment ago.
+    """What a name was a moment ago, as statx(2) tells it; what os.stat tells of that has the names that it has there.
 
-    btime_ns  0 unless it was asked for, and where there is none
+    Nothing is worked out before somebody asks: most that are looked at are asked one thing.
     """
 
     name: str
-    stat: os.stat_result
-    btime_ns: int
+    has: int
+    attributes: int
+    st_uid: int
+    st_gid: int
+    st_mode: int
+    st_ino: int
+    st_size: int
+    has_attributes: int
+    atime_s: int
+    atime_rest_ns: int
+    btime_s: int
+    btime_rest_ns: int
+    ctime_s: int
+    ctime_rest_ns: int
+    mtime_s: int
+    mtime_rest_ns: int
+    dev_major: int
+    dev_minor: int
+
+    @property
+    def st_dev(self) -> int:
+        """The device."""
+        return os.makedev(self.dev_major, self.dev_minor)
+
+    @property
+    def st_atime_ns(self) -> int:
+        """When it was read last."""
+        return self.atime_s * _NANO + self.atime_rest_ns
+
+    @property
+    def st_mtime_ns(self) -> int:
+        """When its content changed last."""
+        return self.mtime_s * _NANO + self.mtime_rest_ns
+
+    @property
+    def st_ctime_ns(self) -> int:
+        """When it changed last."""
+        return self.ctime_s * _NANO + self.ctime_rest_ns
+
+    @property
+    def btime_ns(self) -> int:
+        """When it was made; 0 where nobody knows."""
+        return self.btime_s * _NANO + self.btime_rest_ns if self.has & _BTIME else 0
 
 
 def read_on(kernel: Kernel, fd: int) -> dirents.Block | None:
@@ -31,20 +88,49 @@ def read_on(kernel: Kernel, fd: int) -> dirents.Block | None:
     return dirents.read_on(fd)
 
 
-def look_at_all(
-    kernel: Kernel, dir_fd: int, names: Iterable[str], *, with_btime: bool = False
-) -> tuple[list[Looked], Refused]:
+def look_at_all(kernel: Kernel, dir_fd: int, names: Iterable[str]) -> tuple[list[Looked], Refused]:
     """lstat of each name, but never of what is mounted there (EXDEV): see `Kernel.stat`."""
     looked: list[Looked] = []
     refused: Refused = []
+    reach, glance = kernel.reach, _glancing(dir_fd) if kernel.answers_at_once(dir_fd) else _nothing
     for name in names:
         try:
-            kernel.reach("stat")
-            with Fd(libc.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, _BENEATH)) as fd:
-                looked.append(Looked(name, os.fstat(fd), libc.statx(fd).btime_ns if with_btime else 0))
+            reach("stat")
+            looked.append(glance(name) or _look_closely(dir_fd, name))
         except OSError as error:
             refused.append((name, error.errno or errno.EIO))
     return looked, refused
+
+
+def _nothing(_name: str) -> None:
+    """What a glance tells where none is allowed."""
+
+
+def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
+    """Looks at names by one call each, a third of the time of what `_look_closely` takes; None: it takes that.
+
+    The name of a mount leads to what is mounted, but nobody is asked for that, so nobody waits for it; and the kernel
+    says that it is one.
+    Source  statx(2): AT_STATX_DONT_SYNC, STATX_ATTR_MOUNT_ROOT (Linux 5.8)
+    """
+    fd, told = ctypes.c_int(dir_fd), ctypes.create_string_buffer(_STATX_SIZE)
+    into, unpack = ctypes.byref(told), _STATX.unpack_from
+
+    def glance(name: str) -> Looked | None:
+        if _statx(fd, name.encode(*_CODING), _AS_IT_IS, _WANTED, into):
+            return None
+        looked = tuple.__new__(Looked, (name, *unpack(told)))  # its own constructor takes twice as long
+        is_told = not looked.attributes & _MOUNT_ROOT and looked.has_attributes & _MOUNT_ROOT
+        return looked if is_told else None
+
+    return glance
+
+
+def _look_closely(dir_fd: int, name: str) -> Looked:
+    told = ctypes.create_string_buffer(_STATX_SIZE)
+    with Fd(libc.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, _BENEATH)) as fd:
+        libc.checked(_statx_unlocked(fd, b"", _BY_FD, _WANTED, told))
+    return Looked(name, *_STATX.unpack_from(told))
 
 
 def rmdir_all(kernel: Kernel, dir_fd: int, names: Iterable[str]) -> Refused:

@@ -11,16 +11,16 @@ import fcntl
 import os
 import signal
 import stat
-from contextlib import ExitStack, suppress
-from typing import NamedTuple, Self
+from contextlib import suppress
+from typing import NamedTuple
 
-from fusefs.core.names import Name
 from fusefs.linux import libc
 from fusefs.linux.attributes import set_times
 from fusefs.linux.contents import GoesOn, copy_contents, forget_pages, is_same_content
 from fusefs.linux.extents import has_same_blocks
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.private import Private, nameless
 
 _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NONBLOCK
@@ -132,49 +132,6 @@ def _version(st: os.stat_result) -> tuple[int, int, int]:
     return st.st_size, st.st_mtime_ns, st.st_ctime_ns
 
 
-class Private:
-    """A directory in another that only we can enter (and root); made when it is first needed, gone in the end.
-
-    What a killed one leaves is empty, or holds what was not complete.
-    """
-
-    def __init__(self, kernel: Kernel, parent: Fd, prefix: bytes) -> None:
-        """parent: where it will be; what is made in it is renamed to there. prefix: what its name begins with."""
-        self._kernel = kernel
-        self._parent = parent
-        self._name = Name(prefix + _nameless())
-        self._fd: Fd | None = None
-        self._is_made = False
-
-    def __enter__(self) -> Self:
-        """Own it for the block."""
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Remove it, if nothing was left in it."""
-        if self._fd is not None:
-            self._fd.close()
-        if self._is_made:
-            with suppress(OSError):  # moved away by the owner of the place
-                self._kernel.rmdir(self._parent, self._name)
-
-    def open(self) -> Fd:
-        """Itself. Raises  OSError: EPERM if somebody has put another one in its place"""
-        if self._fd is None:
-            self._kernel.mkdir(self._parent, self._name)
-            self._is_made = True
-            with ExitStack() as owned:
-                fd = owned.enter_context(self._kernel.open_dir(self._parent, self._name))
-                st = self._kernel.fstat(fd)
-                if st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) & 0o077:
-                    raise _failure(errno.EPERM)
-                with suppress(OSError):  # a network filesystem may lock files alone
-                    self._kernel.lock(fd)  # it is not abandoned
-                owned.pop_all()
-            self._fd = fd
-        return self._fd
-
-
 class Made(NamedTuple):
     """A copy without a name yet.
 
@@ -200,7 +157,7 @@ class Made(NamedTuple):
         """Give it a name that something else may have, which is gone then."""
         staged = self
         if self.private is None:
-            staged = Made(self.fd, private.open(), _nameless())
+            staged = Made(self.fd, private.open(), nameless())
             self.put(kernel, private.open(), staged.name)
         assert staged.private is not None
         try:
@@ -213,16 +170,6 @@ class Made(NamedTuple):
         if self.private is not None:
             with suppress(OSError):
                 kernel.unlink(self.private, self.name)
-
-
-def _nameless() -> bytes:
-    """What something is called that has no name yet."""
-    return os.urandom(8).hex().encode()
-
-
-def is_nameless(name: bytes) -> bool:
-    """Whether a name is one of these."""
-    return len(name) == 16 and not name.strip(b"0123456789abcdef")
 
 
 def make_copy(kernel: Kernel, original: Original, dir_fd: int, private: Private, goes_on: GoesOn) -> Made:
@@ -300,7 +247,7 @@ def _make_file(kernel: Kernel, dir_fd: int, private: Private) -> Made:
     except OSError as error:
         if error.errno not in _NO_TMPFILE:
             raise
-        place, name = private.open(), _nameless()
+        place, name = private.open(), nameless()
         made = Made(kernel.create(place, name), place, name)
     _leave_atime(made.fd)
     return made
@@ -313,7 +260,7 @@ def _leave_atime(fd: Fd) -> None:
 
 
 def _make_special(kernel: Kernel, original: Original, private: Private) -> Made:
-    place, name = private.open(), _nameless()
+    place, name = private.open(), nameless()
     mode = original.seen.st_mode
     if stat.S_ISLNK(mode):
         target = _target_of(kernel, original.fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -70,9 +71,10 @@ def read_on(fd: int) -> Block | None:
 class Dirents:
     """An open directory, read from any offset; who reads on from where he was gets what was read ahead."""
 
-    def __init__(self, fd: Fd) -> None:
-        """fd: readable; stays its owner's."""
+    def __init__(self, fd: Fd, size: int = _SIZE) -> None:
+        """fd: readable; stays its owner's. size: bytes of entries that are read at a time"""
         self.fd = fd
+        self._size = size
         self._ahead: list[Dirent] = []
         self._at = 0
         self._position = -1
@@ -96,14 +98,24 @@ class Dirents:
     def block(self, offset: int) -> list[Dirent]:
         """The entries from an offset on that one system call tells; none at the end."""
         if offset == 0 or offset != self._position:
-            os.lseek(self.fd, offset, os.SEEK_SET)
+            self._seek(offset)
         found = self._read()
         self._position = found[-1][2] if found else -1
         return found
 
+    def _seek(self, offset: int) -> None:
+        try:
+            os.lseek(self.fd, offset, os.SEEK_SET)
+        except OSError as error:
+            # Where ext4 has removed the directory meanwhile, no offset is one of its own any more; reading on says
+            # ENOENT everywhere, which libc takes for the end.
+            if error.errno != errno.EINVAL or os.fstat(self.fd).st_nlink:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+
     def _read(self) -> list[Dirent]:
-        buffer = ctypes.create_string_buffer(_SIZE)
-        size = checked(_libc.getdents64(self.fd, buffer, ctypes.c_size_t(_SIZE)))
+        buffer = ctypes.create_string_buffer(self._size)
+        size = checked(_libc.getdents64(self.fd, buffer, ctypes.c_size_t(self._size)))
         raw = buffer.raw
         head_at, end_of_name = _HEAD.unpack_from, raw.index
         found = []

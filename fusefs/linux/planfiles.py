@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from fusefs.core.document import Source
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.names import printable
-from fusefs.core.plan import Rule, World, read_plan
+from fusefs.core.plan import Rule
+from fusefs.core.planread import World, read_plan
 from fusefs.linux.configfiles import config_dir, distrust, is_drop_in, read_source, unreadable
 
 _HERE = b"plan.d"

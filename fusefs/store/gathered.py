@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 import os
 
-from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
 from fusefs.store.container import Held
 from fusefs.store.layout import FRESH, TREE
 
 MAKING = FRESH + b"."
 """How the name of a directory begins that is being made for the tree, or for its origin, beside the tree."""
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def making() -> bytes:
@@ -39,13 +36,6 @@ def drop_empty_tree(held: Held) -> bool:
             raise
         return False
     return True
-
-
-def rmdir_at(kernel: Kernel, top: Fd, path: bytes) -> None:
-    """Remove the empty directory with a path. Raises  OSError"""
-    upper, _, name = path.rpartition(b"/")
-    with kernel.open_beneath(top, upper or b".", _DIR) as above:
-        kernel.rmdir(above, name)
 
 
 def flush(held: Held) -> None:

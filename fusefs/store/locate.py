@@ -182,7 +182,18 @@ def _open_ancestor(kernel: Kernel, victim: Located, relative: RelPath) -> Sides:
     return base
 
 
-def stores_for(kernel: Kernel, victim: Located) -> Iterator[tuple[RelPath, Store]]:
+class Offered(NamedTuple):
+    """A store that could take something: where it is, below the root; whoever takes it closes it.
+
+    is_made  for this: it was not there before
+    """
+
+    relative: RelPath
+    store: Store
+    is_made: bool
+
+
+def stores_for(kernel: Kernel, victim: Located) -> Iterator[Offered]:
     """The stores to try, best first: those that are there, then those that we may make; highest first in both.
 
     Whoever asks for the next one says that the last could not take it: one that was made for it goes again.
@@ -192,7 +203,7 @@ def stores_for(kernel: Kernel, victim: Located) -> Iterator[tuple[RelPath, Store
     bases = set()
     for relative, store in existing_stores(kernel, victim, untrusted):
         bases.add(relative)
-        yield relative, store
+        yield Offered(relative, store, is_made=False)
     last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
     for relative, path in ancestors(victim):
         if relative in bases:
@@ -205,8 +216,8 @@ def stores_for(kernel: Kernel, victim: Located) -> Iterator[tuple[RelPath, Store
             pass  # not ours to make one there
         else:
             if made is not None:
-                yield relative, made
-                _unmake(kernel, victim, relative, path)
+                yield Offered(relative, made, is_made=True)
+                unmake_at(kernel, victim, relative)
     raise last
 
 
@@ -227,9 +238,9 @@ def _make_missing(kernel: Kernel, victim: Located, relative: RelPath, path: byte
     return None
 
 
-def _unmake(kernel: Kernel, victim: Located, relative: RelPath, path: bytes) -> None:
+def unmake_at(kernel: Kernel, victim: Located, relative: RelPath) -> None:
+    """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
     from fusefs.store.unmake import unmake_store
 
-    # An empty store left behind is untidy, and no reason to hide why the victim can't be taken.
     with suppress(OSError, TrashdError), _open_ancestor(kernel, victim, relative) as base:
-        unmake_store(kernel, base, path)
+        unmake_store(kernel, base, os.path.join(victim.root_path, relative))

@@ -17,8 +17,10 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.linux.kernel import Kernel
+from fusefs.store.anchors import Anchors
 from fusefs.store.container import Held, move, open_inside
-from fusefs.store.gathered import drop_empty_tree, flush, rmdir_at
+from fusefs.store.gathered import drop_empty_tree, flush
+from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.recover import Origin, rescue_hoisted, retire_restored
 from fusefs.store.restore import Destination, Restored, restore, settle
@@ -51,7 +53,8 @@ def merge_back(held: Held, inside: RelPath | None) -> Restored:
     """
     kernel, origin = held.folder.store.kernel, held.record.origin
     assert origin is not None
-    path = os.path.join(held.folder.store.base_path, join(origin, inside or b""))
+    base, way = held.folder.store.base_path, join(origin, inside or b"")
+    path = os.path.join(base, way) if way else base
     with held, ExitStack() as owned:
         try:
             gone = _gone(held, origin, path, owned) if inside is None and origin else None
@@ -101,9 +104,9 @@ def _merge_part(kernel: Kernel, held: Held, tree: Sides, inside: RelPath) -> Unm
         kernel.stat(source.fd, name)  # before anything is made for it
         with way_back(kernel, held, tree.fd, parents) as target:
             left = bring(kernel, source, target, name, above)
-    with suppress(OSError):
+    with suppress(OSError), Anchors(kernel, tree) as anchors:
         while above:  # directories that had nothing else in them
-            rmdir_at(kernel, tree.names(), above)
+            anchors.remove(above)
             above = RelPath(os.path.dirname(above))
     return left
 
@@ -142,47 +145,67 @@ def merge(kernel: Kernel, source: Sides, target: Sides, start: RelPath) -> Unmov
     start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that; one that
            stays is told, if nothing that stays in it is.
     """
-    left = Unmoved()
-    entered: list[RelPath] = []
-    pending = [start]
-    while pending:
-        upper = pending.pop()
-        entered.append(upper)
+    with Anchors(kernel, source) as sources, Anchors(kernel, target) as targets:
+        merging = _Merging(kernel, sources, targets)
+        walk_inwards(start, merging.enter, merging.leave)
+    return merging.left
+
+
+class _Merging:
+    """One merge on its way."""
+
+    def __init__(self, kernel: Kernel, sources: Anchors, targets: Anchors) -> None:
+        self._kernel = kernel
+        self._sources = sources
+        self._targets = targets
+        self.left = Unmoved()
+
+    def enter(self, upper: RelPath) -> list[Name]:
+        """Move what can be moved of a directory; those in it that both have."""
         try:
-            with wholly_beneath(kernel, source, upper) as here, wholly_beneath(kernel, target, upper) as there:
-                both, stays = _move_all(kernel, here, there, upper)
+            with self._sources.wholly(upper) as here, self._targets.wholly(upper) as there:
+                both, stays = _move_all(self._kernel, here, there, upper)
         except OSError as error:
-            left = left.plus(upper, error.errno or errno.EIO, "openat2")
-        else:
-            pending += both
-            left = left.and_also(stays)
-    for path in reversed(entered):
-        if path:
-            try:
-                rmdir_at(kernel, source.names(), path)
-            except FileNotFoundError:
-                continue  # somebody else took it
-            except OSError as error:
-                if not left.n:  # otherwise it may be for what stays in it
-                    left = left.plus(path, error.errno or errno.EIO, "unlinkat")
-    return left
+            self._stays(upper, error, "openat2")
+            return []
+        self.left = self.left.and_also(stays)
+        return both
+
+    def leave(self, path: RelPath) -> None:
+        """Remove a directory that was emptied; there is always the one that all are in."""
+        if not path:
+            return
+        try:
+            self._sources.remove(path)
+        except FileNotFoundError:
+            pass  # somebody else took it
+        except OSError as error:
+            if not self.left.n:  # otherwise it may be for what stays in it
+                self._stays(path, error, "unlinkat")
+
+    def _stays(self, path: RelPath, error: OSError, call: str) -> None:
+        self.left = self.left.plus(path, error.errno or errno.EIO, call)
 
 
-def _move_all(kernel: Kernel, here: Sides, there: Sides, upper: RelPath) -> tuple[list[RelPath], Unmoved]:
+def _move_all(kernel: Kernel, here: Sides, there: Sides, upper: RelPath) -> tuple[list[Name], Unmoved]:
     """The directories that both have, and what stays. Read again until nothing moves: servers skip entries."""
     with kernel.open_dir(here.fd) as readable:
         while True:
             n_moved = 0
-            both: list[RelPath] = []
+            both: list[Name] = []
             stays = Unmoved()
             with kernel.scan(readable) as entries:
                 for entry in entries:
                     name = Name(os.fsencode(entry.name))
+                    # The kernel would say that as well, after going all the way up from both: deep down that is long.
+                    if entry.is_dir(follow_symlinks=False) and _are_dirs(kernel, here, there, name):
+                        both.append(name)
+                        continue
                     number = _move(kernel, here, there, name)
                     if number == 0:
                         n_moved += 1
                     elif number == _IN_BOTH:
-                        both.append(join(upper, name))
+                        both.append(name)
                     else:
                         stays = stays.plus(join(upper, name), number)
             if not n_moved:
@@ -195,13 +218,16 @@ def _move(kernel: Kernel, here: Sides, there: Sides, name: Name) -> int:
     try:
         kernel.rename_free(source, name, target, name)
     except FileExistsError:
-        are_dirs = all(stat.S_ISDIR(_mode(kernel, side, name)) for side in (here, there))
-        return _IN_BOTH if are_dirs else errno.EEXIST
+        return _IN_BOTH if _are_dirs(kernel, here, there, name) else errno.EEXIST
     except FileNotFoundError:
         return errno.ENOENT if _mode(kernel, here, name) else 0  # else somebody else took it
     except OSError as error:
         return error.errno or errno.EIO
     return 0
+
+
+def _are_dirs(kernel: Kernel, here: Sides, there: Sides, name: Name) -> bool:
+    return all(stat.S_ISDIR(_mode(kernel, side, name)) for side in (here, there))
 
 
 def _mode(kernel: Kernel, directory: Sides, name: Name) -> int:

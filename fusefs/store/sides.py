@@ -17,7 +17,9 @@ from typing import NamedTuple, Self, TypeVar
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+"""How a directory is opened: to look things up in it; to be listed too."""
 _ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
 _STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
 
@@ -48,12 +50,13 @@ class Sides(NamedTuple):
         """Where its names are to be changed."""
         return self.fd if self.mounted is None else self.mounted
 
-    def beneath(self, kernel: Kernel, path: bytes) -> Sides:
+    def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> Sides:
         """A directory beneath it; without a mounted side if the mount shows another one there, or none now.
 
+        flags   of its backing side
         Raises  OSError
         """
-        fd = kernel.open_beneath(self.fd, path or b".", _DIR)
+        fd = kernel.open_beneath(self.fd, path or b".", flags)
         with ExitStack() as owned:
             owned.enter_context(fd)
             mounted = open_shown_as(kernel, self.mounted, path, fd)
@@ -66,11 +69,23 @@ def wholly_beneath(kernel: Kernel, sides: Sides, path: bytes) -> Sides:
 
     Raises  OSError: ESTALE if the mount shows another one there, or none now
     """
-    lower = sides.beneath(kernel, path)
+    return check_wholly(sides, sides.beneath(kernel, path), path)
+
+
+def check_wholly(sides: Sides, lower: Sides, path: bytes) -> Sides:
+    """A directory that was opened beneath another one, which is closed if it is on one side alone and that is not.
+
+    Raises  OSError: ESTALE
+    """
     if sides.mounted is not None and lower.mounted is None:
         lower.fd.close()
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
     return lower
+
+
+def is_same(kernel: Kernel, one: int, other: int) -> bool:
+    """Whether two fds are of one directory, as where it was moved meanwhile: nothing moves from there to there."""
+    return os.path.samestat(kernel.fstat(one), kernel.fstat(other))
 
 
 def between(one: Sides, other: Sides) -> tuple[Fd, Fd]:
@@ -88,7 +103,7 @@ def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd |
     if above is None:
         return None
     with suppress(OSError), ExitStack() as owned:
-        mounted = owned.enter_context(patiently(lambda: kernel.open_beneath(above, path or b".", _DIR)))
+        mounted = owned.enter_context(patiently(lambda: kernel.open_beneath(above, path or b".", DIRECTORY)))
         if is_shown_as(kernel.fstat(fd), kernel.fstat(mounted)):
             owned.pop_all()
             return mounted
@@ -100,7 +115,7 @@ def refresh(kernel: Kernel, above: Fd, path: bytes) -> None:
 
     It changes nothing, so that it may fail, or meet another one: then that one is looked at.
     """
-    with suppress(OSError), kernel.open_beneath(above, path, _DIR) as mounted:
+    with suppress(OSError), kernel.open_beneath(above, path, DIRECTORY) as mounted:
         kernel.refresh(mounted)
 
 

@@ -16,25 +16,26 @@ from typing import NamedTuple
 
 from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, TrashdError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, Name, RelPath, join, split
+from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import Likeness, apply_likeness, make_like, read_likeness
 from fusefs.linux.mountinfo import below
+from fusefs.store.alike import make_alike
+from fusefs.store.anchors import Anchors, Ways
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.container import RECORD_NEW, Held, dissolve, move, open_inside
-from fusefs.store.gathered import drop_empty_tree, drop_prepared, flush, making, rmdir_at
+from fusefs.store.gathered import drop_empty_tree, drop_prepared, flush, making
+from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE, Store, UserFolder
-from fusefs.store.locate import stores_for
+from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
 from fusefs.store.scope import Scope
-from fusefs.store.sides import Sides, wholly_beneath
+from fusefs.store.sides import DIRECTORY, READABLE, Sides
 from fusefs.store.stage import Options, Staged, stage_as
 from fusefs.store.verbs import own_folder, point_to
-
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Basket(NamedTuple):
@@ -43,6 +44,7 @@ class Basket(NamedTuple):
     scope   the directory that is swept
     tree    its `tree`, on both sides if the directory is
     volume  the directory that holds the store, if that is not the root of the mount: commands need to be told
+    made    where the store is, if it was made for this: below the root of the scope
     """
 
     scope: Scope
@@ -50,53 +52,40 @@ class Basket(NamedTuple):
     tree: Sides
     options: Options
     volume: bytes | None
+    made: RelPath | None
 
-    def into(self, upper: bytes) -> Sides:
+    def into(self, upper: bytes, ways: Ways) -> Sides:
         """The directory that what is taken from a directory goes to; its caller's. Made if missing, like that one.
 
         upper   path of the directory in the one that is swept
         Raises  OSError: ENOENT if that directory is not there any more
         """
+        return ways.into(self.tree).wholly(upper, partial(self._make_way, ways.into(Sides(self.scope.parent_fd))))
+
+    def _make_way(self, models: Anchors, above: Sides, way: bytes, missing: bytes) -> None:
         kernel = self.held.folder.store.kernel
-        if not upper:
-            return wholly_beneath(kernel, self.tree, b"")
-        try:
-            return wholly_beneath(kernel, self.tree, upper)
-        except FileNotFoundError:
-            with_room(self.held.folder, FOR_USER, partial(self._make_way, kernel, upper))
-        return wholly_beneath(kernel, self.tree, upper)
+        make = partial(make_alike, kernel, above.fd, way, missing, models, self._make_like)
+        with_room(self.held.folder, FOR_USER, make)
 
-    def _make_way(self, kernel: Kernel, upper: bytes) -> None:
-        names = split(upper)
-        here = kernel.open_beneath(self.tree.fd, b".", _DIR)
-        for count, name in enumerate(names, start=1):
-            with here:
-                try:
-                    following = kernel.open_beneath(here, name, _DIR)
-                except FileNotFoundError:
-                    with kernel.open_beneath(self.scope.parent_fd, join(*names[:count]), _DIR) as model:
-                        self._make_like(kernel, here, name, model)
-                    following = kernel.open_beneath(here, name, _DIR)
-            here = following
-        here.close()
-
-    def _make_like(self, kernel: Kernel, here: Fd, name: Name, model: Fd) -> None:
+    def _make_like(self, here: Fd, name: Name, model: Fd) -> None:
         """A directory made like another one appears with its likeness: some of that only an empty one can have."""
-        new = making()
+        kernel, new = self.held.folder.store.kernel, making()
         appear = partial(kernel.rename_free, self.held.fd, new, here, name)
         make_like(kernel, self.held.fd, new, _likeness_of(kernel, model), appear)
 
     def finish(self, *, is_empty: bool) -> tuple[ContainerId | None, tuple[str, ...]]:
         """What is in it becomes an orphan; without anything the container goes. With what could not be finished.
 
-        is_empty  nothing was taken: the directories that were made for it go as well
+        is_empty  nothing was taken: the directories that were made for it go as well, and the store if it was
         """
         try:
             drop_prepared(self.held)
             if is_empty:
-                _prune(self.held.folder.store.kernel, self.tree.fd)
+                _prune(self.held.folder.store.kernel, self.tree)
             if drop_empty_tree(self.held):
                 dissolve(self.held)
+                if self.made is not None:
+                    unmake_at(self.held.folder.store.kernel, self.scope, self.made)
                 return None, ()
             move(self.held, State.ORPHANS)
             if self.options.durable:
@@ -126,14 +115,15 @@ def open_basket(kernel: Kernel, scope: Scope, options: Options) -> Iterator[Bask
 def _open_first(kernel: Kernel, scope: Scope, options: Options, owned: ExitStack) -> Basket:
     crossed = False
     try:
-        for relative, store in stores_for(kernel, scope):
+        for relative, store, is_made in stores_for(kernel, scope):
             with ExitStack() as opened:
                 opened.enter_context(store)
                 if relative:
                     point_to(kernel, scope, relative, _point)
                 folder = opened.enter_context(own_folder(store))
                 try:
-                    basket = _open(kernel, scope, folder, relative, options, opened)
+                    made = relative if is_made else None
+                    basket = _open(kernel, scope, folder, relative, options, made, opened)
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise
@@ -155,7 +145,13 @@ def _point(store: Store, lower: RelPath) -> None:
 
 
 def _open(
-    kernel: Kernel, scope: Scope, folder: UserFolder, relative: RelPath, options: Options, owned: ExitStack
+    kernel: Kernel,
+    scope: Scope,
+    folder: UserFolder,
+    relative: RelPath,
+    options: Options,
+    made: RelPath | None,
+    owned: ExitStack,
 ) -> Basket | None:
     """The container in one store; None if nothing can be renamed into it from there."""
     origin = RelPath(below(scope.parent, relative))
@@ -176,7 +172,7 @@ def _open(
         raise
     found_by_itself = any(mount.point == folder.store.base_path for mount in scope.mounts)
     volume = None if found_by_itself else folder.store.base_path
-    return Basket(scope, staged.held, tree, options, volume)
+    return Basket(scope, staged.held, tree, options, volume, made)
 
 
 def _record(
@@ -210,7 +206,7 @@ def _discard(staged: Staged) -> None:
 def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> Sides:
     """The container's tree, on both sides if the directory that is swept is. Raises  OSError ESTALE if it can't be"""
     if scope.mounted_parent is None:
-        return Sides(kernel.open_beneath(staged.held.fd, TREE, _DIR))
+        return Sides(kernel.open_beneath(staged.held.fd, TREE, DIRECTORY))
     tree = open_inside(staged.held, TREE)
     if tree.mounted is None:
         tree.fd.close()
@@ -249,12 +245,18 @@ def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:
     return True
 
 
-def _prune(kernel: Kernel, tree: Fd) -> None:
+def _prune(kernel: Kernel, tree: Sides) -> None:
     """Remove the directories below one, as far as there is nothing in them but directories."""
-    found = [RelPath(b"")]
-    for upper in found:
-        with kernel.open_dir(tree, upper or b".") as fd:
-            found += [join(upper, name) for name in kernel.list(fd) if stat.S_ISDIR(kernel.stat(fd, name).st_mode)]
-    for path in reversed(found[1:]):
-        with suppress(OSError):
-            rmdir_at(kernel, tree, path)
+    with Anchors(kernel, tree) as anchors:
+
+        def dirs_in(upper: RelPath) -> list[Name]:
+            with anchors.beneath(upper, flags=READABLE) as here:
+                names = map(Name, kernel.list(here.fd))
+                return [name for name in names if stat.S_ISDIR(kernel.stat(here.fd, name).st_mode)]
+
+        def remove(path: RelPath) -> None:
+            with suppress(OSError):
+                if path:
+                    anchors.remove(path)
+
+        walk_inwards(RelPath(b""), dirs_in, remove)

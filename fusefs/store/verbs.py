@@ -94,7 +94,7 @@ def into_a_store(
 def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, point: Point) -> Swapped:
     crossed = False
     try:
-        for relative, store in stores_for(kernel, victim):
+        for relative, store, _is_made in stores_for(kernel, victim):
             with store:
                 try:
                     if relative:

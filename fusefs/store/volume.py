@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from fusefs.core.errors import NoStore, Untrusted
 from fusefs.core.names import STORE, Name, VolumeId, printable
-from fusefs.linux.copying import is_nameless
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.private import is_nameless
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     CACHEDIR_TEXT,
@@ -90,12 +90,12 @@ def _build(kernel: Kernel, base: Sides, new: Name) -> None:
         discard_unfinished(kernel, base, new)
 
 
-def _discard_abandoned(kernel: Kernel, base: Sides) -> list[str]:
+def discard_abandoned(kernel: Kernel, base: Sides, prefix: bytes = NEW_PREFIX) -> list[str]:
     """Remove what killed makers of ours left; whose maker lives is locked, or may be on another host."""
     told = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
-            if not name.startswith(NEW_PREFIX) or _owner_of(kernel, base.fd, name) != os.geteuid():
+            if not name.startswith(prefix) or _owner_of(kernel, base.fd, name) != os.geteuid():
                 continue
             with suppress(FileNotFoundError), kernel.open_dir(base.fd, name) as fd:
                 if kernel.is_local(fd) and kernel.lock(fd):
@@ -244,7 +244,7 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
     """
     with ExitStack() as owned:
         base = owned.enter_context(Sides(base_fd, mounted))
-        repaired = _discard_abandoned(kernel, base)
+        repaired = discard_abandoned(kernel, base)
         try:
             fd = kernel.open_beneath(base_fd, STORE, _DIR)
         except FileNotFoundError:

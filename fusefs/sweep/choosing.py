@@ -13,12 +13,20 @@ from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.swept import Sums
 from fusefs.linux.batches import Looked, look_at_all
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.layout import is_stores_own
 from fusefs.store.sides import Sides
-from fusefs.sweep.listing import depth_in, kind_of, wanted_in
+from fusefs.sweep.listing import depth_in, kind_of, kinds_of, wanted_in
 from fusefs.sweep.request import Action, Identified
 from fusefs.sweep.tally import Tally
+
+_NONE = Sums()
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def missing(n: int, are_again: bool) -> Sums:
+    """What is counted for listed names that are not there. are_again: somebody has begun with them, and was lost"""
+    return Sums(n_vanished=n) if are_again else Sums(n_missing=n)
 
 
 class Dirs(Enum):
@@ -43,6 +51,10 @@ class Way(NamedTuple):
     by_inode: bool
     mounts: tuple[bytes, ...]
 
+    def is_hidden(self, upper: bytes) -> bool:
+        """Whether a directory is what something is mounted on, on either side, or below that."""
+        return any(upper == mount or upper.startswith(mount + b"/") for mount in self.mounts)
+
     def ends_at_limit(self) -> bool:
         """Whether nothing is left to do when as much was chosen as may be: no directory that is emptied first."""
         return self.dirs is not Dirs.STRIPPED
@@ -57,6 +69,7 @@ class Chooser:
         self._root = root
         self._matcher = matcher
         self._avoided: frozenset[Identified] = action.avoided
+        self._kinds = kinds_of(matcher) - {stat.S_IFDIR >> 12}
         self._way = way
         self._tally = tally
 
@@ -68,28 +81,34 @@ class Chooser:
         n_bytes  the most that those chosen now may hold together, if they are more than one; None: whatever
         strips   all are chosen
         """
+        names = self._without_mounts(upper, names)
         if n_bytes is None and (strips or not self._matcher.needs_stat):
             return names, {}, []
-        looked = [one for one in self._look(upper, sides, names) if not stat.S_ISDIR(one.stat.st_mode)]
-        if not strips:
-            looked = self._taken(looked)
+        looked, kinds, takes = self._look(upper, sides, names), self._kinds, self._matcher.takes
+        if strips:
+            looked = [one for one in looked if not stat.S_ISDIR(one.st_mode)]
+        else:
+            looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
         n = len(looked) if n_bytes is None else _fitting(looked, n_bytes)
-        return _names(looked[:n]), {one.name: one.stat.st_size for one in looked}, _names(looked[n:])
+        return _names(looked[:n]), {one.name: one.st_size for one in looked}, _names(looked[n:])
 
     def choose_dirs(self, upper: bytes, sides: Sides, names: list[str], *, are_listed: bool = False) -> list[str]:
         """Of some directories in a directory those that are chosen."""
         is_last = are_listed or not self._matcher.goes_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
-            looked = self._taken(self._look(upper, sides, names, tells_mounts=is_last))
+            found = self._look(upper, sides, names, tells_mounts=is_last)
+            looked = self._taken(one for one in found if stat.S_ISDIR(one.st_mode))
             names = _names(one for one in looked if _identify(one) not in self._avoided)
-        if self._way.dirs is not Dirs.FIRST and self._way.mounts:
+        if self._way.mounts:
             names = [name for name in names if not self._is_mounted(join(upper, os.fsencode(name)), is_last)]
         if self._matcher.needs_emptiness:
-            names = [name for name in names if self._is_empty(upper, sides, name)]
+            names = [name for name in names if self._is_empty(upper, sides, name, is_last)]
         return names
 
-    def choose(self, upper: bytes, sides: Sides, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Of names that somebody listed those that are chosen: files and directories."""
+    def choose(
+        self, upper: bytes, sides: Sides, names: Sequence[str], *, are_again: bool
+    ) -> tuple[list[str], list[str]]:
+        """Of names that somebody listed those that are chosen: files and directories. are_again: see `missing`"""
         wanted = wanted_in(self._matcher, upper)
         is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
         names = [
@@ -99,10 +118,11 @@ class Chooser:
             and not (is_pruned is not None and is_pruned(name))
             and not is_stores_own(os.fsencode(name))
         ]
-        looked = self._look(upper, sides, names, are_listed=True)
-        looked = [one for one in looked if kind_of(one.stat.st_mode) in wanted.kinds]
-        files = [one for one in looked if not stat.S_ISDIR(one.stat.st_mode)]
-        dirs = [one.name for one in looked if stat.S_ISDIR(one.stat.st_mode)]
+        looked = self._look(upper, sides, names, absent=missing(1, are_again))
+        self._tally.count(Sums(n_seen=len(looked)))
+        looked = [one for one in looked if kind_of(one.st_mode) in wanted.kinds]
+        files = [one for one in looked if not stat.S_ISDIR(one.st_mode)]
+        dirs = [one.name for one in looked if stat.S_ISDIR(one.st_mode)]
         return _names(self._taken(files)), self.choose_dirs(upper, sides, dirs, are_listed=True)
 
     def may_look(self, upper: bytes) -> bool:
@@ -120,23 +140,36 @@ class Chooser:
                     return False
         return True
 
-    def _taken(self, looked: list[Looked]) -> list[Looked]:
-        takes = self._matcher.takes
-        return [one for one in looked if takes(one.stat, one.btime_ns)]
-
-    def _look(
-        self, upper: bytes, sides: Sides, names: Sequence[str], *, are_listed: bool = False, tells_mounts: bool = True
-    ) -> list[Looked]:
-        """Those that are there. tells_mounts: otherwise whoever enters them does"""
-        looked, refused = look_at_all(self._kernel, sides.fd, names, with_btime=self._matcher.needs_btime)
+    def refuse(self, upper: bytes, refused: Refused, *, tells_mounts: bool = True) -> None:
+        """Count names of a directory that can't be looked at, and tell them. tells_mounts: otherwise who enters does"""
         for name, number in refused:
             if number == errno.EXDEV:
                 self._tally.count(Sums(n_mounts=int(tells_mounts)))
-            elif number != errno.ENOENT:
+            else:
                 self._tally.fail(join(upper, os.fsencode(name)), number, "stat")
-            elif are_listed:
-                self._tally.count(Sums(n_vanished=1))
+
+    def _taken(self, looked: Iterable[Looked]) -> list[Looked]:
+        takes = self._matcher.takes
+        return [one for one in looked if takes(one, one.btime_ns)]
+
+    def _look(
+        self, upper: bytes, sides: Sides, names: Sequence[str], *, absent: Sums = _NONE, tells_mounts: bool = True
+    ) -> list[Looked]:
+        """Those that are there. absent: what is counted for each that is not; tells_mounts: see `refuse`"""
+        looked, refused = look_at_all(self._kernel, sides.fd, names)
+        there = [one for one in refused if one[1] != errno.ENOENT]
+        for _name in range(len(refused) - len(there)):
+            self._tally.count(absent)
+        self.refuse(upper, there, tells_mounts=tells_mounts)
         return looked
+
+    def _without_mounts(self, upper: bytes, names: list[str]) -> list[str]:
+        """The files on which nothing is mounted."""
+        if not self._way.mounts:
+            return names
+        free = [name for name in names if join(upper, os.fsencode(name)) not in self._way.mounts]
+        self._tally.count(Sums(n_mounts=len(names) - len(free)))
+        return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
         """Whether a mount is in the way, or would be carried away. is_last: nobody enters it, who would tell of that"""
@@ -148,14 +181,17 @@ class Chooser:
             self._tally.spare(path, "something is mounted in it")
         return holds
 
-    def _is_empty(self, upper: bytes, sides: Sides, name: str) -> bool:
+    def _is_empty(self, upper: bytes, sides: Sides, name: str, is_last: bool) -> bool:
+        """Whether a directory is. is_last: nobody enters it, who would tell that it may not be read"""
         try:
             with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
                 return self._kernel.is_empty(fd)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES):
+            if error.errno == errno.EXDEV:
+                self._tally.count(Sums(n_mounts=int(is_last)))
+            elif error.errno not in _GONE and (is_last or error.errno != errno.EACCES):
                 self._tally.fail(join(upper, os.fsencode(name)), error.errno, "open")
-            return False  # one that may not be read is told by who enters it
+            return False
 
 
 def _names(looked: Iterable[Looked]) -> list[str]:
@@ -163,13 +199,13 @@ def _names(looked: Iterable[Looked]) -> list[str]:
 
 
 def _identify(one: Looked) -> Identified:
-    return one.stat.st_dev, one.stat.st_ino
+    return one.st_dev, one.st_ino
 
 
 def _fitting(looked: Sequence[Looked], n_bytes: int) -> int:
     """How many of them fit, at least one."""
     for at, one in enumerate(looked):
-        n_bytes -= one.stat.st_size
+        n_bytes -= one.st_size
         if n_bytes <= 0:
             return at + 1
     return len(looked)

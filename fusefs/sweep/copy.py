@@ -14,9 +14,12 @@ from contextlib import contextmanager, suppress
 
 from fusefs.core.identity import Identity
 from fusefs.core.space import STAT_BLOCK_BYTES
-from fusefs.linux.copying import Made, Original, Private, is_copy, make_copy, open_like, open_original, verify
+from fusefs.linux.copying import Made, Original, is_copy, make_copy, open_like, open_original, verify
 from fusefs.linux.fd import Fd
+from fusefs.linux.private import Private
 from fusefs.store.layout import COPY_PREFIX
+from fusefs.store.sides import Sides
+from fusefs.store.volume import discard_abandoned
 from fusefs.sweep.collisions import candidates, check_replaceable
 from fusefs.sweep.destination import Destination
 from fusefs.sweep.request import Here, IfExists, Taken
@@ -24,6 +27,7 @@ from fusefs.sweep.request import Here, IfExists, Taken
 _MOST_BYTES = 64 << 20
 _MOST_FILES = 64
 """Of one batch, whose copies are made durable together: three fds each."""
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NO_LINK = frozenset({errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP})
 
 
@@ -37,17 +41,33 @@ class Copier:
         self.began_ns = began_ns
         self.links: dict[Identity, bytes] = {}
         """Where the copy of a file with more names is, from the destination."""
+        self._tidied: bytes | None = None
 
     def take(self, here: Here, names: Sequence[str], target: Fd) -> Taken:
         """Copy some names of a directory into another, and remove them where they were."""
         if here.are_dirs:
             return Taken([(name, errno.EISDIR) for name in names], "copy")
         with here.kernel.open_dir(target) as readable, Private(here.kernel, readable, COPY_PREFIX) as private:
+            self._tidy(here, readable)
             batch = _Batch(self, here, readable, private)
             try:
                 return batch.run(names)
             finally:
                 batch.close()
+
+    def _tidy(self, here: Here, target: Fd) -> None:
+        """Remove what copies that were killed have left in a directory, when we come to it: nobody else looks there.
+
+        Where others may give names to what is ours nothing is removed.
+        """
+        place = self.destination.place(here.upper, b"")
+        if place == self._tidied:
+            return
+        self._tidied = place
+        with suppress(OSError):
+            st = here.kernel.fstat(target)
+            if st.st_uid in (0, os.geteuid()) and (st.st_mode & stat.S_ISVTX or not st.st_mode & _OTHERS_WRITE):
+                discard_abandoned(here.kernel, Sides(target), COPY_PREFIX)
 
 
 class _Copy:

@@ -9,23 +9,23 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 from fusefs.core.errors import NotFound, OtherFilesystem, UsageError, from_os
-from fusefs.core.names import Name, join, split
-from fusefs.linux.copying import Private
+from fusefs.core.names import Name, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import inherited_project, make_like, project_of, read_likeness
 from fusefs.linux.mountinfo import below, is_inside
+from fusefs.linux.private import Private
+from fusefs.store.alike import make_alike
+from fusefs.store.anchors import Anchors, Ways
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
 from fusefs.store.scope import Scope, find_scope
 from fusefs.store.sides import Sides
 from fusefs.sweep.directories import found_directory
 from fusefs.sweep.request import Identified, Top
-
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Destination:
@@ -39,7 +39,7 @@ class Destination:
     def __init__(self, kernel: Kernel, top: Top, scope: Scope, *, flat: bool) -> None:
         self._kernel = kernel
         self._top = top
-        self._fd = scope.sides().names()
+        self._root = Sides(scope.sides().names())
         self._flat = flat
         self.path = scope.path()
         seen = kernel.fstat(scope.parent_fd)
@@ -48,7 +48,7 @@ class Destination:
         # A tree kept below a directory that the swept one is in may lead back into that.
         self._way_back = b"" if flat or not is_inside(top.path, self.path) else below(top.path, self.path)
 
-    def open(self, upper: bytes) -> Fd:
+    def open(self, upper: bytes, ways: Ways) -> Fd:
         """The directory for the names of one of the swept tree; made like that if it is missing.
 
         upper   its path from the swept directory
@@ -56,11 +56,8 @@ class Destination:
         """
         if self._way_back and (upper == self._way_back or upper.startswith(self._way_back + b"/")):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        path = b"" if self._flat else upper
-        try:
-            return self._kernel.open_beneath(self._fd, path or b".", _DIR)
-        except FileNotFoundError:
-            return self._make(split(path))
+        make = partial(self._make_way, ways.into(Sides(self._top.sides.fd)))
+        return ways.into(self._root).beneath(b"" if self._flat else upper, make).fd
 
     def place(self, upper: bytes, name: bytes) -> bytes:
         """Where a name of one of the swept tree's directories goes, from the destination."""
@@ -68,31 +65,19 @@ class Destination:
 
     def open_root(self) -> Fd:
         """The directory itself. Raises  OSError"""
-        return self._kernel.open_beneath(self._fd, b".", _DIR)
+        return self._root.beneath(self._kernel, b"").fd
 
-    def _make(self, names: list[Name]) -> Fd:
-        """The directory of a path of which the last parts are missing."""
-        here, n_there = self._deepest(names)
-        for count in range(n_there, len(names)):
-            with here, self._kernel.open_dir(self._top.sides.fd, join(*names[: count + 1])) as like:
-                here = _make_like(self._kernel, here, names[count], like)
-        return here
-
-    def _deepest(self, names: list[Name]) -> tuple[Fd, int]:
-        """The deepest directory of a path that is there, and how many parts of the path lead to it."""
-        for count in range(len(names) - 1, 0, -1):
-            with suppress(FileNotFoundError):
-                return self._kernel.open_beneath(self._fd, join(*names[:count]), _DIR), count
-        return self.open_root(), 0
+    def _make_way(self, models: Anchors, above: Sides, way: bytes, missing: bytes) -> None:
+        make_alike(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
 
 
-def _make_like(kernel: Kernel, above: Fd, name: Name, like: Fd) -> Fd:
-    """A directory of that name: a new one made like another, or the one that somebody was faster to make."""
-    wanted = read_likeness(kernel, like)._replace(extended=None)  # its project is that of the place
+def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
+    """A new directory of that name made like another, unless somebody is faster."""
+    with kernel.open_dir(model) as readable:
+        wanted = read_likeness(kernel, readable)._replace(extended=None)  # its project is that of the place
     with Private(kernel, above, COPY_PREFIX) as private:
         place = private.open()
         make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
-    return kernel.open_beneath(above, name, _DIR)
 
 
 @contextmanager
@@ -125,7 +110,7 @@ def _found(kernel: Kernel, path: bytes) -> Scope:
 
 def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
     """Whoever can put a link on the way would choose for us where things go. Raises  Refused, NotFound"""
-    with found_directory(kernel, path) as found:
+    with found_directory(kernel, path, scope.mounts) as found:
         seen = kernel.fstat(found.fd)
         if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides()):
             raise NotFound(path, "its directory was moved meanwhile")

@@ -53,27 +53,32 @@ class _Wild(NamedTuple):
 _Part = bytes | _Wild
 
 
-def find_directories(kernel: Kernel, pattern: bytes) -> Generator[Directory | Passed, None, None]:
+def find_directories(
+    kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None
+) -> Generator[Directory | Passed, None, None]:
     """The directories of an absolute pattern, sorted; each is open until the next is asked for.
 
+    mounts  if they were read just now
     As in a shell a wildcard stands for no slash, nor for a dot at the beginning of a name. What it finds and is no
     directory, a link too, is not told; nor is a store.
     Source  the safe transitions of systemd-tmpfiles(8), which are stricter: no user's directory on the way to root's
     """
     parts: list[_Part] = [_part(name) for name in pattern.split(b"/") if name]
     with kernel.open_path(b"/") as root:
-        yield from _Search(kernel, root, read_mounts()).below(root, b"/", parts, _LINKS_MAX)
+        yield from _Search(kernel, root, read_mounts() if mounts is None else mounts).below(
+            root, b"/", parts, _LINKS_MAX
+        )
 
 
 @contextmanager
-def found_directory(kernel: Kernel, path: bytes) -> Iterator[Directory]:
-    """The directory at a path that was typed, by the same way.
+def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None = None) -> Iterator[Directory]:
+    """The directory at a path that was typed, by the same way. mounts: as for `find_directories`
 
     Raises  Refused: a link on it is another user's, he has mounted something on it, or it leads to no directory;
             NotFound
     """
     absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
-    with closing(find_directories(kernel, re.sub(rb"[*?\[\\]", rb"\\\g<0>", absolute))) as search:
+    with closing(find_directories(kernel, re.sub(rb"[*?\[\\]", rb"\\\g<0>", absolute), mounts)) as search:
         found = next(search, None)
         if found is None:
             raise NotFound(path)

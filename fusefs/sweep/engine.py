@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import NamedTuple, Self
 
 from fusefs.core.budget import Budget
 from fusefs.core.record import Failure
 from fusefs.core.selection import Matcher
-from fusefs.core.swept import Spared, Sums
+from fusefs.core.swept import OUTSIDE, Spared, Sums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Queue
@@ -23,7 +23,7 @@ from fusefs.reaper.strategy import Strategy, Workers, choose
 from fusefs.store.sides import Sides
 from fusefs.sweep.choosing import Dirs, Way
 from fusefs.sweep.jobs import Agenda, Job, Kind, Outcome, Share
-from fusefs.sweep.listed import jobs_of
+from fusefs.sweep.listed import BrokenList, jobs_of
 from fusefs.sweep.request import Action, Request, Top, Wishes
 from fusefs.sweep.tally import Tally
 from fusefs.sweep.worker import Worker
@@ -112,10 +112,18 @@ class _Walk:
     def _first(self, top: Top, request: Request) -> Iterator[Job]:
         if request.names is None:
             return iter([Job(Kind.ENTER, b"", [""])])
-        return jobs_of(request.names, dict.fromkeys((os.path.abspath(request.directory), top.path)), self._refuse)
+        tops = dict.fromkeys((os.path.abspath(request.directory), top.path))
+        return jobs_of(self._read(request.names), tops, self._refuse)
+
+    def _read(self, names: Iterable[bytes]) -> Iterator[bytes]:
+        """Listed names; a list that can't be read to its end is an end, too, of which is told what was done."""
+        try:
+            yield from names
+        except BrokenList as error:
+            self._why = f"the list can't be read on: {error.detail}"
 
     def _refuse(self, name: bytes) -> None:
-        self._tally.fail(name, errno.EXDEV, "outside of the directory")
+        self._tally.fail(name, errno.EXDEV, OUTSIDE)
 
     def is_over(self) -> bool:
         """Whether it ends here."""

@@ -38,6 +38,7 @@ class Job(NamedTuple):
     fd      its listing, where that goes on
     inode   the directory that the names were found in
     strips  what is in there goes with a directory that was chosen, whatever it is
+    again   a worker was lost with it: part of it may be done
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class Job(NamedTuple):
     fd: int = -1
     inode: Identified | None = None
     strips: bool = False
+    again: bool = False
 
     def pack(self) -> Job:
         """The same, small."""
@@ -207,7 +209,7 @@ class Agenda:
         self._ended(lost)
         for fd in lost.fds():
             os.lseek(fd, 0, os.SEEK_SET)
-        self._jobs += lost.jobs
+        self._jobs += (job._replace(again=True) for job in lost.jobs)
 
     def _ended(self, share: Share) -> None:
         for job in share.jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,6 +13,10 @@ from fusefs.sweep.jobs import Job, Kind
 _TOGETHER = 1024
 _LONGEST = 1 << 20
 """Bytes of a path, the longest that anybody has by far: what has no end at all must not fill the memory."""
+
+
+class BrokenList(UsageError):
+    """The list of names can't be read"""
 
 
 def jobs_of(names: Iterable[bytes], tops: Iterable[bytes], refuse: Callable[[bytes], None]) -> Iterator[Job]:
@@ -43,18 +48,25 @@ def read_names(fd: int, end: bytes) -> Iterator[bytes]:
     """The names in a file, as soon as they can be read.
 
     end     what each ends with; what is empty between two of them is none
-    Raises  UsageError for what is no list of names
+    Raises  BrokenList for what is no list of names, or if the kernel refuses to read on (its error is the cause)
     """
     rest = b""
-    while chunk := os.read(fd, 1 << 16):
+    while chunk := _read(fd):
         if end != b"\0" and b"\0" in chunk:
-            raise UsageError("the list has NUL in it", "-0 reads names that end with it (find -print0)")
+            raise BrokenList("it has NUL in it", "-0 reads names that end with it (find -print0)")
         *whole, rest = (rest + chunk).split(end)
         if len(rest) > _LONGEST:
-            raise UsageError("a name in the list has no end", "names end with a newline, or with NUL if -0 is given")
+            raise BrokenList("a name in it has no end", "names end with a newline, or with NUL if -0 is given")
         yield from filter(None, whole)
     if rest:
         yield rest
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 16)
+    except OSError as error:
+        raise BrokenList(os.strerror(error.errno or errno.EIO)) from error
 
 
 def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:

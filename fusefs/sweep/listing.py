@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -14,7 +15,7 @@ from fusefs.core.selection import Matcher
 from fusefs.linux.batches import look_at_all, read_on
 from fusefs.linux.dirents import Block
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.layout import is_stores_own
 
 _FORMATS = {
@@ -29,6 +30,11 @@ _LEAST = 8192
 def kind_of(mode: int) -> int:
     """What a mode says of the type, as listings tell it (d_type)."""
     return stat.S_IFMT(mode) >> 12
+
+
+def kinds_of(matcher: Matcher) -> frozenset[int]:
+    """The same of what a selection means."""
+    return frozenset(kind_of(_FORMATS[kind]) for kind in matcher.types)
 
 
 _DIR = kind_of(stat.S_IFDIR)
@@ -57,6 +63,7 @@ class Found(NamedTuple):
     dirs    those that may be entered
     chosen  directories that are chosen
     is_all  the listing has ended
+    untold  of those that might be chosen or entered, what neither the listing nor a look tells what they are, and why
     """
 
     names: list[str]
@@ -64,6 +71,7 @@ class Found(NamedTuple):
     chosen: list[str]
     n_seen: int
     is_all: bool
+    untold: Refused
 
 
 def depth_in(upper: bytes) -> int:
@@ -75,7 +83,7 @@ def wanted_in(matcher: Matcher, upper: bytes) -> Wanted:
     """What a selection looks for in a directory."""
     depth = depth_in(upper)
     path = os.fsdecode(upper)
-    kinds = frozenset(kind_of(_FORMATS[kind]) for kind in matcher.types) if matcher.has_depth(depth) else frozenset()
+    kinds = kinds_of(matcher) if matcher.has_depth(depth) else frozenset()
     return Wanted(matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth))
 
 
@@ -95,13 +103,16 @@ def read_window(kernel: Kernel, fd: Fd, wanted: Wanted, window: int | None, ends
     inos: list[int] = []
     dirs: list[str] = []
     chosen: list[str] = []
+    untold: Refused = []
     is_chosen = wanted.is_chosen
     n_seen = 0
     while (block := read_on(kernel, fd)) is not None:
         n_seen += len(block.names)
-        block = _told(kernel, fd, block)
         if _OWN in block.text or wanted.is_pruned is not None:
             block = _without(block, wanted)
+        if 0 in block.kinds:
+            block, refused = _told(kernel, fd, block)
+            untold += (one for one in refused if wanted.enters or is_chosen is None or is_chosen(one[0]))
         files = _of_kinds(block, wanted.kinds)
         if by_inode:
             pairs = zip(files.names, files.inos, strict=True)
@@ -121,18 +132,17 @@ def read_window(kernel: Kernel, fd: Fd, wanted: Wanted, window: int | None, ends
         names = [names[at] for at in sorted(range(len(inos)), key=inos.__getitem__, reverse=True)]
     else:
         names.reverse()
-    return Found(names, dirs, chosen, n_seen, block is None)
+    return Found(names, dirs, chosen, n_seen, block is None, untold)
 
 
-def _told(kernel: Kernel, fd: Fd, block: Block) -> Block:
-    """The same with the types that the listing did not tell; what vanished meanwhile, or is a mount, is left out."""
-    if 0 not in block.kinds:
-        return block
+def _told(kernel: Kernel, fd: Fd, block: Block) -> tuple[Block, Refused]:
+    """The same with the types that the listing did not tell, as far as a look does; what of the others is there."""
     unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
-    looked, _refused = look_at_all(kernel, fd, unknown)
-    kinds = {one.name: kind_of(one.stat.st_mode) for one in looked}
+    looked, refused = look_at_all(kernel, fd, unknown)
+    kinds = {one.name: kind_of(one.st_mode) for one in looked}
     known = [kind or kinds.get(name, 0) for name, kind in zip(block.names, block.kinds, strict=True)]
-    return _filtered(block._replace(kinds=known), [kind != 0 for kind in known])
+    there = [one for one in refused if one[1] != errno.ENOENT]
+    return _filtered(block._replace(kinds=known), [kind != 0 for kind in known]), there
 
 
 def _without(block: Block, wanted: Wanted) -> Block:

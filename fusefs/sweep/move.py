@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from fusefs.core.swept import Sums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.store.sides import is_same
 from fusefs.sweep.collisions import check_replaceable, numbered
 from fusefs.sweep.copy import Copier
 from fusefs.sweep.destination import Destination, open_destination
@@ -62,7 +63,9 @@ class _Mover:
         return self._take(here, names)._replace(spared=spared)
 
     def _take(self, here: Here, names: Sequence[str]) -> Taken:
-        with self._destination.open(here.upper) as target:
+        with self._destination.open(here.upper, here.ways) as target:
+            if is_same(here.kernel, here.sides.names(), target):
+                return Taken([(name, errno.ENOENT) for name in names], "openat2")
             if self._copier is not None and self._destination.is_distant:
                 return self._copier.take(here, names, target)
             refused = here.kernel.rename_all_free(here.sides.names(), target, names)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.budget import AT_ONCE, Tempo
-from fusefs.core.errors import Incomplete, NotFound, TrashdError, from_os
+from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, from_os
 from fusefs.core.moments import SECOND_NS
 from fusefs.core.names import printable
 from fusefs.core.plan import Delete, Move, Rule, Trash
@@ -29,6 +30,7 @@ from fusefs.sweep.purgelist import Counted, PurgeLists, open_lists
 from fusefs.sweep.request import (
     Action,
     Here,
+    Identified,
     IfExists,
     Request,
     ToCount,
@@ -40,9 +42,10 @@ from fusefs.sweep.request import (
 )
 from fusefs.sweep.run import run
 from fusefs.sweep.sieve import Sieve
-from fusefs.sweep.units import judge_units, open_quietly, time_of
+from fusefs.sweep.units import Judged, judge_units, open_quietly, time_of
 
 NO_WISHES = Wishes()
+_HOW_TO_COPY = "copy = true copies, verifies each copy, and then removes the original"
 _ALL = Selection(types=frozenset(KINDS))
 
 
@@ -65,25 +68,25 @@ class How(NamedTuple):
 def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]:
     """Do what the rules say, in their order, and tell each directory of each.
 
-    Who stops it finds the purge lists as they were, and so does who comes after a directory that failed: half a list
-    would be taken for a whole one.
+    Who stops it finds the purge lists as they were. A directory that fails holds up nobody's: what it might have
+    told is lacking, which the lists say.
     Raises  TrashdError, before anything is touched: a directory for purge lists is not to be had
     """
     with ExitStack() as owned:
         paths = dict.fromkeys(rule.purge.directory for rule in rules if rule.purge is not None)
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
         leaders = _Leaders(kernel, how, owned)
-        lacking: dict[bytes, NotDone] = {}
+        ways = {path: one.way for path, one in lists.items()}
         for rule in rules:
             listed = Counted() if rule.purge is None else lists[rule.purge.directory]
-            for told in _carry_out(kernel, rule, how, leaders, listed):
+            for told in _carry_out(kernel, rule, how, leaders, listed, ways):
                 if rule.purge is not None and isinstance(told, NotDone) and _hides_something(told):
-                    lacking.setdefault(rule.purge.directory, told)
+                    listed.lack()
                 yield told
             if how.wishes.stops():
                 return
         for path, one in lists.items():
-            yield _not_published(path, lacking[path]) if path in lacking else _publish(path, one)
+            yield _publish(path, one)
 
 
 def _hides_something(told: NotDone) -> bool:
@@ -91,15 +94,9 @@ def _hides_something(told: NotDone) -> bool:
     return told.error is not None and not isinstance(told.error, NotFound)
 
 
-def _not_published(path: bytes, failed: NotDone) -> Listed:
-    why = f"{printable(path)}: no list was written, since {printable(failed.directory)} failed"
-    hint = "the lists there are an earlier run's; a run that no directory fails writes new ones"
-    return Listed(path, 0, 0, Incomplete(why, hint))
-
-
 def _publish(path: bytes, lists: PurgeLists | Counted) -> Listed:
     try:
-        return Listed(path, lists.publish(), lists.n_entries)
+        return Listed(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
     except TrashdError as error:
         return Listed(path, 0, 0, error)
     except OSError as error:
@@ -127,9 +124,14 @@ class _Leaders:
 
 
 def _carry_out(
-    kernel: Kernel, rule: Rule, how: How, leaders: _Leaders, lists: PurgeLists | Counted
+    kernel: Kernel,
+    rule: Rule,
+    how: How,
+    leaders: _Leaders,
+    lists: PurgeLists | Counted,
+    ways: Mapping[bytes, frozenset[Identified]],
 ) -> Iterator[Done | NotDone]:
-    """One rule, in each of its directories."""
+    """One rule, in each of its directories. ways: to the purge lists of all rules"""
     is_any = False
     for found in find_directories(kernel, rule.directory):
         if how.wishes.stops():
@@ -140,11 +142,15 @@ def _carry_out(
             continue
         try:
             with scope_of(kernel, found.fd, found.path) as scope:
+                _check_holds_none(kernel, scope, ways)
                 there = how._replace(wishes=how.wishes._replace(leads=leaders.on(found.fd)))
                 one = _Rule(kernel, rule, there, lists, found, scope)
                 yield Done(rule, one.units() if rule.is_unit else one.entries())
                 if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
                     one.list_soon()
+        except OtherFilesystem as error:
+            told: TrashdError = OtherFilesystem(error.detail, _HOW_TO_COPY)
+            yield NotDone(rule, found.path, told.message(), told)
         except TrashdError as error:
             yield NotDone(rule, found.path, error.message(), error)
         except OSError as error:
@@ -152,6 +158,16 @@ def _carry_out(
             yield NotDone(rule, found.path, told.message(), told)
     if not is_any:
         yield NotDone(rule, rule.directory, "there is no such directory")
+
+
+def _check_holds_none(kernel: Kernel, scope: Scope, ways: Mapping[bytes, frozenset[Identified]]) -> None:
+    """No purge lists lie in a directory, by whatever path. Raises  Refused: they would be taken, or told of"""
+    for side in scope.sides():
+        st = None if side is None else kernel.fstat(side)
+        for path, way in ways.items():
+            if st is not None and (st.st_dev, st.st_ino) in way:
+                hint = "name a directory for them where no rule goes, such as /var/spool/trashd"
+                raise Refused(f"the purge lists of {printable(path)} lie in it", hint)
 
 
 class _Rule:
@@ -181,7 +197,9 @@ class _Rule:
         """Note what of that goes soon."""
         guard = Keepers(holds=False)
         listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None, guard=guard)
-        run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
+        seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
+        if seen.sums.n_failed or seen.why:
+            self._lists.lack()
 
     def units(self) -> Swept:
         """Each of the directory's own entries as a whole."""
@@ -194,27 +212,36 @@ class _Rule:
             sieve = Sieve(self._scope.path(), age.before_ns, self._due_ns, self._lists)
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
             judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops)
-            if not self._how.runs:
-                return sieve.would_take(judged, self._rule.most, stops)
-            request = self._request._replace(
-                selection=_ALL, names=sieve.due(judged), wraps=self._locking(is_guarded=False)
-            )
-            return sieve.told(run(self._kernel, request, self._how.wishes))
+            swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
+            if swept.is_limited or swept.why:
+                self._lists.lack()  # those after it were not judged
+            return swept
+
+    def _take(self, sieve: Sieve, judged: Iterator[Judged]) -> Swept:
+        wraps = self._locking(is_guarded=False)
+        request = self._request._replace(selection=_ALL, names=sieve.due(judged), wraps=wraps)
+        return sieve.told(run(self._kernel, request, self._how.wishes))
 
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
         return partial(Locking, holds=self._how.runs, is_guarded=is_guarded)
 
-    def _list(self, here: Here, names: Sequence[str]) -> None:
+    def _list(self, here: Here, names: Sequence[str]) -> list[tuple[str, int]]:
         """Note what goes soon; in a dry run without what would be gone by now."""
         assert self._rule.age is not None
         fields, before_ns = self._rule.age
+        refused: list[tuple[str, int]] = []
         for name in names:
-            with suppress(FileNotFoundError), here.kernel.open_beneath(here.sides.fd, os.fsencode(name)) as fd:
-                st = here.kernel.fstat(fd)
-                time_ns = time_of(here.kernel, fields, fd, st)
-                if self._how.runs or time_ns >= before_ns:
-                    path = os.path.join(self._scope.path(), here.upper, os.fsencode(name))
-                    self._lists.add(st.st_uid, path, self._due_ns(time_ns))
+            try:
+                with here.kernel.open_beneath(here.sides.fd, os.fsencode(name)) as fd:
+                    st = here.kernel.fstat(fd)
+                    time_ns = time_of(here.kernel, fields, fd, st)
+            except OSError as error:
+                refused.append((name, error.errno or errno.EIO))
+                continue
+            if self._how.runs or time_ns >= before_ns:
+                path = os.path.join(self._scope.path(), here.upper, os.fsencode(name))
+                self._lists.add(st.st_uid, path, self._due_ns(time_ns))
+        return refused
 
     def _due_ns(self, time_ns: int) -> int:
         """When something of a time goes: at its age, or now if it is older."""

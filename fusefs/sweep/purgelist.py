@@ -18,20 +18,29 @@ from fusefs.linux.credentials import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.directories import Directory, found_directory
+from fusefs.sweep.request import Identified
 
+_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENDING, _NEW = b".list", b".list.new"
 _MODE = 0o640
 _BUFFER_MAX_BYTES = 1 << 20
 _HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
 """By this first line a list of ours is known: one that says something else is of somebody else."""
+_LACKING = b"# Not complete: not all could be looked at this time.\n"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Counted:
-    """Lists that are only counted: what a dry run has."""
+    """Lists that are only counted: what a dry run has.
 
-    def __init__(self) -> None:
+    way       where they are, and each directory above that
+    is_whole  nothing is lacking that could not be looked at
+    """
+
+    def __init__(self, way: frozenset[Identified] = frozenset()) -> None:
         self._users: set[int] = set()
+        self.way = way
+        self.is_whole = True
         self.n_entries = 0
 
     def add(self, uid: int, _path: bytes, _goes_ns: int) -> None:
@@ -39,16 +48,22 @@ class Counted:
         self._users.add(uid)
         self.n_entries += 1
 
+    def lack(self) -> None:
+        """See PurgeLists."""
+        self.is_whole = False
+
     def publish(self) -> int:
         """See PurgeLists."""
         return len(self._users)
 
 
 class PurgeLists:
-    """The lists of one directory, which is for them alone."""
+    """The lists of one directory, which is for them alone. way, is_whole: see Counted"""
 
-    def __init__(self, kernel: Kernel, directory: Fd, path: bytes) -> None:
+    def __init__(self, kernel: Kernel, directory: Fd, path: bytes, way: frozenset[Identified] = frozenset()) -> None:
         """directory: as `open_lists` gives it; path: what it is called when something is told of it"""
+        self.way = way
+        self.is_whole = True
         self._kernel = kernel
         self._directory = directory
         self._path = path
@@ -75,8 +90,14 @@ class PurgeLists:
             except OSError as error:
                 self._error = error
 
+    def lack(self) -> None:
+        """Note that something could not be looked at: each list says then that it is not complete."""
+        self.is_whole = False
+
     def publish(self) -> int:
         """Put all lists in place, and take away those of users who have none any more; how many there are.
+
+        While something is lacking, nobody can tell who has none any more: an earlier list stays.
 
         Raises  OSError: those that were there before are there still, or some are new
                 Refused: there is a file now that would be lost
@@ -86,7 +107,9 @@ class PurgeLists:
         _check_ours(self._kernel, self._directory, self._path)
         self._flush()
         for uid, new in self._begun.items():
-            with self._open(new, os.O_WRONLY) as fd:
+            with self._open(new, os.O_WRONLY | os.O_APPEND) as fd:
+                if not self.is_whole:
+                    os.write(fd, _LACKING)
                 if os.geteuid() == 0:
                     self._kernel.chown(fd, uid, -1)
                 os.fchmod(fd, _MODE)
@@ -94,7 +117,8 @@ class PurgeLists:
             self._kernel.rename(self._directory, new, self._directory, new.removesuffix(_NEW) + _ENDING)
         published = {name.removesuffix(_NEW) + _ENDING for name in self._begun.values()}
         for name in self._kernel.list(self._directory):
-            if name.endswith((_ENDING, _NEW)) and name not in published:
+            is_over = name.endswith(_NEW) or (self.is_whole and name.endswith(_ENDING))
+            if is_over and name not in published:
                 self._kernel.unlink(self._directory, name)
         self._kernel.fsync(self._directory)
         n_users = len(self._begun)
@@ -147,7 +171,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
         fd = _open(kernel, path, makes=writes)
     except OSError as error:
         if not writes and error.errno == errno.ENOENT:
-            yield Counted()
+            yield Counted(_way_to(kernel, path))
             return
         raise from_os(error, path) from error
     with fd:
@@ -156,10 +180,11 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
         except OSError as error:
             if writes or error.errno != errno.EACCES:  # who only looks may read no list but his own
                 raise from_os(error, path) from error
+        way = _way_to(kernel, path)
         if not writes:
-            yield Counted()
+            yield Counted(way)
             return
-        lists = PurgeLists(kernel, fd, path)
+        lists = PurgeLists(kernel, fd, path, way)
         try:
             yield lists
         finally:
@@ -188,6 +213,25 @@ def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
                 kernel.chmod(fd, 0o755)  # its users come for their lists, whatever our umask
             owned.pop_all()
         return fd
+
+
+def _way_to(kernel: Kernel, path: bytes) -> frozenset[Identified]:
+    """A directory, if it is there, and all that are above it, whatever they are called."""
+    upper, name = os.path.split(path.rstrip(b"/"))
+    way: set[Identified] = set()
+    with ExitStack() as owned:
+        fd = owned.enter_context(_found_above(kernel, upper)).fd
+        with suppress(FileNotFoundError):
+            fd = owned.enter_context(Fd(os.open(name, _DIR, dir_fd=fd)))
+        while (identified := _identify(kernel, fd)) not in way:
+            way.add(identified)
+            fd = owned.enter_context(Fd(os.open(b"..", _DIR, dir_fd=fd)))
+    return frozenset(way)
+
+
+def _identify(kernel: Kernel, fd: Fd) -> Identified:
+    st = kernel.fstat(fd)
+    return st.st_dev, st.st_ino
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from fusefs.core.names import ContainerId
 from fusefs.core.selection import Selection
 from fusefs.core.swept import Sums
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import Kernel, Refused
 from fusefs.reaper.pace import FULL_SPEED, Leads
+from fusefs.store.anchors import Ways
 from fusefs.store.sides import Sides
 
 if TYPE_CHECKING:
@@ -60,10 +61,11 @@ class ToMove(NamedTuple):
 class ToPrint(NamedTuple):
     """The matches are told, and nothing is done to them.
 
-    tell  called in this process with the directory, open, and names in it; may raise, which ends the sweep
+    tell  called in this process with the directory, open, and names in it; gives those that it could not tell, with
+          errnos as in `Taken.refused`; may raise, which ends the sweep
     """
 
-    tell: Callable[[Here, Sequence[str]], None]
+    tell: Callable[[Here, Sequence[str]], Refused]
 
 
 class ToCount(NamedTuple):
@@ -134,6 +136,7 @@ class Here(NamedTuple):
     upper       its path relative to the sweep's directory; empty for that itself
     are_dirs    the names are directories, each to be taken whole; otherwise none was one when it was listed
     is_stopped  to be asked now and then by what takes long: then return with what is not begun in `n_left`
+    ways        for the directories that correspond to this one in other trees
     """
 
     kernel: Kernel
@@ -141,6 +144,7 @@ class Here(NamedTuple):
     upper: bytes
     are_dirs: bool
     is_stopped: Callable[[], bool]
+    ways: Ways
 
 
 class Taken(NamedTuple):

@@ -54,13 +54,15 @@ class Sieve:
                     self._sums = self._sums.plus(Sums(n_spared=1))
                     self._spared = [*self._spared, one][:MAX_FAILURES]
                 case Failure():
+                    self._lists.lack()
                     self._sums = self._sums.plus(Sums(n_failed=1))
                     self._failures = [*self._failures, one][:MAX_FAILURES]
 
     def told(self, swept: Swept) -> Swept:
         """What a sweep of the due ones did, with what it was not given."""
+        vanished = swept.sums.n_vanished + swept.sums.n_missing  # each was there when it was judged
         return swept._replace(
-            sums=swept.sums._replace(n_bytes=0).plus(self._sums),
+            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0).plus(self._sums),
             failures=(*self._failures, *swept.failures)[:MAX_FAILURES],
             spared=(*self._spared, *swept.spared)[:MAX_FAILURES],
             looks=True,

@@ -37,10 +37,9 @@ class Telling:
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """See Action. Raises  Untellable"""
         try:
-            self._to.tell(here, names)
+            return Taken(self._to.tell(here, names), "stat")
         except OSError as error:
             raise Untellable(error) from error
-        return Taken()
 
     def end(self, _sums: Sums) -> Ended:
         """See Action."""
@@ -62,14 +61,14 @@ class Counting:
 
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """See Action."""
-        looked, refused = look_at_all(here.kernel, here.sides.fd, names, with_btime=self._field == "btime")
+        looked, refused = look_at_all(here.kernel, here.sides.fd, names)
         for one in looked:
             self._count(here.upper, one)
         return Taken(refused, "stat")
 
     def _count(self, upper: bytes, one: Looked) -> None:
-        n_bytes = one.stat.st_size
-        time_ns: int = one.btime_ns if self._field == "btime" else getattr(one.stat, f"st_{self._field}_ns")
+        n_bytes = one.st_size
+        time_ns: int = one.btime_ns if self._field == "btime" else getattr(one, f"st_{self._field}_ns")
         self.n_bytes += n_bytes
         if len(self._largest) < _TOLD or n_bytes > self._largest[0][0] or -time_ns > self._oldest[0][0]:
             path = join(upper, os.fsencode(one.name))

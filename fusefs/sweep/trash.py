@@ -17,7 +17,7 @@ from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.merge import bring
 from fusefs.store.reserve import FULL
 from fusefs.store.scope import find_scope
-from fusefs.store.sides import Sides, between
+from fusefs.store.sides import Sides, between, is_same
 from fusefs.store.stage import Options
 from fusefs.store.swept import Basket, open_basket
 from fusefs.sweep.request import Action, Ended, Here, Identified, Taken, Top, ToTrash
@@ -53,11 +53,13 @@ class _Trash:
         """See Action: one rename a name."""
         names, told = without_stores(here, names)
         try:
-            into = self._basket.into(here.upper)
+            into = self._basket.into(here.upper, here.ways)
         except FileNotFoundError:
             # The directory has another path by now: what is in it is not where it was asked for.
             return Taken([(name, errno.ENOENT) for name in names], "openat2", told)
         with into:
+            if is_same(here.kernel, here.sides.fd, into.fd):
+                return Taken([(name, errno.ENOENT) for name in names], "openat2", told)
             source, target = between(here.sides, into)
             refused = [
                 (name, left)

@@ -153,7 +153,7 @@ class _Look:
         """What it is; None: no unit. Raises  OSError"""
         with self._kernel.open_beneath(self._top.fd, self.name) as found:
             st = self._kernel.fstat(found)
-        if _KINDS.get(stat.filemode(st.st_mode)[0]) not in self._matcher.types or not self._matcher.takes(st):
+        if _KINDS.get(stat.filemode(st.st_mode)[0]) not in self._matcher.types or not self._matcher.takes(st, None):
             return None
         try:
             self._look(self.name, self._top.fd, self.name)

@@ -21,9 +21,9 @@ from fusefs.linux.batches import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.groups import Groups
-from fusefs.store.sides import Sides, open_shown_as
-from fusefs.sweep.anchors import Anchors
-from fusefs.sweep.choosing import Chooser, Dirs, Way
+from fusefs.store.anchors import Ways
+from fusefs.store.sides import READABLE, Sides, open_shown_as
+from fusefs.sweep.choosing import Chooser, Dirs, Way, missing
 from fusefs.sweep.jobs import Job, Kind, Outcome, Share
 from fusefs.sweep.listing import Found, read_window, stripped_in, wanted_in
 from fusefs.sweep.request import Action, Guard, Here, Identified, Taken
@@ -72,7 +72,7 @@ class _Run:
         self._ends_at = self._began_at + budget.seconds
         self._tally = Tally(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
-        self._anchors = owned.enter_context(Anchors(worker.kernel, worker.root.fd))
+        self._ways = owned.enter_context(Ways(worker.kernel))
 
     def run(self) -> Outcome:
         try:
@@ -131,9 +131,10 @@ class _Run:
     # Directories.
 
     def _open(self, upper: bytes) -> Sides:
-        """A directory, readable, on both sides. Raises  OSError"""
-        fd = self._anchors.open_dir(upper)
-        return Sides(fd, open_shown_as(self._kernel, self._worker.root.mounted, upper, fd))
+        """A directory, readable, on both sides. Raises  OSError: EXDEV if something is mounted there, or on the way"""
+        if self._worker.way.is_hidden(upper):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return self._ways.into(self._worker.root).beneath(upper, flags=READABLE)
 
     def _open_told(self, upper: bytes, inode: Identified | None = None) -> Sides | None:
         """The same; None if that can't be, which is told, if it is another one meanwhile, or not to be touched."""
@@ -207,6 +208,7 @@ class _Run:
             self._leave(sides)
             return
         self._tally.count(Sums(n_seen=found.n_seen))
+        self._chooser.refuse(job.upper, found.untold)
         if not found.is_all:
             self._jobs.append(job)
         self._sort_dirs(job, found, sides)
@@ -307,7 +309,8 @@ class _Run:
                 names = self._unspared(job.upper, names, held)
             if not names:
                 return again
-            taken = self._offer(Here(self._kernel, sides, job.upper, are_dirs, self._worker.is_stopped), names)
+            here = Here(self._kernel, sides, job.upper, are_dirs, self._worker.is_stopped, self._ways)
+            taken = self._offer(here, names)
         tally.take(job.upper, len(names), taken, are_matches=not job.strips, has_left=not is_reserved)
         tried, untried = names[: len(names) - taken.n_left], names[len(names) - taken.n_left :]
         if sizes:
@@ -355,12 +358,12 @@ class _Run:
             if error.errno == errno.EXDEV:
                 self._tally.count(Sums(n_mounts=1))
             elif error.errno == errno.ENOENT:
-                self._tally.count(Sums(n_vanished=len(job.names)))
+                self._tally.count(missing(len(job.names), job.again))
             else:
                 self._tally.fail(upper, error.errno, "open", len(job.names))
             return
         if not self._is_spared(upper, sides):
-            files, dirs = self._chooser.choose(upper, sides, job.names)
+            files, dirs = self._chooser.choose(upper, sides, job.names, are_again=job.again)
             if self._worker.way.dirs is Dirs.STRIPPED:
                 dirs = self._reserve(dirs)
                 self._after(job, dirs)

@@ -86,7 +86,8 @@ def test_error_in_any_file_is_told_with_its_line_and_nothing_is_done(volume: Pat
 def test_check_tells_every_problem_as_an_object(volume: Path) -> None:
     done = plan(volume, '[[rule]]\ndirectory = "x"\n[[rule]]\nname = "*"\n', "--check", "--json")
     assert done.code == 2
-    assert [(one["line"], bool(one["what"] and one["fix"])) for one in done.objects()] == [(2, True), (3, True)]
+    told = [(one["line"], bool(one["what"] and one["fix"])) for one in done.objects()]
+    assert told == [(1, True), (2, True), (3, True)]
 
 
 def test_check_of_what_is_right_says_so(volume: Path) -> None:
@@ -111,7 +112,7 @@ def test_json_tells_each_directory(volume: Path) -> None:
     assert (done["rule"], done["action"], done["dry_run"]) == (f"{volume}/plan.toml:1", "trash", True)
     assert (done["directory"], done["sums"]["n_done"], done["oldest"][0]["path"]) == (f"{volume}/scratch", 2, "old-1")
     assert (missing["directory"], missing["error"]) == (f"{volume}/none*", None)
-    assert listed == {"lists": f"{volume}/lists", "n_users": 0, "n_entries": 0}
+    assert listed == {"lists": f"{volume}/lists", "n_users": 0, "n_entries": 0, "is_whole": True}
 
 
 def test_rest_beyond_max_delete_is_told_by_the_exit_code(volume: Path) -> None:

@@ -11,9 +11,13 @@ import pytest
 
 from tests.support.command import TRASHD, Done, done_well, trashd
 from tests.support.sweeping import names
+from tests.support.terminal import Terminal
 from tests.support.tree import make_tree
+from tests.support.users import run_as
 
 pytestmark = pytest.mark.needs("root")
+
+SOMEBODY = 12666
 
 
 @pytest.fixture
@@ -34,6 +38,12 @@ def test_the_undo_that_is_told_brings_it_back(top: Path) -> None:
     ]
     done_well(*undo[2:])
     assert (top / "d/c.log").read_text() == "333"
+
+
+def test_what_came_from_a_volumes_root_is_told_to_be_back_there(volume: Path) -> None:
+    (volume / "f").touch()
+    told = json.loads(done_well("sweep", volume, "--name", "f", "--json").out)
+    assert done_well("restore", "--volume", volume, told["orphan"]).out == f"{volume}: restored\n"
 
 
 def test_deleted_is_told_with_its_number(top: Path) -> None:
@@ -126,6 +136,9 @@ def test_nothing_says_what_to_take(top: Path) -> None:
         (("--type", "f", "--type", "l"), "nothing has two types at once"),
         (("--user", "nobody-has-this-name"), "there is no user"),
         (("--depth", "3..2"), "the wrong way round"),
+        (("--depth", "3..", "--depth", "2"), "no depth is at least 3 and at most 2"),
+        (("--name", "*", "--by", "atime"), "--by without --older or --newer"),
+        (("--older", "1d", "--by", "atime", "--by", "mtime"), "--by atime with --by mtime"),
         (("--name", "*", "--delete", "--move-to", "x"), "--delete with --move-to"),
         (("--name", "*", "--recursive"), "--recursive is for --delete only"),
         (("--name", "*", "--max-delete", "-1"), "-1 is not in the range"),
@@ -163,8 +176,8 @@ def test_a_closed_standard_input_is_nobody_to_read_from_or_to_ask(top: Path, wor
 @pytest.mark.parametrize(
     ("words", "stdin", "why"),
     [
-        (("--from", "-"), b"a.log\0b.txt\0", "the list has NUL in it"),
-        (("-0",), b"a" * 2_000_000, "a name in the list has no end"),
+        (("--from", "-"), b"a.log\0b.txt\0", "it has NUL in it"),
+        (("-0",), b"a" * 2_000_000, "a name in it has no end"),
     ],
 )
 @pytest.mark.parametrize("action", [(), ("--delete",)])
@@ -194,3 +207,73 @@ def test_nothing_is_printed_where_standard_output_is_closed(top: Path) -> None:
 
 def test_that_none_may_be_taken_does_not_say_that_none_matches(top: Path) -> None:
     assert trashd("sweep", top, "--name", "*", "--max-delete", "0").out.startswith(f"{top}: 0 matches trashed\n")
+
+
+def test_a_depth_told_twice_must_hold_twice(top: Path) -> None:
+    make_tree(top / "d/e", {"deep.log": "", "f": {"g.log": ""}})
+    found = _objects(top, "--depth", "2..", "--depth", "..3")
+    assert {str(one["path"]).removeprefix(f"{top}/") for one in found} == {"d/c.log", "d/e/deep.log"}
+
+
+def test_the_same_time_told_twice_is_that_time(top: Path) -> None:
+    assert len(_objects(top, "--by", "ctime", "--newer", "1h", "--by", "ctime")) == 3
+
+
+def test_what_can_not_be_looked_at_is_a_failure_of_printing(volume: Path, top: Path) -> None:
+    volume.chmod(0o755)
+    (top / "d").chmod(0o744)
+    words = [TRASHD, "sweep", str(top), "--name", "*.log", "--print", "--json"]
+    done = run_as(SOMEBODY, words, env={"LC_ALL": "C.UTF-8"})
+    assert (done.returncode, b"stat d/c.log: Permission denied" in done.stderr) == (13, True)
+    assert json.loads(done.stdout)["path"] == f"{top}/a.log"
+
+
+@pytest.mark.parametrize(("action", "did"), [((), "trashed"), (("--delete",), "deleted"), (("--print",), "")])
+def test_listed_paths_that_are_not_there_are_told_with_their_number(
+    top: Path, action: tuple[str, ...], did: str
+) -> None:
+    done = trashd("sweep", top, "-0", *action, stdin=os.fsencode(f"{top}/a.log\0{top}/no\0{top}/d/no\0"))
+    assert (done.code, f"1 match {did}" in done.out if did else done.out == f"{top}/a.log\n") == (13, True)
+    assert "2 paths of the list are not there" in done.out + done.err
+    assert "hint" not in done.out + done.err
+
+
+@pytest.mark.parametrize(("here", "path"), [(".", "a.log"), ("d", "d/c.log"), ("..", "a.log")])
+def test_who_lists_paths_from_elsewhere_is_told_from_where_they_are(top: Path, here: str, path: str) -> None:
+    is_found = (top / here / path).exists()
+    done = trashd("sweep", top, "--delete", "--from", "-", cwd=top / here, stdin=os.fsencode(path))
+    assert (done.code, "hint: none of the list was found" in done.out) == (0 if is_found else 13, not is_found)
+
+
+def test_a_list_that_breaks_off_ends_it_with_an_orphan_of_what_was_done(volume: Path, top: Path) -> None:
+    paths = [f"{top}/a.log", *(f"{top}/d/{n}" for n in range(10_000))]
+    (volume / "list").write_text("\n".join([*paths, "\0"]))
+    done = trashd("sweep", top, "--from", volume / "list", "--json")
+    told = json.loads(done.out)
+    assert (done.code, told["sums"]["n_done"]) == (13, 1)
+    assert told["why"] == "the list can't be read on: it has NUL in it"
+    done_well("restore", "--volume", volume, told["orphan"])
+    assert (top / "a.log").exists()
+
+
+# The question
+
+
+@pytest.mark.parametrize(("typed", "code", "n_left"), [("y\n", 0, 1), ("n\n", 3, 4), ("\n", 3, 4)])
+def test_on_a_terminal_it_asks_first(top: Path, typed: str, code: int, n_left: int) -> None:
+    terminal = Terminal("sweep", top, "--name", "*", "--delete", "--confirm-above", "2")
+    terminal.wait_for("3 matches (6 B) would be deleted. Go on? [y/N]:")
+    assert len(names(top)) == 4
+    terminal.type(typed)
+    assert (terminal.end(), len(names(top))) == (code, n_left)
+
+
+def test_ctrl_c_is_no_answer_and_touches_nothing(top: Path) -> None:
+    terminal = Terminal("sweep", top, "--name", "*", "--delete", "--confirm-above", "2")
+    terminal.wait_for("Go on?")
+    assert (terminal.interrupt(), len(names(top))) == (130, 4)
+
+
+def test_up_to_the_limit_a_terminal_is_not_asked(top: Path) -> None:
+    terminal = Terminal("sweep", top, "--name", "*", "--delete", "--confirm-above", "3")
+    assert (terminal.end(), "Go on?" in terminal.seen, names(top)) == (0, False, {"d"})

@@ -1,15 +1,19 @@
 """Killed before any system call of any verb: what the next command recovers has lost nothing."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.acts import SCENES
-from tests.support.scenes import Scene, assert_nothing_lost, deaths, home, settle
+from tests.support.laws import hold_when_killed, hold_when_killed_twice
+from tests.support.scenes import Before, Scene, assert_nothing_lost, home, settle
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
+
+TWICE = ["swap", "swap-two-rename", "swap-lent", "restore-late", "restore-two-rename-late", "restore-late-lent", "reap"]
 
 
 @pytest.fixture(scope="module")
@@ -18,31 +22,29 @@ def volume() -> Iterator[Path]:
         yield path
 
 
-def assert_law(scene: Scene, volume: Path) -> None:
-    for n, before in deaths(scene, volume):
-        try:
-            if scene.is_gapless:
-                assert home(volume).is_dir(), "the name does not resolve (I1)"
-            settle(volume)
-            assert_nothing_lost(scene, volume, before)
-        except BaseException as error:
-            error.add_note(f"killed before call {n}: {told(scene, volume, n)}")
-            raise
+def nothing_is_lost(scene: Scene, volume: Path, before: Before) -> None:
+    settle(volume)
+    assert_nothing_lost(scene, volume, before)
 
 
-def told(scene: Scene, volume: Path, n: int) -> str:
-    scene.set_up(volume)
-    calls = [call.name for call in scene.calls(volume)]
-    return " ".join([*calls[max(n - 6, 0) : n], "†", *calls[n : n + 3]])
+def resolves_and_nothing_is_lost(scene: Scene, volume: Path, before: Before) -> None:
+    if scene.is_gapless:
+        assert home(volume).is_dir(), "the name does not resolve (I1)"
+    nothing_is_lost(scene, volume, before)
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_nothing_is_lost_by_a_kill_before_any_call(volume: Path, name: str) -> None:
-    assert_law(SCENES[name], volume)
+    hold_when_killed(SCENES[name], volume, partial(resolves_and_nothing_is_lost, SCENES[name], volume))
 
 
 @pytest.mark.needs("loop")
 @pytest.mark.parametrize("name", ["swap", "restore-late", "swap-two-rename-lent"])
 def test_nothing_is_lost_by_a_kill_before_any_call_on_ext4(name: str) -> None:
     with loop_volume("ext4", 16) as ext4:
-        assert_law(SCENES[name], ext4)
+        hold_when_killed(SCENES[name], ext4, partial(resolves_and_nothing_is_lost, SCENES[name], ext4))
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_nothing_is_lost_by_a_second_kill_in_recovery(volume: Path, name: str) -> None:
+    hold_when_killed_twice(SCENES[name], volume, partial(nothing_is_lost, SCENES[name], volume))

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import errno
-import itertools
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from tests.support.acts import LATE, READ_ONLY, TREE, killed_after, only_id
-from tests.support.scenes import Scene, assert_nothing_half_done, deaths, home, orphans, settle
-from tests.support.store import FailingAt, recover_all, restore, swap
+from tests.support.laws import hold_when_failing, hold_when_killed
+from tests.support.scenes import Before, Scene, assert_nothing_half_done, home, orphans, settle
+from tests.support.store import recover_all, restore, swap
 from tests.support.tree import Dir, make_tree
-from tests.support.users import as_user
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -119,58 +115,37 @@ def assert_kept(scene: Scene, volume: Path) -> None:
         assert (home(volume) / "a").read_bytes() == b"first"
 
 
-def assert_law(name: str, volume: Path) -> None:
+def all_or_nothing(name: str, volume: Path, _before: Before) -> None:
     scene, allowed = SCENES[name]
-    for n, _before in deaths(scene, volume):
-        try:
-            assert_kept(scene, volume)
-            settle(volume)
-            assert look(volume) in allowed
-            mode = home(volume).stat().st_mode
-            assert all(tree.stat().st_mode == mode for tree in orphans(volume))
-        except BaseException as error:
-            error.add_note(f"killed before call {n}")
-            raise
+    assert_kept(scene, volume)
+    settle(volume)
+    assert look(volume) in allowed
+    mode = home(volume).stat().st_mode
+    assert all(tree.stat().st_mode == mode for tree in orphans(volume))
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_a_kill_before_any_call_keeps_all_or_undoes_all(volume: Path, name: str) -> None:
-    assert_law(name, volume)
+    hold_when_killed(SCENES[name][0], volume, partial(all_or_nothing, name, volume))
 
 
 @pytest.mark.needs("loop")
 @pytest.mark.parametrize("name", ["swap", "restore-late"])
 def test_a_kill_before_any_call_keeps_all_or_undoes_all_on_ext4(name: str) -> None:
     with loop_volume("ext4", 16) as ext4:
-        assert_law(name, ext4)
+        hold_when_killed(SCENES[name][0], ext4, partial(all_or_nothing, name, ext4))
 
 
 @pytest.mark.parametrize(("name", "number"), FAULTS, ids=lambda value: errno.errorcode.get(value, value))
 def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: int) -> None:
     scene, _allowed = SCENES[name]
-    for n in itertools.count():
-        scene.set_up(volume)
-        act = partial(fail, scene, volume, n, number)
-        failed = as_user(scene.uid, act) if scene.uid else act()
-        try:
-            assert_kept(scene, volume)
-            settle(volume)
-            assert_nothing_lost(look(volume))
-        except BaseException as error:
-            error.add_note(f"{errno.errorcode[number]} at call {n}, {failed}")
-            raise
-        if failed is None:
-            return
 
+    def law(_before: Before) -> None:
+        assert_kept(scene, volume)
+        settle(volume)
+        assert_nothing_lost(look(volume))
 
-def fail(scene: Scene, volume: Path, n: int, number: int) -> str | None:
-    """The call that failed, None if the act makes fewer."""
-    gate = FailingAt(n, number)
-    n_fds = len(os.listdir("/proc/self/fd"))
-    with suppress(TrashdError, OSError):
-        scene.run(volume, gate)
-    assert len(os.listdir("/proc/self/fd")) == n_fds, "fds leaked"
-    return gate.failed
+    hold_when_failing(scene, volume, number, law)
 
 
 def assert_nothing_lost(found: Look) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from tests.support.acts import LATE, TREE, killed_after, only_id
 from tests.support.gather import gather
+from tests.support.laws import hold_when_failing, hold_when_killed, hold_when_killed_twice, hold_when_stopped
 from tests.support.scenes import (
     LOST,
     USER,
@@ -28,15 +26,13 @@ from tests.support.scenes import (
     Scene,
     assert_nothing_lost,
     changing,
-    deaths,
     home,
     look,
     orphans,
     outcome,
     settle,
-    stop_at,
 )
-from tests.support.store import DyingAt, FailingAt, in_child, numbered_calls, recover_all, restore
+from tests.support.store import recover_all, restore
 from tests.support.tree import Dir, make_tree
 from tests.support.volumes import loop_volume, tmpfs_volume
 
@@ -118,59 +114,47 @@ def volume() -> Iterator[Path]:
         yield path
 
 
-def assert_law(scene: Scene, volume: Path) -> None:
-    for n, before in deaths(scene, volume):
-        try:
-            settle(volume)
-            assert_nothing_lost(scene, volume, before)
-        except BaseException as error:
-            error.add_note(f"killed before call {n}")
-            raise
+def each_file_is_once(scene: Scene, volume: Path, before: Before) -> None:
+    settle(volume)
+    assert_nothing_lost(scene, volume, before)
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_each_file_is_once_after_a_kill_before_any_call(volume: Path, name: str) -> None:
-    assert_law(SCENES[name], volume)
+    hold_when_killed(SCENES[name], volume, partial(each_file_is_once, SCENES[name], volume))
 
 
 @pytest.mark.needs("loop")
 @pytest.mark.parametrize("name", ["sweep-all", "merge-taken"])
 def test_each_file_is_once_after_a_kill_before_any_call_on_ext4(name: str) -> None:
     with loop_volume("ext4", 16) as ext4:
-        assert_law(SCENES[name], ext4)
+        hold_when_killed(SCENES[name], ext4, partial(each_file_is_once, SCENES[name], ext4))
 
 
 @pytest.mark.parametrize("name", ["sweep-all", "merge-taken"])
 def test_each_file_is_once_after_a_second_kill_in_recovery(volume: Path, name: str) -> None:
-    scene = SCENES[name]
-    scene.set_up(volume)
-    for i, n in enumerate(changing(scene.calls(volume))):
-        scene.set_up(volume)
-        in_child(partial(scene.run, volume, DyingAt(n)))
-        for m in changing(numbered_calls(partial(recover_all, volume)))[i % 3 :: 3]:
-            before = scene.set_up(volume)
-            in_child(partial(scene.run, volume, DyingAt(n)))
-            in_child(partial(recover_all, volume, Kernel(DyingAt(m))))
-            settle(volume)
-            assert_nothing_lost(scene, volume, before)
+    hold_when_killed_twice(SCENES[name], volume, partial(each_file_is_once, SCENES[name], volume))
 
 
 def test_killed_sweep_is_completed_by_the_same_again(volume: Path) -> None:
-    for n, before in deaths(SCENES["sweep-all"], volume):
-        assert outcome(partial(_sweep, volume, Kernel(), names=ALL)) == WON, n
-        assert os.listdir(home(volume)) == [], n
-        settle(volume)
-        assert_nothing_lost(SCENES["sweep-all"], volume, before)
+    def law(before: Before) -> None:
+        assert outcome(partial(_sweep, volume, Kernel(), names=ALL)) == WON
+        assert os.listdir(home(volume)) == []
+        each_file_is_once(SCENES["sweep-all"], volume, before)
+
+    hold_when_killed(SCENES["sweep-all"], volume, law)
 
 
 def test_killed_restore_is_completed_by_the_same_again(volume: Path) -> None:
-    for n, _before in deaths(SCENES["merge"], volume):
+    def law(_before: Before) -> None:
         settle(volume)
         if orphans(volume):
-            assert outcome(partial(_restore, volume, Kernel())) == WON, n
-        assert sorted(path.name for path in home(volume).rglob("*")) == ["a", "b", "empty", "leaf", "sub"], n
+            assert outcome(partial(_restore, volume, Kernel())) == WON
+        assert sorted(path.name for path in home(volume).rglob("*")) == ["a", "b", "empty", "leaf", "sub"]
         settle(volume)
-        assert orphans(volume) == [], n
+        assert orphans(volume) == []
+
+    hold_when_killed(SCENES["merge"], volume, law)
 
 
 FAULTS = [
@@ -182,39 +166,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("name", "number"), FAULTS, ids=lambda value: errno.errorcode.get(value, value))
 def test_each_file_is_once_when_any_call_fails(volume: Path, name: str, number: int) -> None:
-    scene = SCENES[name]
-    for n in itertools.count():
-        before = scene.set_up(volume)
-        gate = FailingAt(n, number)
-        n_fds = len(os.listdir("/proc/self/fd"))
-        with suppress(TrashdError, OSError):
-            scene.run(volume, gate)
-        try:
-            assert len(os.listdir("/proc/self/fd")) == n_fds
-            settle(volume)
-            assert_nothing_lost(scene, volume, before)
-        except BaseException as error:
-            error.add_note(f"at call {n}, {gate.failed}")
-            raise
-        if gate.failed is None:
-            return
-
-
-def stopped_before_each(scene: Scene, volume: Path, meanwhile: Callable[[], object]) -> Iterator[tuple[Before, int]]:
-    """What was there before, and the outcome of an act that was stopped before a call while something else ran."""
-    scene.set_up(volume)
-    for n in changing(scene.calls(volume)):
-        before = scene.set_up(volume)
-        stopped = stop_at(scene, volume, n)
-        try:
-            meanwhile()
-        finally:
-            code = stopped.go_on()
-        try:
-            yield before, code
-        except BaseException as error:
-            error.add_note(f"stopped before call {n}")
-            raise
+    hold_when_failing(SCENES[name], volume, number, partial(each_file_is_once, SCENES[name], volume))
 
 
 RIVALS = {
@@ -228,22 +180,21 @@ RIVALS = {
 @pytest.mark.parametrize("name", RIVALS)
 def test_two_at_once_leave_each_file_once(volume: Path, name: str) -> None:
     first, second = (SCENES[one] for one in RIVALS[name])
-    codes: list[int] = []
-    for before, code in stopped_before_each(
-        first, volume, lambda: codes.append(outcome(lambda: second.act(volume, Kernel())))
-    ):
-        assert {code, codes.pop()} <= {WON, LOST}
-        settle(volume)
-        assert_nothing_lost(first, volume, before)
+
+    def law(before: Before, of_first: int, of_second: int) -> None:
+        assert {of_first, of_second} <= {WON, LOST}
+        each_file_is_once(first, volume, before)
+
+    hold_when_stopped(first, volume, lambda: outcome(lambda: second.act(volume, Kernel())), law, moments=changing)
 
 
 @pytest.mark.parametrize("name", ["sweep", "merge-taken"])
 def test_recovery_leaves_a_living_one_alone(volume: Path, name: str) -> None:
-    told: list[str] = []
-    for before, code in stopped_before_each(SCENES[name], volume, lambda: told.extend(recover_all(volume))):
+    def law(before: Before, code: int, told: list[str]) -> None:
         assert (told, code) == ([], WON)
-        settle(volume)
-        assert_nothing_lost(SCENES[name], volume, before)
+        each_file_is_once(SCENES[name], volume, before)
+
+    hold_when_stopped(SCENES[name], volume, lambda: recover_all(volume), law, moments=changing)
 
 
 def test_hard_links_stay_links_of_one_file(volume: Path) -> None:
@@ -252,24 +203,30 @@ def test_hard_links_stay_links_of_one_file(volume: Path) -> None:
         os.link(home(path) / "a", home(path) / "sub/again")
 
     linked = scene(make_linked, partial(_sweep, names=("a", "sub/leaf")))
-    for _n, before in deaths(linked, volume):
-        settle(volume)
-        assert_nothing_lost(linked, volume, before)
+
+    def law(before: Before) -> None:
+        each_file_is_once(linked, volume, before)
         found = [place for place in (home(volume) / "a", *(tree / "a" for tree in orphans(volume))) if place.exists()]
         assert [one.stat().st_nlink for one in found] == [2]
 
+    hold_when_killed(linked, volume, law)
+
 
 def test_new_file_of_a_name_that_is_being_restored_is_never_replaced(volume: Path) -> None:
-    made: list[bool] = []
+    made: set[bool] = set()
 
-    def make() -> None:
-        made.append(not os.path.lexists(home(volume) / "a"))
-        if made[-1]:
+    def make() -> bool:
+        is_free = not os.path.lexists(home(volume) / "a")
+        if is_free:
             (home(volume) / "a").write_bytes(NEW)
+        return is_free
 
-    for before, code in stopped_before_each(SCENES["merge"], volume, make):
+    def law(before: Before, code: int, is_new: bool) -> None:
+        made.add(is_new)
         assert code == WON
         settle(volume)
-        assert look(volume).contents - before.contents == Counter([CONTENT] if made[-1] else [])
+        assert look(volume).contents - before.contents == Counter([CONTENT] if is_new else [])
         assert before.contents - look(volume).contents == Counter()
-    assert set(made) == {True, False}
+
+    hold_when_stopped(SCENES["merge"], volume, make, law, moments=changing)
+    assert made == {True, False}

@@ -1,8 +1,7 @@
 """Two commands on one victim or one orphan: one stops at every call in turn, the other runs to its end meanwhile."""
 
-import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from tests.support.acts import (
     SWAP_TWICE,
     make_victim,
 )
+from tests.support.laws import hold_when_stopped
 from tests.support.scenes import (
     BROKEN,
     LOST,
@@ -33,7 +33,6 @@ from tests.support.scenes import (
     outcome,
     places,
     settle,
-    stop_at,
 )
 from tests.support.store import own, recover_all, swap
 from tests.support.tree import snapshot
@@ -49,19 +48,9 @@ def volume() -> Iterator[Path]:
         yield path
 
 
-def races(first: Scene, second: Scene, volume: Path) -> Iterator[tuple[int, Before, int, int]]:
-    """The outcomes of both, the first stopped before its n-th call while the second ran, for every n."""
-    for n in itertools.count():
-        before = first.set_up(volume)
-        stopped = stop_at(first, volume, n)
-        is_stopped = stopped.is_stopped()
-        try:
-            of_second = outcome(lambda: second.act(volume, Kernel()))
-        finally:
-            of_first = stopped.go_on()
-        yield n, before, of_first, of_second
-        if not is_stopped:
-            return
+def race(first: Scene, second: Scene, volume: Path, law: Callable[[Before, int, int], object]) -> None:
+    """The law gets the outcomes of both: the first was stopped before a call while the second ran."""
+    hold_when_stopped(first, volume, lambda: outcome(lambda: second.act(volume, Kernel())), law)
 
 
 ON_ONE_VICTIM = {
@@ -75,15 +64,15 @@ ON_ONE_VICTIM = {
 
 @pytest.mark.parametrize("name", ON_ONE_VICTIM)
 def test_one_victim_becomes_one_orphan_whoever_wins(volume: Path, name: str) -> None:
-    first, second = ON_ONE_VICTIM[name]
-    for n, before, of_first, of_second in races(first, second, volume):
-        told = f"stopped before call {n}: {of_first}, {of_second}"
-        assert WON in (of_first, of_second), told
-        assert BROKEN not in (of_first, of_second), told
+    def law(before: Before, *outcomes: int) -> None:
+        assert WON in outcomes, outcomes
+        assert BROKEN not in outcomes, outcomes
         settle(volume)
         [tree] = before.trees
-        assert [snapshot(path) for path in orphans(volume)].count(tree) == 1, told
-        assert [snapshot(path) for path in places(volume)].count(tree) == 1, told
+        assert [snapshot(path) for path in orphans(volume)].count(tree) == 1, outcomes
+        assert [snapshot(path) for path in places(volume)].count(tree) == 1, outcomes
+
+    race(*ON_ONE_VICTIM[name], volume, law)
 
 
 ON_ONE_ORPHAN = {
@@ -99,17 +88,19 @@ ON_ONE_ORPHAN = {
 @pytest.mark.parametrize("name", ON_ONE_ORPHAN)
 def test_exactly_one_command_gets_an_orphan(volume: Path, name: str) -> None:
     first, second = ON_ONE_ORPHAN[name]
-    for n, before, of_first, of_second in races(first, second, volume):
-        told = f"stopped before call {n}: {of_first}, {of_second}"
-        assert sorted((of_first, of_second)) == [WON, LOST], told
+
+    def law(before: Before, *outcomes: int) -> None:
+        assert sorted(outcomes) == [WON, LOST]
         settle(volume)
-        winner = first if of_first == WON else second
+        winner = first if outcomes[0] == WON else second
         if winner.is_reap:
-            assert snapshot(home(volume))[0] == before.head, told
-            assert orphans(volume) == [], told
+            assert snapshot(home(volume))[0] == before.head, outcomes
+            assert orphans(volume) == [], outcomes
         else:
             assert_nothing_lost(first, volume, before)
-            assert len(snapshot(home(volume))) > 1, told
+            assert len(snapshot(home(volume))) > 1, outcomes
+
+    race(first, second, volume, law)
 
 
 BESIDE_A_KEEP = {
@@ -124,15 +115,18 @@ BESIDE_A_KEEP = {
 @pytest.mark.parametrize("name", BESIDE_A_KEEP)
 def test_orphan_is_kept_or_goes_and_nobody_meets_half_of_it(volume: Path, name: str) -> None:
     first, second = BESIDE_A_KEEP[name]
-    for n, before, of_first, of_second in races(first, second, volume):
-        told = f"stopped before call {n}: {of_first}, {of_second}"
-        assert WON in (of_first, of_second), told
-        assert BROKEN not in (of_first, of_second), told
+
+    def law(before: Before, *outcomes: int) -> None:
+        assert WON in outcomes, outcomes
+        assert BROKEN not in outcomes, outcomes
         settle(volume)
-        gone = [scene for scene, code in ((first, of_first), (second, of_second)) if code == WON and scene is not KEEP]
-        assert len(orphans(volume)) == (0 if gone else 1), told
+        both = zip((first, second), outcomes, strict=True)
+        gone = [scene for scene, code in both if code == WON and scene is not KEEP]
+        assert len(orphans(volume)) == (0 if gone else 1), outcomes
         if not any(scene.is_reap for scene in gone):
             assert_nothing_lost(first, volume, before)
+
+    race(first, second, volume, law)
 
 
 LIVE = {
@@ -155,41 +149,29 @@ def containers(volume: Path) -> list[Path]:
 @pytest.mark.parametrize("name", LIVE)
 def test_recovery_never_takes_what_a_living_command_holds(volume: Path, name: str) -> None:
     scene = LIVE[name]
-    for n in itertools.count():
-        before = scene.set_up(volume)
-        stopped = stop_at(scene, volume, n)
-        is_stopped = stopped.is_stopped()
-        try:
-            held = containers(volume)
-            told = recover_all(volume)
-            left = containers(volume)
-        finally:
-            code = stopped.go_on()
-        assert told == []
-        assert set(held) <= set(left), f"stopped before call {n}"
-        assert code == WON, f"stopped before call {n}"
+
+    def recover() -> tuple[list[Path], list[str], list[Path]]:
+        return containers(volume), recover_all(volume), containers(volume)
+
+    def law(before: Before, code: int, found: tuple[list[Path], list[str], list[Path]]) -> None:
+        held, told, left = found
+        assert (told, code) == ([], WON)
+        assert set(held) <= set(left)
         settle(volume)
         assert_nothing_lost(scene, volume, before)
-        if not is_stopped:
-            return
+
+    hold_when_stopped(scene, volume, recover, law)
 
 
 def test_recovery_never_takes_the_reserve_that_a_living_swap_uses(volume: Path) -> None:
     scene = Scene(make_victim, lambda where, kernel: swap(home(where), kernel), is_gapless=True)
-    for n in itertools.count():
-        before = scene.set_up(volume)
-        with full(volume):
-            stopped = stop_at(scene, volume, n)
-            is_stopped = stopped.is_stopped()
-            try:
-                recover_all(volume)
-            finally:
-                code = stopped.go_on()
-            assert code == WON, f"stopped before call {n}"
+
+    def law(before: Before, code: int, _told: list[str]) -> None:
+        assert code == WON
         settle(volume)
         assert_nothing_lost(scene, volume, before)
-        if not is_stopped:
-            return
+
+    hold_when_stopped(scene, volume, lambda: recover_all(volume), law, within=full)
 
 
 def use(volume: Path) -> None:
@@ -200,17 +182,11 @@ def use(volume: Path) -> None:
 
 def test_two_first_commands_of_a_user_share_one_folder(volume: Path) -> None:
     scene = Scene(make_victim, lambda where, kernel: swap(home(where), kernel), uid=USER, is_gapless=True)
-    for n in itertools.count():
-        before = scene.set_up(volume)
-        stopped = stop_at(scene, volume, n)
-        is_stopped = stopped.is_stopped()
-        try:
-            as_user(USER, lambda: use(volume))
-        finally:
-            code = stopped.go_on()
-        assert code == WON, f"stopped before call {n}"
-        assert sorted(os.listdir(volume / ".trashd" / "u")) == ["0", str(USER)], f"stopped before call {n}"
+
+    def law(before: Before, code: int, _none: None) -> None:
+        assert code == WON
+        assert sorted(os.listdir(volume / ".trashd" / "u")) == ["0", str(USER)]
         settle(volume)
         assert_nothing_lost(scene, volume, before)
-        if not is_stopped:
-            return
+
+    hold_when_stopped(scene, volume, lambda: as_user(USER, lambda: use(volume)), law)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fusefs.linux.contents import copy_contents, is_same_content
-from fusefs.linux.copying import Private, make_copy, open_original, verify
+from fusefs.linux.copying import make_copy, open_original, verify
 from fusefs.linux.extents import has_same_blocks, shared_bytes
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from tests.support.copying import PREFIX, copy, numbers, opened, yes
+from fusefs.linux.private import Private
+from tests.support.copying import PREFIX, copy, opened, yes
 from tests.support.store import Counting
 from tests.support.tree import make_tree
 from tests.support.volumes import loop_volume
@@ -23,28 +23,6 @@ pytestmark = pytest.mark.needs("root", "loop")
 
 ALICE, MALLORY = 12001, 12666
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def ext4() -> Iterator[Path]:
-    with loop_volume("ext4", 64) as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def other() -> Iterator[Path]:
-    with loop_volume("ext4", 64) as path:
-        yield path
-
-
-@pytest.fixture
-def source(ext4: Path) -> Path:
-    return make_tree(ext4 / f"source-{next(numbers)}", {})
-
-
-@pytest.fixture
-def target(other: Path) -> Path:
-    return make_tree(other / f"target-{next(numbers)}", {})
 
 
 def test_holes_stay_holes(source: Path, target: Path) -> None:

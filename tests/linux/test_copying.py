@@ -8,21 +8,21 @@ import mmap
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fusefs.linux.copying import Made, Private
+from fusefs.linux.copying import Made
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.private import Private
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.copying import After, Without, copy, numbers, opened, refused
+from tests.support.copying import After, Without, copy, opened, refused
 from tests.support.store import Before, DyingAt, FailingAt, in_child, raw
 from tests.support.tree import File, Node, Symlink, make_tree, snapshot, weird_names
 from tests.support.users import as_user
-from tests.support.volumes import full, loop_volume, tmpfs_volume
+from tests.support.volumes import full, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "loop")
 
@@ -31,28 +31,6 @@ MIB = 1 << 20
 READABLE_BY_ALICE = acl(
     (USER_OBJ, 6, NOBODY), (USER, 4, ALICE), (GROUP_OBJ, 0, NOBODY), (MASK, 4, NOBODY), (OTHER, 0, NOBODY)
 )
-
-
-@pytest.fixture(scope="module")
-def ext4() -> Iterator[Path]:
-    with loop_volume("ext4", 64) as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def other() -> Iterator[Path]:
-    with loop_volume("ext4", 64) as path:
-        yield path
-
-
-@pytest.fixture
-def source(ext4: Path) -> Path:
-    return make_tree(ext4 / f"source-{next(numbers)}", {})
-
-
-@pytest.fixture
-def target(other: Path) -> Path:
-    return make_tree(other / f"target-{next(numbers)}", {})
 
 
 # Attributes.

@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
-from tests.support.volumes import tmpfs_volume
+from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -102,3 +102,18 @@ def test_what_is_made_later_comes_when_it_is_read_again(top: Path, entries: Dire
     n_empty = len(list(entries.read_from(0)))
     (top / "new").touch()
     assert len(list(entries.read_from(0))) == len(entries.block(0)) == n_empty + 1
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("filesystem", ["ext4", "xfs"])
+def test_who_goes_on_in_a_directory_that_was_removed_meanwhile_is_told_so(filesystem: str) -> None:
+    """ext4 takes none of its offsets for one then, and says EINVAL, which looks like a fault of the reader's."""
+    with loop_volume(filesystem, 300) as volume:
+        directory = volume / "directory"
+        directory.mkdir()
+        with Fd(os.open(directory, os.O_RDONLY)) as fd:
+            offsets = [following for _, _, following, _ in Dirents(fd).block(0)]
+            directory.rmdir()
+            for offset in (0, *offsets):
+                with pytest.raises(FileNotFoundError):
+                    Dirents(fd).block(offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.store import (
     assert_silent,
     calls_of,
     entries,
+    init,
     own,
     recover_all,
     remove,
@@ -26,6 +28,7 @@ from tests.support.store import (
     tmpfs_store,
 )
 from tests.support.tree import make_tree
+from tests.support.volumes import loop_volume
 
 KEPT = Options(retention_s=None)
 
@@ -85,9 +88,20 @@ def test_what_was_written_meanwhile_is_rescued_and_told() -> None:
         assert_silent(volume)
 
 
+@contextmanager
+def ext4_store() -> Iterator[Path]:
+    with loop_volume("ext4") as volume:
+        init(volume)
+        yield volume
+
+
+@pytest.mark.parametrize("store", [tmpfs_store, pytest.param(ext4_store, marks=pytest.mark.needs("root", "loop"))])
 @pytest.mark.parametrize("act", [swap, remove])
-def test_swap_and_removal_are_done(act: Callable[[Path, Kernel, Options], Swapped]) -> None:
-    with tmpfs_store() as volume:
+def test_swap_and_removal_are_done(
+    act: Callable[[Path, Kernel, Options], Swapped], store: Callable[[], AbstractContextManager[Path]]
+) -> None:
+    """What is made in a directory that was removed fails in ways of each filesystem's own."""
+    with store() as volume:
         n_calls = len(calls_of(lambda kernel: act(make_tree(volume / "job", {"a": "1"}), kernel, KEPT)))
         for done, kernel in enumerate(beside(volume, n_calls)):
             assert not act(make_tree(volume / f"job{done}", {"a": "1"}), kernel, KEPT).warnings

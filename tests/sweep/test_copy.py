@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -303,3 +304,30 @@ def test_a_copy_in_mallory_s_directory_is_never_his_to_change_before_it_is_compl
 
     assert move(job, archive, Kernel(gate), copy=True) == {}
     assert places(archive) == before
+
+
+def test_what_a_killed_copy_left_deep_below_goes_when_another_comes_there(volumes: Volumes) -> None:
+    job, archive = volumes
+    fill(job, {"deep": {"er": {"file": b"text"}}})
+    left = archive / "deep/er/.trashd.new-copy-0123456789abcdef"
+    left.mkdir(0o700, parents=True)
+    (left / "0123456789abcdef").touch()
+    assert move(job, archive, copy=True) == {}
+    assert os.listdir(archive / "deep/er") == ["file"]
+
+
+@pytest.mark.parametrize("hazard", ["somebody is at work in it", "it is in a directory of others"])
+def test_what_may_be_no_killed_copys_stays(volumes: Volumes, hazard: str) -> None:
+    job, archive = volumes
+    fill(job, {"deep": {"file": b"text"}})
+    left = archive / "deep/.trashd.new-copy-0123456789abcdef"
+    left.mkdir(0o700, parents=True)
+    (left / "0123456789abcdef").touch()
+    fd = os.open(left, os.O_RDONLY)
+    if "others" in hazard:
+        os.chown(archive / "deep", MALLORY, MALLORY)
+    else:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    assert move(job, archive, copy=True) == {}
+    os.close(fd)
+    assert os.listdir(left) == ["0123456789abcdef"]

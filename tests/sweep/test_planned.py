@@ -13,8 +13,8 @@ import pytest
 
 from fusefs.core.document import Source
 from fusefs.core.errors import NotFound, Refused
-from fusefs.core.plan import World, read_plan
 from fusefs.core.planned import Done, Listed, NotDone, Told
+from fusefs.core.planread import World, read_plan
 from fusefs.core.swept import Spared, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.planned import NO_WISHES, How, carry_out
@@ -22,6 +22,7 @@ from fusefs.sweep.request import Request, Wishes
 from fusefs.sweep.run import run
 from tests.support.store import entries, restore
 from tests.support.tree import snapshot
+from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -180,6 +181,51 @@ def test_lists_of_who_stops_it_stay_as_they_were(volume: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_lists_that_lie_in_what_a_rule_sweeps_by_whatever_path_are_refused(
+    volume: Path, unit: str, runs: bool, is_there: bool
+) -> None:
+    put(volume / "scratch/spool/old", 40)
+    (volume / "by").symlink_to("scratch/spool")
+    if is_there:
+        (volume / "scratch/spool/lists").mkdir()
+    text = f'{OLD}\naction = "delete"\n{unit}\npurgelist = {{ directory = "{volume}/by/lists", ahead = "7d" }}'
+    told, listed = carried(volume / "scratch", text, runs=runs)
+    assert isinstance(told, NotDone)
+    assert isinstance(told.error, Refused)
+    assert f"the purge lists of {volume}/by/lists lie in it" in told.why
+    assert isinstance(listed, Listed)
+    assert (listed.is_whole, files(volume / "scratch")) == (False, {"spool/old"})
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_lists_that_lack_what_nobody_could_look_at_say_so(volume: Path, unit: str, is_closed: bool) -> None:
+    for name in ("a", "b/c"):
+        put(volume / "scratch" / name, 25)
+    for path in (volume, *volume.rglob("*")):
+        os.chown(path, ALICE, ALICE)
+    (volume / "scratch/b").chmod(0 if is_closed else 0o755)
+    text = f'{OLD}\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    listed = as_user(ALICE, lambda: carried(volume / "scratch", text)[-1])
+    assert isinstance(listed, Listed)
+    assert (listed.is_whole, listed.n_entries) == (not is_closed, 1 if is_closed else 2)
+    (written,) = (volume / "lists").iterdir()
+    assert ("# Not complete" in written.read_text()) == is_closed
+
+
+def test_lists_say_so_too_if_units_were_left_for_another_time(volume: Path) -> None:
+    for name in ("a", "b", "c"):
+        put(volume / "scratch" / name, 40)
+    text = f'{OLD}\nunit = "top"\nmax_delete = 1\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    for runs in (False, True):
+        listed = carried(volume / "scratch", text, runs=runs)[-1]
+        assert isinstance(listed, Listed)
+        assert not listed.is_whole
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
 @pytest.mark.parametrize("call", ["create", "rename", "fsync"])
 def test_lists_that_can_not_be_written_are_told_and_hold_up_nothing(
     volume: Path, unit: str, call: str, monkeypatch: pytest.MonkeyPatch
@@ -239,6 +285,16 @@ def test_rule_without_a_directory_to_go_to_is_told(volume: Path) -> None:
     (told,) = carried(volume / "none-*", OLD)
     assert isinstance(told, NotDone)
     assert (told.directory, told.why, told.error) == (bytes(volume / "none-*"), "there is no such directory", None)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_another_filesystem_to_go_to_is_told_with_the_key_that_copies(volume: Path, runs: bool) -> None:
+    put(volume / "scratch/old", 40)
+    with tmpfs_volume() as other:
+        (told,) = carried(volume / "scratch", f'{OLD}\naction = "move"\nmove_to = "{other}"', runs=runs)
+    assert isinstance(told, NotDone)
+    assert told.error is not None
+    assert told.error.hint.startswith("copy = true")
 
 
 @pytest.mark.parametrize("action", ["delete", "trash"])

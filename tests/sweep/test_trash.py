@@ -15,12 +15,11 @@ from fusefs.core.errors import IsStore, NotADirectory, NotFound, Refused, Trashd
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
 from fusefs.core.selection import Selection
-from fusefs.core.swept import Sums
 from fusefs.core.wire import decode
 from fusefs.linux.kernel import Kernel
 from fusefs.store.scope import find_scope
 from fusefs.store.stage import Options
-from fusefs.sweep.request import Here, Request, Top, ToTrash
+from fusefs.sweep.request import Request, Top, ToTrash
 from fusefs.sweep.run import run
 from fusefs.sweep.trash import open_trash
 from tests.support.gather import gather, take
@@ -189,17 +188,6 @@ def test_what_appears_under_a_name_that_was_taken_is_left(volume: Path, job: Pat
     (entry,) = entries(volume)
     assert (tree_of(volume, entry.id) / "a.log").read_bytes() == b"1"
     assert (job / "a.log").read_bytes() == b"again"
-
-
-def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job: Path) -> None:
-    kernel = Kernel()
-    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides()), ToTrash()) as action:
-        with scope.sides().beneath(kernel, b"sub/deep") as sides:
-            os.rename(job / "sub", volume / "outside")
-            taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False), ["c.log"])
-        assert list(taken.refused) == [("c.log", errno.ENOENT)]
-        assert action.end(Sums()).orphan is None
-    assert files_in(volume / "outside") == ["b.log", "deep/c.log"]
 
 
 def test_two_workers_make_each_directory_once(volume: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from fusefs.core.document import Source
 from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.plan import Age, Delete, Move, Purge, Rule, Trash, World, read_plan
+from fusefs.core.plan import Age, Delete, Move, Purge, Rule, Trash
+from fusefs.core.planread import World, read_plan
 from fusefs.core.selection import KINDS, Selection, SizeBound, TimeBound
 
 DAY_NS = 86_400 * 10**9
@@ -194,6 +195,39 @@ def test_every_problem_of_every_file_is_told() -> None:
     assert [(one.file, one.line) for one in problems(wrong, "[[rule]\n", wrong)] == [
         ("f1", 3), ("f1", 4), ("f2", 1), ("f3", 3), ("f3", 4),
     ]  # fmt: skip
+
+
+def test_every_problem_of_one_rule_is_told_at_once() -> None:
+    text = 'keep_for = "x"\nuser = "nobody-has-this"\ndepth = 0\nunit = "foo"\nname = "*"\nsize = "-0"\nnmae = "*"'
+    found = [(one.line, one.what.partition(" ")[0]) for one in problems(f'[[rule]]\ndirectory = "/a"\n{text}')]
+    assert sorted(found) == [
+        (3, "keep_for"), (4, "user:"), (5, "depth:"), (6, "unit"), (8, "size:"), (9, "unknown"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "directory = 1\nname = '*'",
+        "directory = '/a'\nname = 1",
+        "directory = '/a'\nnmae = '*'",
+        "dirctory = '/a'\nname = '*'",
+        "directory = '/a'\nname = '*'\nolder = 1\nby = 'atime'",
+        "directory = '/a'\nname = '*'\nodler = '1d'\nunit = 'top'",
+        "directory = '/a'\nolder = 1\nunit = 'top'",
+        "directory = '/a'\nolder = '1d'\nunit = 1\ntype = 'd'",
+        "directory = '/a'\ntype = 'd'\nempty = 1",
+        "directory = '/a'\nname = '*'\naction = 'mvoe'\nmove_to = '/b'",
+        "directory = '/a'\nname = '*'\naction = 'move'\nmove_to = 1",
+        "directory = '/a'\nname = '*'\nactoin = 'move'\nmove_to = '/b'",
+        "directory = '/a'\nolder = '9d'\npurgelist = { directory = '/b', ahead = 1 }",
+        "directory = '/a'\nolder = '9d'\npurgelist = { directory = '/b', ahaed = '1d' }",
+        "directory = '/a'\nolder = 1\npurgelist = { directory = '/b', ahead = '1d' }",
+        "directory = '/a'\nolder = '9d'\npurgelist = 1",
+    ],
+)
+def test_one_mistake_is_one_problem(text: str) -> None:
+    assert len(problems(f"[[rule]]\n{text}")) == 1
 
 
 @pytest.mark.parametrize("text", ['directory = "/a"', "[rule]", "rule = 1", "[rules]", "[[rule.what]]"])

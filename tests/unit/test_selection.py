@@ -51,7 +51,7 @@ def test_nothing_told_is_everything_but_directories() -> None:
     assert matcher.types == frozenset(KINDS) - {"d"}
     assert matcher.names_in("a") is None
     assert matcher.pruned_in("a") is None
-    assert not any((matcher.needs_stat, matcher.needs_btime, matcher.needs_emptiness))
+    assert not any((matcher.needs_stat, matcher.needs_emptiness))
 
 
 @pytest.mark.parametrize(
@@ -215,11 +215,6 @@ def test_what_can_not_be_empty_is_not_chosen() -> None:
 )
 def test_names_and_kinds_cost_no_stat(selection: Selection, needs_stat: bool) -> None:
     assert Matcher(selection).needs_stat is needs_stat
-
-
-def test_birth_time_is_wanted_where_it_matters() -> None:
-    assert Matcher(Selection(times=(TimeBound("btime", 1),))).needs_btime
-    assert not Matcher(Selection(times=(TimeBound("ctime", 1),))).needs_btime
 
 
 @given(st.integers(1, 5), st.none() | st.integers(0, 3), st.integers(1, 7))

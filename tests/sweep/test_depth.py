@@ -1,0 +1,137 @@
+"""Sweeps of deep chains: what is taken of them, moved or put back costs a way as long as the chain, not its square."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.selection import Selection
+from fusefs.sweep.request import ToMove, ToTrash
+from tests.support.paths import PathBytes
+from tests.support.store import entries, init, reap_now, restore
+from tests.support.sweeping import sweep
+from tests.support.tree import deep_chain, remove_tree_hard
+
+pytestmark = pytest.mark.needs("root")
+
+NAME = b"d" * 30
+FILES = Selection(names=("x*",))
+N_LEVELS = 300
+
+
+@pytest.fixture
+def volume(volume: Path) -> Path:
+    init(volume)
+    return volume
+
+
+def chain(top: Path, n_levels: int, every: int = 1) -> Path:
+    """A chain of directories with a file in some of them, the last too."""
+    deep_chain(top, n_levels, NAME, leaf=None)
+    fd = os.open(top, os.O_RDONLY)
+    for level in range(1, n_levels + 1):
+        above, fd = fd, os.open(NAME, os.O_RDONLY, dir_fd=fd)
+        os.close(above)
+        if level % every == 0:
+            os.close(os.open("x", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
+    os.close(fd)
+    return top
+
+
+def files(top: Path) -> list[int]:
+    """The levels of a chain that have a file, and how many levels there are."""
+    found, level = [], 0
+    fd = os.open(top, os.O_RDONLY)
+    while True:
+        names = os.listdir(fd)
+        if "x" in names:
+            found.append(level)
+        if os.fsdecode(NAME) not in names:
+            os.close(fd)
+            return [*found, level]
+        level += 1
+        above, fd = fd, os.open(NAME, os.O_RDONLY, dir_fd=fd)
+        os.close(above)
+
+
+def lengths(volume: Path, act: Callable[[Path, PathBytes], object]) -> tuple[int, int]:
+    """What an action costs on a chain, and on one twice as long."""
+    costs = []
+    for n_levels in (N_LEVELS, 2 * N_LEVELS):
+        kernel = PathBytes()
+        act(chain(volume / f"top{n_levels}", n_levels), kernel)
+        costs.append(kernel.n_bytes)
+    return costs[0], costs[1]
+
+
+def trash(top: Path, kernel: PathBytes) -> str:
+    swept = sweep(top, FILES, ToTrash(), kernel=kernel, n_workers=1)
+    assert swept.failures == ()
+    assert swept.orphan is not None
+    return swept.orphan
+
+
+def test_way_of_a_trash_grows_with_the_depth(volume: Path) -> None:
+    half, whole = lengths(volume, trash)
+    assert whole < 3 * half
+
+
+def test_way_of_a_move_grows_with_the_depth(volume: Path) -> None:
+    def move(top: Path, kernel: PathBytes) -> None:
+        there = volume / f"to-{top.name}"
+        there.mkdir()
+        swept = sweep(top, FILES, ToMove(bytes(there)), kernel=kernel, n_workers=1)
+        assert (swept.sums.n_done, swept.failures) == (len(files(there)) - 1, ())
+
+    half, whole = lengths(volume, move)
+    assert whole < 3 * half
+
+
+def test_way_of_a_restore_grows_with_the_depth(volume: Path) -> None:
+    def put_back(top: Path, kernel: PathBytes) -> None:
+        restore(volume, trash(top, PathBytes()), kernel)
+
+    half, whole = lengths(volume, put_back)
+    assert whole < 3 * half
+
+
+def test_way_of_a_restore_of_one_deep_file_grows_with_the_depth(volume: Path) -> None:
+    def put_back(top: Path, kernel: PathBytes) -> None:
+        n_levels = files(top)[-1]
+        restore(volume, trash(top, PathBytes()), kernel, inside=b"/".join([NAME] * n_levels) + b"/x")
+        assert files(top) == [n_levels, n_levels]
+
+    half, whole = lengths(volume, put_back)
+    assert whole < 3 * half
+
+
+@pytest.mark.parametrize("every", [1, 70])
+def test_deep_chain_is_trashed_and_restored_as_it_was(volume: Path, every: int) -> None:
+    top = chain(volume / "top", 2000, every)
+    before = files(top)
+    orphan = trash(top, PathBytes())
+    assert files(top) == [2000]
+    done = restore(volume, orphan)
+    assert (done.n_left, files(top), entries(volume)) == (0, before, [])
+
+
+@pytest.mark.parametrize("every", [1, 70])
+def test_deep_chain_that_is_gone_is_restored_with_its_directories(volume: Path, every: int) -> None:
+    top = chain(volume / "top", 1000, every)
+    before = files(top)
+    orphan = trash(top, PathBytes())
+    remove_tree_hard(top / os.fsdecode(NAME))
+    deepest = before[-2]
+    restore(volume, orphan, inside=b"/".join([NAME] * deepest) + b"/x")
+    assert files(top) == [deepest, deepest]
+    restore(volume, orphan)
+    assert files(top) == [*before[:-1], deepest]
+
+
+def test_orphan_of_a_deep_chain_is_reaped(volume: Path) -> None:
+    orphan = trash(chain(volume / "top", 2000, 70), PathBytes())
+    reap_now(volume, orphan)
+    assert entries(volume) == []

@@ -1,0 +1,102 @@
+"""Names from a list: only those, told as they are; and lists that are none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.record import Failure
+from fusefs.core.selection import Selection
+from fusefs.core.swept import Sums
+from fusefs.sweep.listed import BrokenList, read_names
+from fusefs.sweep.request import ToTrash, Wishes
+from tests.support.bulk import fill
+from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
+from tests.support.tree import Symlink, make_tree
+
+pytestmark = pytest.mark.needs("root")
+
+LOGS = Selection(names=("*.log",))
+
+
+def listed(*paths: str) -> Iterator[bytes]:
+    return map(os.fsencode, paths)
+
+
+def test_only_what_is_listed_goes(volume: Path) -> None:
+    top = make_tree(volume / "top", {"a.log": "", "d": {"b.log": "", "c.log": "", "e": {}}, "x.txt": ""})
+    swept = sweep(top, LOGS, names=listed("d/b.log", "./d//c.log", str(top / "a.log"), "d/gone.log", "x.txt", "d/e"))
+    assert (swept.sums.n_done, swept.sums.n_missing, swept.failures) == (3, 1, ())
+    assert names(top) == {"d", "d/e", "x.txt"}
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "d/../../x", "d/../a.log"])
+def test_a_name_outside_is_told(volume: Path, path: str) -> None:
+    top = make_tree(volume / "top", {"a.log": "", "d": {}})
+    swept = sweep(top, ALL, names=listed(path, "a.log"))
+    assert (swept.sums.n_done, swept.sums.n_failed) == (1, 1)
+
+
+@pytest.mark.parametrize("path", ["", ".", "./", "{top}", "{top}/."])
+def test_the_directory_itself_is_listed_in_vain(volume: Path, path: str) -> None:
+    top = make_tree(volume / "top", {"a.log": "", "d": {}})
+    swept = sweep(top, EVERY_KIND, names=listed(path.format(top=top)))
+    assert (swept.sums, names(top)) == (Sums(), {"a.log", "d"})
+
+
+def test_a_link_on_the_way_to_a_listed_name_is_told(volume: Path) -> None:
+    make_tree(volume / "outside", {"f": ""})
+    top = make_tree(volume / "top", {"link": Symlink(str(volume / "outside")), "g": ""})
+    swept = sweep(top, ALL, names=listed("link/f", "g", "link/sub/f"))
+    told = (Failure(b"link", errno.ENOTDIR, "open"), Failure(b"link/sub", errno.ELOOP, "open"))
+    assert (swept.sums.n_done, swept.failures) == (1, told)
+    assert names(volume / "outside") == {"f"}
+
+
+def test_a_listed_name_below_what_is_excluded_stays(volume: Path) -> None:
+    top = make_tree(volume / "top", {"keep": {"d": {"f": ""}}, ".trashd": {"g": ""}})
+    assert sweep(top, Selection(excludes=("keep",)), names=listed("keep/d/f", ".trashd/g")).sums.n_done == 0
+    assert len(names(top)) == 5
+
+
+def test_a_list_is_begun_with_before_it_ends(top: Path) -> None:
+    fill(top, 5000)
+    read: list[int] = []
+
+    def paths() -> Iterator[bytes]:
+        for n in range(5000):
+            read.append(n)
+            yield b"f%d" % n
+
+    first: list[int] = []
+    swept = sweep(top, ALL, names=paths(), wishes=Wishes(progress=lambda _sums: first.append(len(read))), n_workers=1)
+    assert swept.sums.n_done == 5000
+    assert first[0] < 2000
+
+
+def test_a_list_that_breaks_off_is_a_stop_that_tells_what_was_done(volume: Path) -> None:
+    top = make_tree(volume / "top", {"d": {"f": "", "g": ""}, "e": {"h": ""}})
+
+    def broken() -> Iterator[bytes]:
+        yield from (b"d/f", b"e/h")
+        raise BrokenList("the disk says no")
+
+    swept = sweep(top, ALL, ToTrash(), names=broken())
+    assert (swept.sums.n_done, swept.is_stopped, swept.why) == (1, True, "the list can't be read on: the disk says no")
+    assert [path.name for path in volume.glob(".trashd/u/0/orphans/*")] == [swept.orphan]
+
+
+def test_what_is_not_there_at_the_first_look_is_missing_and_nothing_vanished(volume: Path) -> None:
+    top = make_tree(volume / "top", {"d": {"f": ""}})
+    swept = sweep(top, ALL, names=listed("d/f", "d/no", "no/f", "no/g"))
+    assert (swept.sums, names(top)) == (Sums(n_seen=1, n_matched=1, n_done=1, n_missing=3), {"d"})
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\0"])
+def test_a_list_that_the_kernel_can_not_read_is_broken(end: bytes) -> None:
+    with Path("/proc/self/mem").open("rb", buffering=0) as file, pytest.raises(BrokenList, match="Input/output error"):
+        next(read_names(file.fileno(), end))
