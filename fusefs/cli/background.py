@@ -31,6 +31,7 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
     if pid == 0:
         os.close(told)
         os.chdir("/")
+        logging.raiseExceptions = False  # a syslog that is not there would be told of on the terminal, at length
         _log_to(_syslog())
         return body(lambda: _detach(tell))
     os.close(tell)
@@ -44,8 +45,11 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
         raise
     _pid, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
+    if code > 0:
         return code
+    if not code:
+        print("trashd: the daemon ended before it was ready", file=sys.stderr)
+        return 1
     print(f"trashd: the daemon was ended by {signal.strsignal(-code)} before it was ready", file=sys.stderr)
     return _SIGNALLED - code
 

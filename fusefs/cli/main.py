@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fusefs.core.errors import TrashdError
+
+_GC_THRESHOLD = 20_000
 
 
 def main() -> None:
@@ -23,7 +32,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of a command line; what it prints is out when this returns."""
     from fusefs.cli import output
-    from fusefs.core.errors import TrashdError, from_os
+    from fusefs.core.errors import TrashdError
 
     try:
         code = _run(arguments)
@@ -34,9 +43,33 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             return output.EXIT_PIPE
-        return output.failed(from_os(error, str(error.filename or "a system call")), as_json="--json" in arguments)
+        return output.failed(_told(error), as_json="--json" in arguments)
     except KeyboardInterrupt:
         return output.EXIT_INTERRUPTED
+
+
+def _told(error: OSError) -> TrashdError:
+    """What a person is told of an error that nobody said more about."""
+    from fusefs.core.errors import KernelRefused, NotFound, from_os
+
+    number = error.errno or errno.EIO
+    if error.filename is not None:
+        return from_os(error, str(error.filename))
+    if _refuses(lambda: print(end="", flush=True)) == number:  # what it has not taken is tried again
+        hint = "what was done is done, and was not told to the end"
+        return KernelRefused(f"standard output: {os.strerror(number)}", hint, number)
+    if _refuses(os.getcwdb) == number:
+        return NotFound("the working directory was removed", "go to another one: cd /")
+    return from_os(error, "a system call")
+
+
+def _refuses(act: Callable[[], object]) -> int | None:
+    """The errno with which something is refused; None if it isn't."""
+    try:
+        act()
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def _run(arguments: list[str]) -> int:
@@ -48,6 +81,8 @@ def _run(arguments: list[str]) -> int:
         return fast.swap_all(plain)
     from fusefs.cli.group import dispatch
 
+    # What is looked at by thousands makes no cycles, and a search each 700 of them takes a third of the time.
+    gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
     return dispatch(arguments)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import click
 
 from fusefs.cli.background import Ready, run_in_background, run_in_foreground
-from fusefs.cli.options import PathBytes
-from fusefs.core.errors import Refused
+from fusefs.cli.options import PathBytes, json_option
+from fusefs.core.errors import Refused, UsageError
 
 
 @click.command("mount", short_help="Serve a directory so that swaps reach every client at once.", no_args_is_help=True)
@@ -49,6 +49,19 @@ from fusefs.core.errors import Refused
     metavar="N",
     help="Ask a slow SRC for N things at a time, 1 to 1024 (-o in_flight=); default: 64.",
 )
+@click.option(
+    "--passthrough",
+    type=click.Choice(["auto", "on", "off"]),
+    help="Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
+)
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="FAST-PATH",
+    help="Do without one of those that --explain lists (-o without=), to find a fault; may be given more than once.",
+)
+@click.option("--explain", "explains", is_flag=True, help="Mount nothing; tell what makes a mount fast, and why not.")
+@json_option
 def command(
     source: bytes,
     mount_point: bytes | None,
@@ -62,29 +75,48 @@ def command(
     no_xattr: bool,
     backing: str | None,
     in_flight: str | None,
+    passthrough: str | None,
+    without: tuple[str, ...],
+    explains: bool,
+    as_json: bool,
 ) -> int:
     """Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
 
     As root for all users, and SRC alone is enough: what is below is then only reached through the mount. Anybody
     else mounts for himself, at another directory of his own. Returns as soon as the mount answers.
 
-    Options for -o: coherence=, timeout=, cache_size=, no_xattr, backing=, in_flight=, show_trash, allow_other, and
-    ro, nosuid, nodev, noexec, noatime, sync as in mount(8). What makes suid programs, devices or writing impossible
-    in SRC does so in MNT.
+    Options for -o: coherence=, timeout=, cache_size=, no_xattr, backing=, in_flight=, passthrough=, without=,
+    show_trash, allow_other, and ro, nosuid, nodev, noexec, noatime, sync as in mount(8). What makes suid programs,
+    devices or writing impossible in SRC does so in MNT.
+
+    With --explain PATH nothing is mounted: of the mount that PATH lies in, or that serves PATH, each fast path is
+    told, whether it is on, and why not if it is off. It never asks the mount. Exit code 5: there is none, or its
+    daemon is gone.
 
     \b
     Examples:
       trashd mount /scratch
       trashd mount /data/scratch /scratch -o ro
       trashd mount --replace /scratch
+      trashd mount --explain /scratch/job
     """
+    if explains:
+        given = (mount_point, *texts, coherence, timeout, cache_size, backing, in_flight, passthrough, *without)
+        if any((foreground, replaces, show_trash, no_xattr, *(word is not None for word in given))):
+            raise UsageError("--explain with options for a mount", "it takes one PATH, and mounts nothing")
+        from fusefs.cli.explain import explain
+
+        return explain(source, as_json=as_json)
+    if as_json:
+        raise UsageError("--json without --explain", "a mount prints nothing")
     switches = {"show_trash": show_trash, "no_xattr": no_xattr}
     values = {
         "coherence": coherence, "timeout": timeout, "cache_size": cache_size, "backing": backing,
-        "in_flight": in_flight,
+        "in_flight": in_flight, "passthrough": passthrough,
     }  # fmt: skip
     words = [*texts, *(word for word, is_on in switches.items() if is_on)]
     words += [f"{key}={value}" for key, value in values.items() if value is not None]
+    words += [f"without={name}" for name in without]
     target = source if mount_point is None else mount_point
     return serve(source, target, words, in_foreground=foreground, replaces=replaces)
 

@@ -54,7 +54,28 @@ def _run(arguments: list[str]) -> int:
         return 0  # a dry run
     source, target = map(os.fsencode, paths)
     words = [value for letter, value in given if letter == "-o"]
-    return serve(source, target, words, is_sloppy="-s" in letters)
+    is_sloppy = "-s" in letters
+    if _stands(source, target, words, is_sloppy=is_sloppy):
+        return 0  # `mount -a` asks for what stands, too: it knows those alone that show a filesystem's own root
+    return serve(source, target, words, is_sloppy=is_sloppy)
+
+
+def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) -> bool:
+    """Whether this very mount is there, of whoever asks, and works. Raises  UsageError: for what can't be asked"""
+    from fusefs.linux.mountinfo import is_inside, read_mounts
+    from fusefs.mount import runtime
+    from fusefs.mount.options import Coherence, parse_options
+    from fusefs.mount.points import Health, health, real_path, top_mount
+
+    uid = os.geteuid()
+    options = parse_options(words, as_root=uid == 0, is_sloppy=is_sloppy, usual=Coherence.SHARED)
+    source, target = real_path(source), real_path(target)
+    mount = top_mount(target, read_mounts())
+    if mount is None or not mount.is_ours() or mount.owner != uid or mount.root != b"/":
+        return False
+    is_it = mount.source == source or (source == target and is_inside(mount.source, runtime.HOME))
+    is_alike = "ro" not in options.flags or b"ro" in mount.options.split(b",")
+    return is_it and is_alike and health(target) is Health.ALIVE
 
 
 if __name__ == "__main__":

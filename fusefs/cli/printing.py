@@ -10,43 +10,41 @@ from collections.abc import Callable, Sequence
 
 from fusefs.cli import output
 from fusefs.core.names import join, printable
+from fusefs.linux.batches import look_at_all
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import Kernel, Refused
 
 _KINDS = {
     stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l", stat.S_IFIFO: "p", stat.S_IFSOCK: "s",
     stat.S_IFBLK: "b", stat.S_IFCHR: "c",
 }  # fmt: skip
-Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], None]
-"""Called with an open directory, its path relative to the sweep's, and names in it."""
+Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], Refused]
+"""Called with an open directory, its path relative to the sweep's, and names in it; gives those that it can't tell."""
 
 
 def paths(directory: bytes, end: bytes) -> Prints:
     """Prints paths as find does, beginning with the directory as it was typed."""
     is_seen = end == b"\n" and sys.stdout.isatty()
 
-    def tell(_kernel: Kernel, _fd: Fd, upper: bytes, names: Sequence[str]) -> None:
+    def tell(_kernel: Kernel, _fd: Fd, upper: bytes, names: Sequence[str]) -> Refused:
         above = join(directory.rstrip(b"/"), upper) + b"/"
         found = (above + os.fsencode(name) for name in names)
         lines = (printable(path).encode() for path in found) if is_seen else found
         sys.stdout.buffer.write(b"".join(line + end for line in lines))
+        return []
 
     return tell
 
 
 def objects(directory: bytes) -> Prints:
-    """Prints an object for each; one that vanished meanwhile is left out."""
+    """Prints an object for each that can be looked at."""
 
-    def tell(kernel: Kernel, fd: Fd, upper: bytes, names: Sequence[str]) -> None:
+    def tell(kernel: Kernel, fd: Fd, upper: bytes, names: Sequence[str]) -> Refused:
         above = join(directory.rstrip(b"/"), upper)
-        for name in names:
-            raw = os.fsencode(name)
-            try:
-                st = kernel.stat(fd, raw)
-            except OSError:
-                continue
+        looked, refused = look_at_all(kernel, fd, names)
+        for st in looked:
             found = {
-                "path": output.plain(above + b"/" + raw),
+                "path": output.plain(above + b"/" + os.fsencode(st.name)),
                 "type": _KINDS.get(stat.S_IFMT(st.st_mode), "?"),
                 "size": st.st_size,
                 "mtime_ns": st.st_mtime_ns,
@@ -54,5 +52,6 @@ def objects(directory: bytes) -> Prints:
                 "gid": st.st_gid,
             }
             sys.stdout.write(json.dumps(found) + "\n")
+        return refused
 
     return tell

@@ -73,7 +73,7 @@ def _look(mount_point: bytes | None) -> tuple[list[Seen], list[TrashdError]]:
 
 def _object(seen: Seen) -> dict[str, Any]:
     """A mount for programs: what the file has, and what follows from it."""
-    point, source, stats, is_running = seen
+    point, source, stats, is_running, fast_paths = seen
     remembered = {
         name: {**one._asdict(), "hit_rate": one.rate()}
         for name, one in stats.remembered.items()
@@ -90,4 +90,5 @@ def _object(seen: Seen) -> dict[str, Any]:
         "version": stats.table.version, "pid": stats.table.pid, "started_ns": stats.table.started_ns,
         "updated_ns": stats.updated_ns or None, "gauges": stats.gauges, "remembered": remembered,
         "bounds_ns": stats.table.bounds_ns, "operations": operations,
+        "fast_paths": {one.name: one.is_on for one in fast_paths},
     }  # fmt: skip

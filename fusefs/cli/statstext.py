@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fusefs.cli.statustext import moment
 from fusefs.core.durations import format_duration
 from fusefs.core.events import show
+from fusefs.core.fastpaths import State
 from fusefs.core.mountstats import Gauges, Seen
 from fusefs.core.names import printable
 from fusefs.core.sizes import format_size
@@ -18,7 +19,7 @@ _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 
 def lines(seen: Seen) -> list[str]:
     """All of it for a person."""
-    told = [printable(seen.point), *(f"  {name:<9} {text}" for name, text in _rows(seen))]
+    told = [printable(seen.point), *(f"  {name:<10} {text}" for name, text in _rows(seen))]
     remembered = [
         (show(name).replace("_", " "), f"{one.n_hits + one.n_misses:,}", f"{rate:.1%}")
         for name, one in seen.stats.remembered.items()
@@ -57,8 +58,16 @@ def _rows(seen: Seen) -> list[tuple[str, str]]:
     if known.is_slow or known.n_threads or known.n_prefetches:
         backing = "slow" if known.is_slow else "local"
         rows.append(("backing", f"{backing}: {known.n_threads:,} threads at work, {known.n_prefetches:,} prefetches"))
+    if seen.fast_paths:
+        rows.append(("fast paths", _fast_paths(seen.fast_paths)))
     unknown = [(show(name), f"{value:,}") for name, value in stats.gauges.items() if name not in Gauges._fields]
     return rows + unknown
+
+
+def _fast_paths(states: Sequence[State]) -> str:
+    """Those that are off; `trashd mount --explain` has the reasons."""
+    off = [show(one.name) for one in states if not one.is_on]
+    return f"without {', '.join(off)}: trashd mount --explain" if off else "all on"
 
 
 def _cache(known: Gauges) -> str:

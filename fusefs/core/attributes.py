@@ -26,6 +26,10 @@ class Attributes(NamedTuple):
     ctime_ns: int
     btime_ns: int
 
+    def without_links(self) -> Attributes:
+        """The same, when its last name has gone. `_replace` takes five times as long."""
+        return tuple.__new__(Attributes, (*self[:3], 0, *self[4:]))
+
     def is_directory(self) -> bool:
         """Whether it is a directory."""
         return self.mode & _S_IFMT == stat.S_IFDIR

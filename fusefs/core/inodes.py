@@ -6,7 +6,7 @@ it, a handle of it is open, or it is the root (I7); its nodeid is not given to a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NewType
 
 from fusefs.core.attributes import Attributes
@@ -19,6 +19,9 @@ SourceKey = tuple[int, bytes] | tuple[int, int, int]
 
 ROOT = NodeId(1)
 _PRIVATE = 1 << 62
+TOP = NodeId(_PRIVATE)
+"""Of the root as well, where the kernel knows it by another inode than the filesystem's own: see mount/top.py."""
+ROOTS = (ROOT, TOP)
 _MOST_OTHERS = 8
 
 
@@ -93,6 +96,10 @@ class Node:
 
     def take_away(self, parent: Node, name: bytes) -> None:
         """It has not this name any more."""
+        if self.others is None:
+            if self.parent is parent and self.name == name:
+                self.parent, self.name = None, b""
+            return
         left = [place for place in self.places() if place != (parent, name)]
         self.parent, self.name = left[0] if left else (None, b"")
         self.others = left[1:] or None
@@ -105,21 +112,28 @@ class InodeTable:
         """A table with the root alone."""
         self.root = Node(ROOT, source, seen)
         self._device = seen.dev
-        self._by_nodeid: dict[NodeId, Node] = {ROOT: self.root}
+        self._by_nodeid: dict[int, Node] = {ROOT: self.root}
         self._by_source: dict[SourceKey, Node] = {source: self.root}
         self._n_private = 0
+        self.get: Callable[[int], Node | None] = self._by_nodeid.get
+        """The node that the kernel means by a nodeid. Asked by each request: a method would take twice as long."""
 
     def __len__(self) -> int:
         """How many nodes there are."""
-        return len(self._by_nodeid)
+        return len(self._by_nodeid) - (ROOT in self._by_nodeid and TOP in self._by_nodeid)
 
     def __iter__(self) -> Iterator[Node]:
-        """All of them, the root too."""
+        """All of them, the root too; that may come twice."""
         return iter(self._by_nodeid.values())
 
-    def get(self, nodeid: NodeId) -> Node | None:
-        """The node that the kernel means by a nodeid."""
-        return self._by_nodeid.get(nodeid)
+    def put_top(self, *, is_shown: bool) -> None:
+        """Whether clients know the root by TOP; it is found by ROOT all the same, until `hide_root`."""
+        self.root.nodeid = TOP if is_shown else ROOT
+        self._by_nodeid[TOP] = self.root
+
+    def hide_root(self) -> None:
+        """From now on ROOT is nobody's."""
+        self._by_nodeid.pop(ROOT, None)
 
     def find(self, source: SourceKey) -> Node | None:
         """The live node of an incarnation."""
@@ -137,7 +151,7 @@ class InodeTable:
 
     def _free_nodeid(self, seen: Attributes) -> NodeId:
         wanted = NodeId(seen.ino)
-        if seen.dev == self._device and 0 < wanted < _PRIVATE and wanted not in self._by_nodeid:
+        if seen.dev == self._device and ROOT < wanted < _PRIVATE and wanted not in self._by_nodeid:
             return wanted
         self._n_private += 1
         return NodeId(_PRIVATE + self._n_private)
@@ -150,7 +164,7 @@ class InodeTable:
         ino = node.ino
         if node.nodeid == ino or node.dev != self._device or node.nlookup > 1:
             return False
-        before = self._by_nodeid.get(NodeId(ino))
+        before = self._by_nodeid.get(ino)
         return before is None or (before.last is not None and not before.n_open)
 
     def renumber(self, node: Node) -> None:
@@ -179,7 +193,7 @@ class InodeTable:
 
         What gets its inode number, even its handle, from now on is somebody else.
         """
-        node.last = last._replace(nlink=0)
+        node.last = last.without_links()
         node.parent, node.name, node.others = None, b"", None
         if self._by_source.get(node.source) is node:
             del self._by_source[node.source]

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fusefs.core.errors import TrashdError
+from fusefs.core.fastpaths import State
 
 OPERATIONS: Final = (
     "lookup", "getattr", "setattr", "readlink", "access", "getxattr", "setxattr", "listxattr", "removexattr",
@@ -161,12 +162,17 @@ class MountStats(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A mount as somebody else sees it. is_running: its daemon lives"""
+    """A mount as somebody else sees it.
+
+    is_running  its daemon lives
+    fast_paths  empty: nothing tells
+    """
 
     point: bytes
     source: bytes
     stats: MountStats
     is_running: bool
+    fast_paths: tuple[State, ...] = ()
 
 
 class Layout:

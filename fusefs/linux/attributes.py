@@ -6,6 +6,7 @@ A listing looks at each of its entries: what is done for each is counted in tens
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 import threading
@@ -26,6 +27,8 @@ _STATX_SIZE = 256
 _STATX = struct.Struct("=II8xIIIHxxQQQ8xqI4xqI4xqI4xqI4xQQ")
 """struct statx without its attributes; a device's two numbers are read as one."""
 _unpacked = _STATX.unpack_from
+_incarnation = struct.Struct("=I16xI4xH2xQQ32xqI44xQ").unpack_from
+"""Of the same: what is there, owner, mode, inode number, size, birth, and the device."""
 _DEVICE = struct.Struct("=II")
 _RDEV_AT = 128
 _DEV_AT = 136
@@ -68,7 +71,15 @@ class Looker:
         """
         if _statx(dir_fd, name, BY_NAME, WANTED, self._statx) < 0:
             raise libc.failure(name)
-        return self.seen(), self._handle_of(dir_fd, name, 0)
+        return self.seen(), self.handle_of(dir_fd, name)
+
+    def find(self, dir_fd: int, name: bytes) -> Attributes | None:
+        """The attributes of a name; None if nothing has it: an exception would cost as much as the look."""
+        if _statx(dir_fd, name, BY_NAME, WANTED, self._statx) < 0:
+            if ctypes.get_errno() == errno.ENOENT:
+                return None
+            raise libc.failure(name)
+        return self.seen()
 
     def peek(self, fd: int) -> tuple[Attributes, bytes]:
         """The same of what an fd holds."""
@@ -78,7 +89,16 @@ class Looker:
 
     def peeked(self, fd: int) -> tuple[Attributes, bytes]:
         """The same, when the kernel has told the attributes already."""
-        return self.seen(), self._handle_of(fd, b"", libc.AT_EMPTY_PATH)
+        return self.seen(), self.handle_of(fd, b"", libc.AT_EMPTY_PATH)
+
+    def incarnation_of(self, fd: int) -> tuple[int, int, int, int, int, int]:
+        """Of what an fd holds: device, inode number, birth time; size, owner, mode; in half the time that all takes."""
+        if _statx(fd, b"", BY_FD, WANTED, self._statx) < 0:
+            raise libc.failure()
+        mask, uid, mode, ino, size, btime_s, btime_ns, dev = _incarnation(self._statx)
+        if dev != self._raw_dev:
+            self._raw_dev, self._dev = dev, self._number(_DEV_AT)
+        return self._dev, ino, btime_s * _NANO + btime_ns if mask & _BTIME else 0, size, uid, mode
 
     def seen(self) -> Attributes:
         """What the kernel has told."""
@@ -98,8 +118,8 @@ class Looker:
     def _number(self, at: int) -> int:
         return os.makedev(*_DEVICE.unpack_from(self._statx, at))
 
-    def _handle_of(self, dir_fd: int, name: bytes, flags: int) -> bytes:
-        """Of what was looked at just now: this has not to wait either."""
+    def handle_of(self, dir_fd: int, name: bytes, flags: int = 0) -> bytes:
+        """The file handle of what was looked at just now, so nobody has to wait for it; empty where there are none."""
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
         if _name_to_handle_held(dir_fd, name, handle, self._mount_id, flags) < 0:
@@ -118,6 +138,16 @@ _mine = _OfThread()
 def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
     """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
     return _mine.looker.look(dir_fd, name)
+
+
+def incarnation_of(fd: int) -> tuple[int, int, int, int, int, int]:
+    """Of what an fd holds: device, inode number, birth time (0: there is none); size, owner and mode."""
+    return _mine.looker.incarnation_of(fd)
+
+
+def peek_at(fd: int) -> tuple[Attributes, bytes]:
+    """Attributes and file handle of what an fd holds."""
+    return _mine.looker.peek(fd)
 
 
 def close_path(fd: int) -> None:

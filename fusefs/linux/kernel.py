@@ -13,7 +13,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 from fusefs.core.identity import Identity
 from fusefs.linux import libc
@@ -24,7 +24,8 @@ Refused = list[tuple[str, int]]
 """Names, and why not."""
 
 EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, 0x65735546
-_LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, 0x01021994, 0xF2F52010, 0x2FC12FC1, 0x794C7630})
+OVERLAY_MAGIC, TMPFS_MAGIC = 0x794C7630, 0x01021994
+_LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 0x2FC12FC1, OVERLAY_MAGIC})
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
 _PATH_MAX = 4000
@@ -57,14 +58,21 @@ class Kernel:
 
         Source  openat2(2); paths over PATH_MAX go in chunks
         """
-        while len(path) > _PATH_MAX:
-            cut = path.rfind(b"/", 0, _PATH_MAX)
-            if cut < 0:
-                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-            with self.open_beneath(dir_fd, path[:cut], os.O_PATH | os.O_DIRECTORY) as middle:
-                return self.open_beneath(middle, path[cut + 1 :], flags)
+        if len(path) > _PATH_MAX:
+            return self._open_far(dir_fd, path, flags)
         self._gate("openat2")
         return Fd(libc.openat2(dir_fd, path, flags, _BENEATH))
+
+    def _open_far(self, dir_fd: int, path: bytes, flags: int) -> Fd:
+        with ExitStack() as above:
+            while len(path) > _PATH_MAX:
+                cut = path.rfind(b"/", 0, _PATH_MAX)
+                if cut < 0:
+                    raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+                middle = self.open_beneath(dir_fd, path[:cut], os.O_PATH | os.O_DIRECTORY)
+                above.close()
+                dir_fd, path = above.enter_context(middle), path[cut + 1 :]
+            return self.open_beneath(dir_fd, path, flags)
 
     def open_dir(self, dir_fd: int, path: bytes = b".") -> Fd:
         """A directory beneath, opened for reading: to list it, fsync it or set its attributes."""
@@ -82,9 +90,9 @@ class Kernel:
         return Fd(os.open(name, flags, 0o600, dir_fd=dir_fd))
 
     def create_unnamed(self, dir_fd: int) -> Fd:
-        """A new file without a name (O_TMPFILE), 0600; EOPNOTSUPP or EISDIR where the filesystem can't."""
+        """A new file without a name, 0600; EOPNOTSUPP or EISDIR where the filesystem can't."""
         self._gate("tmpfile")
-        return Fd(os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=dir_fd))
+        return Fd(libc.open_unnamed(dir_fd))
 
     # Looking.
 
@@ -128,6 +136,10 @@ class Kernel:
     def is_local(self, fd: int) -> bool:
         """Whether only one kernel can have this filesystem mounted, so that its locks tell of everybody."""
         return self.filesystem(fd) in _LOCAL
+
+    def answers_at_once(self, fd: int) -> bool:
+        """Whether a filesystem needs nobody else to tell what an inode is; what lies below an overlayfs may."""
+        return self.filesystem(fd) in _LOCAL - {OVERLAY_MAGIC}
 
     def identify(self, fd: int) -> Identity:
         """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given."""

@@ -78,12 +78,13 @@ def renaming() -> Callable[[int, bytes, int, bytes, int], int]:
 
 
 class Statx(NamedTuple):
-    """What statx tells that stat does not: birth time (0 if there is none) and the mount's id."""
+    """What statx tells that stat does not: birth time (0 if there is none) and the mount's id; no daemon is asked."""
 
     ino: int
     btime_ns: int
     mnt_id: int
     is_mount_root: bool
+    dev: int
 
 
 _STATX = struct.Struct("=IIQIIIHxxQQQQ" + 4 * "qIi" + "IIIIQ")
@@ -98,7 +99,7 @@ def statx(fd: int, path: bytes = b"") -> Statx:
     f = _STATX.unpack_from(buffer)
     mask, attributes, ino, btime_s, btime_ns = f[0], f[2], f[7], f[14], f[15]
     btime = btime_s * 1_000_000_000 + btime_ns if mask & _STATX_BTIME else 0
-    return Statx(ino, btime, f[27], bool(attributes & _ATTR_MOUNT_ROOT))
+    return Statx(ino, btime, f[27], bool(attributes & _ATTR_MOUNT_ROOT), os.makedev(f[25], f[26]))
 
 
 def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
@@ -146,6 +147,20 @@ def statfs_type(fd: int) -> int:
     checked(_libc.fstatfs(fd, buffer))
     kind: int = struct.unpack_from("=l", buffer)[0]
     return kind & 0xFFFFFFFF
+
+
+def open_unnamed(dir_fd: int) -> int:
+    """A new file without a name (O_TMPFILE), 0600, open for reading and writing.
+
+    Raises  OSError ENOENT: the directory was removed, which ext4 calls EPERM (__ext4_new_inode), and others don't
+            mind; EOPNOTSUPP or EISDIR: the filesystem has no such files
+    """
+    try:
+        return os.open(b".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+    except PermissionError as error:
+        if os.fstat(dir_fd).st_nlink:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
 
 def fallocate(fd: int, size: int) -> None:

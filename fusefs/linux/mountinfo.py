@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 OURS = b"fuse.trashd"
 """The type of our own mounts; their source is the path of the backing tree."""
+TOP = b".trashd@"
+"""The name of that tree's top in such a filesystem, where its own root is not what is mounted (mount/top.py)."""
 _FUSE = re.compile(rb"fuse(?:blk)?(?:\..*)?")
 
 
@@ -16,7 +18,7 @@ class Mount(NamedTuple):
     """One line of mountinfo.
 
     device  `major:minor` of the superblock
-    root    what of the filesystem is mounted, as a path in it
+    root    what of the filesystem is mounted, as a path in it; in ours, in the backing tree
     point   where it is mounted, as the process with that mountinfo sees it
     owner   uid of whoever mounted it, if it is one of FUSE's
     Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 lets nobody choose
@@ -35,6 +37,11 @@ class Mount(NamedTuple):
     def is_ours(self) -> bool:
         """Whether a trashd serves it."""
         return self.fstype == OURS
+
+    def st_dev(self) -> int:
+        """The device's number, as stat tells it."""
+        major, _, minor = self.device.partition(b":")
+        return os.makedev(int(major), int(minor))
 
 
 class Place(NamedTuple):
@@ -58,8 +65,11 @@ def _mount(line: bytes) -> Mount:
     fields = line.split()
     kind = fields.index(b"-", 6) + 1
     source = fields[kind + 1] if len(fields) > kind + 2 else b""
+    root = _plain(fields[3])
+    if fields[kind] == OURS and is_inside(root, b"/" + TOP):
+        root = b"/" + below(root, b"/" + TOP)
     return Mount(
-        int(fields[0]), int(fields[1]), fields[2], _plain(fields[3]), _plain(fields[4]),
+        int(fields[0]), int(fields[1]), fields[2], root, _plain(fields[4]),
         fields[kind], _plain(source), fields[5], _owner(fields[-1]) if _FUSE.fullmatch(fields[kind]) else 0,
     )  # fmt: skip
 

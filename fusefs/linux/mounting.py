@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Mapping
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import AT_EMPTY_PATH, AT_FDCWD, checked
+from fusefs.linux.libc import AT_EMPTY_PATH, checked
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -22,10 +23,19 @@ MNT_FORCE = 1
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
-_NR_OPEN_TREE, _NR_MOVE_MOUNT, _NR_MOUNT_SETATTR = 428, 429, 442  # one number on every architecture
+# One number on every architecture.
+_NR_OPEN_TREE, _NR_MOVE_MOUNT, _NR_FSOPEN, _NR_FSCONFIG, _NR_FSMOUNT, _NR_MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 _OPEN_TREE_CLONE = 1
-_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
+_CLOEXEC = 1
 _MS_PRIVATE = 1 << 18
+_OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
+_OF_A_MOUNT = {
+    MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOATIME: 0x10, MS_NODIRATIME: 0x80,
+    MS_NOSYMFOLLOW: 0x200000,
+}  # fmt: skip
+"""What mount(2) takes as a flag, in fsconfig(2) and as an attribute in fsmount(2)."""
 _FUSE_DEVICE = b"/dev/fuse"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,9 +60,28 @@ def make_private(mount_fd: int) -> None:
     checked(_libc.syscall(_NR_MOUNT_SETATTR, int(mount_fd), b"", AT_EMPTY_PATH, attributes, size))
 
 
-def move_mount(mount_fd: int, target: bytes) -> None:
-    """Mount at a path what clone_tree gave."""
-    checked(_libc.syscall(_NR_MOVE_MOUNT, int(mount_fd), b"", AT_FDCWD, target, _MOVE_MOUNT_F_EMPTY_PATH), target)
+def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags: int) -> Fd:
+    """A new filesystem, mounted nowhere yet: it goes with the fd, if it is not moved before.
+
+    source   at most 255 bytes
+    options  of the filesystem; those without a value have an empty one
+    flags    as mount(2) takes them
+    Source   fsopen(2), fsconfig(2), fsmount(2); Linux 5.2
+    """
+    switches = {name: b"" for flag, name in _OF_A_FILESYSTEM.items() if flags & flag}
+    with Fd(checked(_libc.syscall(_NR_FSOPEN, kind, _CLOEXEC))) as context:
+        for name, value in {b"source": source, **options, **switches}.items():
+            command = _FSCONFIG_SET_STRING if value else _FSCONFIG_SET_FLAG
+            checked(_libc.syscall(_NR_FSCONFIG, int(context), command, name, value or None, 0))
+        checked(_libc.syscall(_NR_FSCONFIG, int(context), _FSCONFIG_CMD_CREATE, None, None, 0))
+        attributes = sum(attribute for flag, attribute in _OF_A_MOUNT.items() if flags & flag)
+        return Fd(checked(_libc.syscall(_NR_FSMOUNT, int(context), _CLOEXEC, attributes)))
+
+
+def move_mount(mount_fd: int, target_fd: int) -> None:
+    """Mount on the directory that an fd holds what clone_tree or new_mount gave."""
+    flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+    checked(_libc.syscall(_NR_MOVE_MOUNT, int(mount_fd), b"", int(target_fd), b"", flags))
 
 
 def open_fuse() -> Fd:

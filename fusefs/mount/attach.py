@@ -17,6 +17,7 @@ from fusefs.core.errors import Busy, KernelRefused, NotPermitted, Refused
 from fusefs.core.names import printable
 from fusefs.linux import fusermount, mounting
 from fusefs.linux.fd import Fd
+from fusefs.linux.libc import statx
 from fusefs.linux.mountinfo import OURS, Mount, read_mounts
 from fusefs.mount.options import Options
 from fusefs.mount.points import top_mount
@@ -47,16 +48,38 @@ class Way(Enum):
 
 
 class Attached(NamedTuple):
-    """A mount and the fd of /dev/fuse that serves it."""
+    """A mount, and the fd of /dev/fuse that serves it.
+
+    mount  at the mount point that it is for
+    apart  it is mounted nowhere yet, but in this fd; None: at its mount point
+    """
 
     fd: Fd
     mount: Mount
+    apart: Fd | None
 
 
 def flags_of(dir_fd: int) -> frozenset[str]:
     """The flags that a mount of this tree must have: what is no suid program or device there is none here."""
     on = os.fstatvfs(dir_fd).f_flag
     return frozenset(name for name, flag in _INHERITED.items() if on & flag)
+
+
+def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Attached:
+    """The same by root, but nobody sees it until it is moved: see top.py.
+
+    Raises  OSError besides: not here, or not of this source, whose path may be too long
+    """
+    fd = _open_fuse()
+    try:
+        words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
+        apart = mounting.new_mount(b"fuse", source, words | {b"subtype": _SUBTYPE}, _numbers(flags))
+        device = statx(apart).dev
+    except BaseException:
+        fd.close()
+        raise
+    told = b"%d:%d" % (os.major(device), os.minor(device))
+    return Attached(fd, Mount(0, 0, told, b"/", target, OURS, source, b""), apart)
 
 
 def attach(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Attached:
@@ -71,24 +94,36 @@ def attach(source: bytes, target: bytes, options: Options, flags: Iterable[str])
     if mount is None or not mount.is_ours():
         fd.close()
         raise Refused(f"{printable(target)} was moved away meanwhile")
-    return Attached(fd, mount)
+    return Attached(fd, mount, None)
 
 
-def _as_root(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Fd:
+def _open_fuse() -> Fd:
     try:
-        fd = mounting.open_fuse()
+        return mounting.open_fuse()
     except (FileNotFoundError, PermissionError) as error:
         raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
     except OSError as error:
         if error.errno not in (errno.ENODEV, errno.ENXIO):
             raise
         raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
+
+
+def _numbers(flags: Iterable[str]) -> int:
+    return sum({_FLAGS[name] for name in flags})
+
+
+def _data(fd: Fd, options: Options) -> dict[str, str]:
+    """What the kernel's FUSE is told of a mount; what has no value has an empty one."""
+    numbers = {"fd": f"{int(fd)}", "user_id": f"{os.geteuid()}", "group_id": f"{os.getegid()}"}
+    return {**numbers, "rootmode": f"{stat.S_IFDIR:o}", **dict.fromkeys(_switches(options), "")}
+
+
+def _as_root(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Fd:
+    fd = _open_fuse()
     try:
         with Fd(os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target_fd:
-            mode = stat.S_IFMT(os.fstat(target_fd).st_mode)
-            data = f"fd={int(fd)},rootmode={mode:o},user_id={os.geteuid()},group_id={os.getegid()}"
-            numbers = sum({_FLAGS[name] for name in flags})
-            mounting.mount(source, target_fd, OURS, numbers, ",".join([data, *_switches(options)]).encode())
+            data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
+            mounting.mount(source, target_fd, OURS, _numbers(flags), data.encode())
     except PermissionError as error:
         fd.close()
         raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error

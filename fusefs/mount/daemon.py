@@ -9,30 +9,39 @@ import resource
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 
 import pyfuse3
 import trio
 
-from fusefs.core.errors import Busy, NotPermitted
+from fusefs.core.errors import Busy, NotPermitted, Refused
+from fusefs.core.fastpaths import FastPath
 from fusefs.core.mountstats import Gauges
 from fusefs.core.names import printable
 from fusefs.linux.capabilities import Capability, drop_capabilities, keep_capabilities_as_others
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.mountinfo import Mount
 from fusefs.linux.notify import Notifier
-from fusefs.mount import loop, runtime
+from fusefs.mount import loop, runtime, unopened
 from fusefs.mount.adapter import Adapter
-from fusefs.mount.attach import Attached, Way, attach, detach, flags_of
+from fusefs.mount.attach import Attached, Way, attach, attach_apart, detach, flags_of
+from fusefs.mount.direct import Direct
+from fusefs.mount.dropped import forget_dropped
+from fusefs.mount.ending import STOPS, leave, stop_on_signal, wait_no_longer
+from fusefs.mount.fastlane import FastLane, telling
 from fusefs.mount.gate import Gate
 from fusefs.mount.hands import Hands
 from fusefs.mount.notifier import Watched, notify, watching
-from fusefs.mount.options import Backing, Coherence, Options
-from fusefs.mount.points import check, mount_of_device, top_mount
-from fusefs.mount.replies import Replies, begin_session
+from fusefs.mount.options import Backing, Coherence, Options, Passthrough
+from fusefs.mount.passthrough import stack_depth, why_not_here
+from fusefs.mount.points import check, mount_of_device
+from fusefs.mount.probe import why_not_through
+from fusefs.mount.replies import INIT_BITS, Replies, beginning
 from fusefs.mount.seen import forget_earlier
 from fusefs.mount.stats import Stats, kept
+from fusefs.mount.top import show
 from fusefs.mount.trashdir import prepare_store
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.xattrs import Xattrs
@@ -42,29 +51,159 @@ _N_WORKERS = 512
 must never end one between a reply and the next request."""
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
-_GRACE_S, _GLANCE_S = 2.0, 0.02
-_GC_THRESHOLDS = (10_000, 20, 1000)
+_GC_THRESHOLDS = (2000, 5, 20_000)
 _EXIT_LOST = 1
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SHARED_S = 1.0
+_BELIEVED_LESS = "and may write to files behind this one: what is told of names and attributes is believed for a second"
 
 _log = logging.getLogger(__name__)
 
 
-class _Announcing(Adapter):
-    """Tells when the kernel has begun to talk to us: whoever asks the mount from now on is answered."""
+class _Service(Adapter):
+    """One mount from the kernel's first word to its end."""
 
-    def __init__(self, vfs: Vfs, options: Options, replies: Replies, stats: Stats, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, vfs: Vfs, options: Options, replies: Replies, lane: FastLane, stats: Stats, ready: Callable[[], None]
+    ) -> None:
         xattrs = Xattrs(vfs, are_shown=options.has_xattrs)
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         hands = Hands(vfs.gate, stats, max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX)))
         super().__init__(vfs, xattrs, hands, replies, stats)
+        # Who tells the kernel of ACLs has it check permissions, and ask for the directory's before each change in it.
+        self.enable_acl = options.default_permissions
+        self._options = options
+        self._lane = lane
         self._ready = ready
+        self._has_begun = trio.Event()
+        self._moving = trio.Lock()
+        self._refusal: Refused | None = None
+        """Why it must not answer after all: set by `_answer_from_now_on`, which unmounts it then."""
 
     def init(self) -> None:
         """The answer to INIT goes out when this returns."""
         super().init()
-        self._replies.patch_next(begin_session)
+        if self._lane.is_on(FastPath.SEAM) and not loop.is_as_known():
+            self._lane.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
+            self._vfs.gate.stay_home()
+        depth = stack_depth(self._vfs.directories.fd_of(self._vfs.nodes.root))
+        self._replies.patch_next(beginning(self._lane.on(), stack_depth=depth))
+        if not self._lane.is_on(FastPath.SEAM):
+            self._replies.let_pass()  # all but this one
+        self._has_begun.set()
+
+    async def _has_shown(self, attached: Attached, ended: trio.Event) -> bool:
+        """Whether people see the mount. Checkpoint  while it moves, if it is apart"""
+        mount, apart = attached.mount, attached.apart
+        async with self._moving:
+            if apart is not None and not ended.is_set():
+                try:
+                    self._lane.decide(FastPath.ROOT_ACL, await show(self._vfs, mount, apart))
+                except OSError as error:
+                    hint = f"-o without={FastPath.ROOT_ACL.value} mounts it by mount(2)"
+                    self._refusal = Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint)
+                    await _unmount(mount, ended)
+        return not ended.is_set()
+
+    async def _answer_from_now_on(self, attached: Attached, ended: trio.Event, nursery: trio.Nursery) -> None:
+        """See what works, and tell that the mount answers.
+
+        nursery     of what takes longer
+        Checkpoint  until the kernel has begun, and while it is tried
+        """
+        mount = attached.mount
+        await self._has_begun.wait()
+        self._vfs.lasting.connect(self._replies.device)
+        self._vfs.passthrough.connect(self._replies.device)
+        for path in (FastPath.REQUESTS, FastPath.LISTINGS):
+            if not self._lane.is_on(path):
+                self._lane.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
+        if self._lane.is_on(FastPath.REQUESTS):
+            opens = not self._lane.is_on(FastPath.UNOPENED)
+            direct = Direct(self._vfs, self._xattrs, self.hands, self._replies, self.stats, opens_directories=opens)
+            loop.serve_by(direct.serve, nursery)
+        if not await self._has_shown(attached, ended):
+            return
+        if self._lane.is_on(FastPath.PASSTHROUGH):
+            self._lane.decide(FastPath.PASSTHROUGH, await why_not_through(self._vfs, mount.point))
+        if self._lane.is_on(FastPath.PASSTHROUGH):
+            passes_all = self._options.passthrough is Passthrough.ON
+            self._vfs.passthrough.start(_turning_off_soon(self._lane), passes_all=passes_all)
+        elif self._options.passthrough is Passthrough.ON:
+            why = self._lane.why_off(FastPath.PASSTHROUGH)
+            self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")
+            await _unmount(mount, ended)
+            return
+        self._lane.begin()
         self._ready()
+
+    def run(self, attached: Attached, ended: trio.Event) -> int:
+        """Serve until it is unmounted; the exit code. ended: it is, or is to be"""
+        path = printable(attached.mount.point)
+        vfs, lane, is_shared = self._vfs, self._lane, self._options.coherence is Coherence.SHARED
+        _collect_garbage_seldom()
+        pyfuse3.init(self, f"/dev/fd/{int(attached.fd)}", set())
+        try:
+            with _watching(attached, vfs) if is_shared else nullcontext() as watched:
+                if watched is not None:
+                    vfs.memory.has_news = watched.has_news
+                elif is_shared:
+                    lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
+                vfs.keeps_listings = lane.is_on(FastPath.LISTINGS)
+                self._see_offer()
+                trio.run(self._loop, attached, watched, ended)
+        except BaseException:
+            _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
+            raise
+        finally:
+            vfs.passthrough.close()
+            pyfuse3.close(unmount=False)  # that closes the fd; what libfuse did not mount it must not unmount
+        if self._refusal is not None:
+            raise self._refusal
+        if mount_of_device(attached.mount.device):
+            _log.error("%s: the connection was aborted; the mount stays, dead, until trashd mount --replace", path)
+            return _EXIT_LOST
+        return 0
+
+    def _see_offer(self) -> None:
+        """Want no more than the kernel offers. A bit that it doesn't know would do no harm, but would be told of."""
+        offered = self._replies.offered() if self._lane.is_on(FastPath.SEAM) else None
+        if offered is not None:
+            for path, bit in INIT_BITS.items():
+                if not offered & bit:
+                    self._lane.turn_off(path, "this kernel does not offer it")
+
+    async def _loop(self, attached: Attached, watched: Watched | None, ended: trio.Event) -> None:
+        """Checkpoint  everywhere"""
+        mount = attached.mount
+        async with trio.open_nursery() as nursery:
+            await nursery.start(stop_on_signal, mount, self._moving, partial(_unmount, mount, ended))
+            nursery.start_soon(wait_no_longer, self.gate, ended, nursery.cancel_scope)
+            nursery.start_soon(_tell_watchdog)
+            nursery.start_soon(self.stats.keep_gauges, partial(_gauges, self._vfs))
+            nursery.start_soon(self._answer_from_now_on, attached, ended, nursery)
+            nursery.start_soon(forget_dropped, self._vfs, self._replies.device)
+            if watched is not None:
+                nursery.start_soon(self._notify, watched)
+            await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
+            ended.set()  # but some requests may be under way yet
+
+    async def _notify(self, watched: Watched) -> None:
+        """Have the kernel told of changes behind the mount as long as somebody tells us.
+
+        Checkpoint  everywhere
+        """
+        await notify(self._vfs, watched)
+        self._lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
+
+
+def _turning_off_soon(lane: FastLane) -> Callable[[str], None]:
+    """What any thread may call to have it turned off that reads and writes pass through."""
+    token = trio.lowlevel.current_trio_token()
+
+    def turn_off(why: str) -> None:
+        token.run_sync_soon(lane.turn_off, FastPath.PASSTHROUGH, why)
+
+    return turn_off
 
 
 def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], None], *, replaces: bool = False) -> int:
@@ -77,11 +216,12 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
                     directory in its place would be taken for the truth
     """
     dead = check(source, target, replaces=replaces)
+    has_replaced = dead is not None
     is_over_itself = source == target
     if is_over_itself and os.geteuid():
         raise NotPermitted(target, "mounting a directory over itself takes root; name another one to mount it at")
     if dead is not None and is_over_itself:
-        detach(dead, Way.LAZY)
+        options = _made_way(dead, options)
         dead = None
     with ExitStack() as stack:
         place = stack.enter_context(runtime.claimed(target)) if os.geteuid() == 0 else None
@@ -95,21 +235,67 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
             _make_store(root, source, options)
             _be_less_than_root()
         stats = stack.enter_context(kept(target))
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until somebody is there to unmount
+        if dead is not None:
+            options = _made_way(dead, options)
         vfs = _vfs(root, options, stats, n_fds_max)
         stack.callback(vfs.close)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until somebody is there to unmount
-        if dead is not None:
-            detach(dead, Way.LAZY)
-        attached = attach(backing, target, options, options.flags | flags_of(root))
+        flags = options.flags | flags_of(root)
+        attached, why_not_apart = _attached(backing, target, options, flags, has_replaced=has_replaced)
         replies = Replies(attached.fd)
         stack.callback(replies.close)
         ended = trio.Event()
-        if not loop.hook(replies.replied, ended.set):
+        lane = FastLane(options.off(), stack.enter_context(telling(target, attached.mount.st_dev())))
+        if not loop.hook(replies.replied, ended.set, is_fast=lane.is_on(FastPath.SEAM)):
+            lane.turn_off(FastPath.SEAM, "this pyfuse3 is not one that we know")
             replies.let_pass()
+        if not lane.is_on(FastPath.SEAM):
             vfs.gate.stay_home()  # listings of names alone would be taken for listings with attributes
+        lane.decide(FastPath.UNOPENED, unopened.why_not(root, checks_permissions=options.default_permissions))
+        lane.decide(FastPath.ROOT_ACL, why_not_apart)
+        lane.decide(FastPath.PASSTHROUGH, why_not_here(root))
+        if not vfs.directories.handle_of(root):
+            lane.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
         forget_earlier(attached.mount)
-        stats.mounted(attached.mount.device)
-        return _run(attached, vfs, _Announcing(vfs, options, replies, stats, ready), options, ended)
+        stats.mounted(attached.mount.st_dev())
+        return _Service(vfs, options, replies, lane, stats, ready).run(attached, ended)
+
+
+def _why_not_apart(options: Options, *, has_replaced: bool) -> str | None:
+    """Why a mount had better be at its mount point from the beginning; None: it may begin apart."""
+    if os.geteuid() or not options.default_permissions:
+        return "the kernel checks permissions in mounts by root alone"
+    if has_replaced:  # until the daemon answers there would be an empty directory, which would be taken for the truth
+        return "it took the place of a dead mount"
+    return options.off().get(FastPath.ROOT_ACL)
+
+
+def _attached(
+    source: bytes, target: bytes, options: Options, flags: frozenset[str], *, has_replaced: bool
+) -> tuple[Attached, str | None]:
+    """A mount; and why it is at its mount point from the beginning, if it is."""
+    why_not_apart = _why_not_apart(options, has_replaced=has_replaced)
+    if why_not_apart is None:
+        try:
+            return attach_apart(source, target, options, flags), None
+        except OSError as error:
+            why_not_apart = f"a mount can't begin apart: {error.strerror}"
+    return attach(source, target, options, flags), why_not_apart
+
+
+def _made_way(dead: Mount, options: Options) -> Options:
+    """How to mount where a dead mount was, which is detached.
+
+    Who has files of it open that are passed through goes on writing them, behind the new one: as long as anybody might,
+    what is told of files can't be believed for an hour.
+    """
+    try:
+        detach(dead)
+    except Busy:
+        detach(dead, Way.LAZY)
+        _log.warning("%s: somebody still uses the mount that is replaced, %s", printable(dead.point), _BELIEVED_LESS)
+        return replace(options, timeout_s=min(options.timeout_s, _SHARED_S))
+    return options
 
 
 def _vfs(root: Fd, options: Options, stats: Stats, n_fds_max: int) -> Vfs:
@@ -154,28 +340,13 @@ def _be_less_than_root() -> None:
         raise NotPermitted("root's capabilities can't be changed", "the container has to give CAP_SETPCAP") from error
 
 
-def _run(attached: Attached, vfs: Vfs, adapter: Adapter, options: Options, ended: trio.Event) -> int:
-    path = printable(attached.mount.point)
-    _collect_garbage_seldom()
-    pyfuse3.init(adapter, f"/dev/fd/{int(attached.fd)}", set())
-    try:
-        with _watching(attached, vfs) if options.coherence is Coherence.SHARED else nullcontext() as watched:
-            if watched is not None:
-                vfs.keeps_listings, vfs.memory.has_news = True, watched.has_news
-            trio.run(_loop, attached.mount, vfs, adapter.stats, watched, ended)
-    except BaseException:
-        _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
-        raise
-    finally:
-        pyfuse3.close(unmount=False)  # that closes the fd; what libfuse did not mount it must not unmount
-    if mount_of_device(attached.mount.device):
-        _log.error("%s: the connection was aborted; the mount stays, dead, until trashd mount --replace", path)
-        return _EXIT_LOST
-    return 0
-
-
 def _collect_garbage_seldom() -> None:
-    """A full collection stops everybody for 0.2 s with 300,000 nodes; and what makes cycles here (errors) is young."""
+    """Not more of it, and in smaller pieces: each stops everybody.
+
+    A full collection takes 0.2 s with 300,000 nodes, and what makes cycles here (errors) is young. One of the middle
+    generation takes 19 ms if that may have 200,000 objects, and less than one with 10,000; all of them together the
+    same.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -184,23 +355,6 @@ def _collect_garbage_seldom() -> None:
 def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | None]:
     _major, _, connection = attached.mount.device.partition(b":")
     return watching(vfs.directories.fd_of(vfs.nodes.root), attached.fd, int(connection))
-
-
-async def _loop(mount: Mount, vfs: Vfs, stats: Stats, watched: Watched | None, ended: trio.Event) -> None:
-    """Serve until the mount is gone.
-
-    ended       it is, or is to be
-    Checkpoint  everywhere
-    """
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, mount, ended)
-        nursery.start_soon(_wait_no_longer, vfs.gate, ended, nursery.cancel_scope)
-        nursery.start_soon(_tell_watchdog)
-        nursery.start_soon(stats.keep_gauges, partial(_gauges, vfs))
-        if watched is not None:
-            nursery.start_soon(notify, vfs, watched)
-        await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
-        nursery.cancel_scope.cancel()
 
 
 def _gauges(vfs: Vfs) -> Gauges:
@@ -234,43 +388,8 @@ async def _tell_watchdog() -> None:
         notifier.close()
 
 
-async def _wait_no_longer(gate: Gate, ended: trio.Event, scope: trio.CancelScope) -> None:
-    """In the end, give up operations that wait for a filesystem which hangs; who asked for them gets an error.
-
-    Checkpoint  until the end, and for a while
-    """
-    await ended.wait()
-    with trio.move_on_after(_GRACE_S):
-        while gate.n_inside:
-            await trio.sleep(_GLANCE_S)
-    scope.cancel()
-
-
-async def _stop_on_signal(mount: Mount, ended: trio.Event, task_status: trio.TaskStatus[None]) -> None:
-    """End the service cleanly at the first signal; the second one ends the process.
-
-    Unmounting is a thread's work: the kernel may have to ask us for the last time meanwhile.
-    Checkpoint  while waiting for the signal, and for the thread
-    """
-    with trio.open_signal_receiver(*_STOPS) as signals:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-        task_status.started()
-        await anext(signals)
-    _log.info("%s: stopping", printable(mount.point))
-    await trio.to_thread.run_sync(_leave, mount.device)
+async def _unmount(mount: Mount, ended: trio.Event) -> None:
+    """It is a thread's work: the kernel may have to ask us for the last time meanwhile. Checkpoint  until it is done"""
+    await trio.to_thread.run_sync(leave, mount.device)
     pyfuse3.terminate()
     ended.set()
-
-
-def _leave(device: bytes) -> None:
-    mount = mount_of_device(device)
-    if mount is None:
-        return
-    if top_mount(mount.point, read_mounts()) != mount:
-        _log.error("%s: something else is mounted over it, so it stays, dead", printable(mount.point))
-        return
-    try:
-        detach(mount)
-    except Busy:
-        _log.info("%s: in use; who has something open there gets errors from now on", printable(mount.point))
-        detach(mount, Way.LAZY)

@@ -9,72 +9,70 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
-from threading import get_ident
-from typing import ParamSpec, TypeVar
+from time import perf_counter_ns
+from typing import ParamSpec, TypeVar, TypeVarTuple
 
-from fusefs.core.latency import Latency
+from fusefs.core.latency import QUICK_NS, Latency
 from fusefs.linux.caller import have_own_umask
 from fusefs.linux.fd import Fd
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class Gate:
     """The tables' lock, and the fds that operations in threads were lent."""
 
     def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
-        """To be made by the loop's own thread.
+        """Begin with nobody inside.
 
         is_slow      whether the backing filesystem is
         is_measured  until its answers tell otherwise
         """
         self.lock = threading.Lock()
         self.n_inside = 0
-        self._home = get_ident()
+        self.is_home = True
+        """Whether who has the tables is the loop's own thread, which lets nobody else in while it waits."""
         self._own = threading.local()
         self._latency = Latency(is_slow=is_slow) if is_measured else None
-        self._is_slow = is_slow
-
-    @property
-    def is_slow(self) -> bool:
+        self.is_slow = is_slow
         """Whether operations go to threads now."""
-        return self._latency.is_slow if self._latency is not None else self._is_slow
 
     def stay_home(self) -> None:
         """Never use threads: whatever the filesystem is, it keeps everybody waiting."""
-        self._latency, self._is_slow = None, False
-
-    def is_home(self) -> bool:
-        """Whether this is the loop's own thread, which lets nobody else in while it waits."""
-        return get_ident() == self._home
+        self._latency, self.is_slow = None, False
 
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What a call to the backing filesystem returns; others may have the tables meanwhile."""
-        if get_ident() == self._home:
+        if self.is_home:
             return act(*args, **kwargs)
+        self.is_home = True
         self.lock.release()
         try:
             return act(*args, **kwargs)
         finally:
             self.lock.acquire()
+            self.is_home = False
 
-    def look(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def look(self, act: Callable[[*Ts], R], *args: *Ts) -> R:
         """The same of a call that tells how quickly this filesystem answers: a look at one inode."""
         if self._latency is None:
-            return self.call(act, *args, **kwargs)
-        began_ns = time.perf_counter_ns()
+            return act(*args) if self.is_home else self.call(act, *args)
+        began_ns = perf_counter_ns()
         try:
-            return self.call(act, *args, **kwargs)
+            return act(*args) if self.is_home else self.call(act, *args)
         finally:
-            self._latency.took(time.perf_counter_ns() - began_ns)
+            took_ns = perf_counter_ns() - began_ns
+            if took_ns > QUICK_NS or self._latency.is_in_doubt:
+                self.took(took_ns, 1)
 
     def took(self, took_ns: int, n: int) -> None:
         """Some looks that were not made by `look`. took_ns: all together"""
         if self._latency is not None and n:
             self._latency.took(took_ns / n, n)
+            self.is_slow = self._latency.is_slow
 
     def run(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation in a thread of its own, from beginning to end."""
@@ -85,9 +83,11 @@ class Gate:
         try:
             with self.lock:
                 self.n_inside += 1
+                self.is_home = False
                 try:
                     return act(*args, **kwargs)
                 finally:
+                    self.is_home = True
                     self.n_inside -= 1
         finally:
             lent, own.lent = own.lent, []
@@ -96,7 +96,7 @@ class Gate:
 
     def lend(self, fd: Fd) -> Fd:
         """An fd that stays open to the end of this operation, whatever others close meanwhile."""
-        if get_ident() == self._home:
+        if self.is_home:
             return fd
         copy = Fd(os.dup(fd))
         self._own.lent.append(copy)
@@ -104,7 +104,7 @@ class Gate:
 
     def owned(self, fd: Fd) -> Fd:
         """An fd that is closed without the tables' lock: closing a file may write all of it back, over a network."""
-        return fd if get_ident() == self._home else _Slow.of(fd, self)
+        return fd if self.is_home else _Slow.of(fd, self)
 
 
 class _Slow(Fd):

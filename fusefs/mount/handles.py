@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from typing import TYPE_CHECKING
 
 from fusefs.core.inodes import Node
@@ -40,9 +42,10 @@ class Handles:
         node = self._nodes.pop(fh)
         self._listings.pop(fh, None)
         fds = self._fds[node]
-        fds.remove(Fd(fh))
-        if not fds:
+        if len(fds) == 1:
             del self._fds[node]
+        else:
+            fds.remove(Fd(fh))
         node.n_open -= 1
         return Fd(fh)
 
@@ -57,6 +60,10 @@ class Handles:
     def fd_of(self, node: Node) -> Fd:
         """An fd of some handle of a node that is open, for this operation."""
         return self._gate.lend(self._fds[node][0])
+
+    def has_writer(self, node: Node) -> bool:
+        """Whether somebody has a node open for writing."""
+        return any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE for fd in self._fds.get(node, ()))
 
     def listing(self, fh: int) -> Listing:
         """What a directory's handle reads."""

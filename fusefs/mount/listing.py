@@ -19,9 +19,10 @@ from fusefs.core.names import STORE
 from fusefs.linux.dirents import Dirent, Dirents
 from fusefs.linux.fd import Fd
 from fusefs.mount import trashdir
+from fusefs.mount.known import Known
 from fusefs.mount.memory import Look
 from fusefs.mount.recall import remembered
-from fusefs.mount.vfs import Known, Vfs
+from fusefs.mount.vfs import Vfs
 from fusefs.mount.walk import Batch, Walk
 from fusefs.store.layout import is_stores_own
 
@@ -112,13 +113,13 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
     """Read what comes next from a slow filesystem, so that `read` need not wait; nothing on the loop's own thread."""
     listing = vfs.handles.listing(fh)
     listing.batches = ()
-    if vfs.gate.is_home():
+    if vfs.gate.is_home:
         listing.at = -1
         return
     node, fd = listing.node, listing.entries.fd
     with vfs.memory.changes(node.source):  # the time of its last access
         _go_to(vfs, listing, offset)
-    if trashdir.is_below(node) or vfs.folds(node, fd):
+    if trashdir.is_below(node) or vfs.folding.folds(node, fd):
         listing.walk = None
         vfs.ahead.drop(node)
     walk = listing.walk
@@ -185,14 +186,17 @@ def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
 def read(vfs: Vfs, fh: int, offset: int) -> Iterator[Listed]:
     """The entries from an offset on; `told` must follow each."""
     listing = vfs.handles.listing(fh)
-    return _ready(vfs, listing) if listing.at == offset else _looked_at(vfs, listing, offset)
+    return _ready(vfs, listing) if listing.at == offset else looked_at(vfs, listing, offset)
 
 
-def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
-    """An error after the first entry ends the listing there: the next call meets it again."""
+def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
+    """The same, each looked at when it is asked for.
+
+    An error after the first entry ends the listing there: the next call meets it again.
+    """
     node, fd, learn, identify = listing.node, listing.entries.fd, vfs.nodes.learn, vfs.identifying()
-    timeout_s = 0 if trashdir.is_below(node) or vfs.folds(node, fd) else vfs.memory.lifetime_s
-    hidden = _hidden(vfs, node)
+    timeout_s = 0 if trashdir.is_below(node) or vfs.folding.folds(node, fd) else vfs.memory.lifetime_s
+    hidden, unsteady = left_out(vfs, node), vfs.memory.unsteady
     began_ns, n = time.perf_counter_ns(), 0
     try:
         for name, ino, following, kind in listing.entries.read_from(offset):
@@ -204,7 +208,8 @@ def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
                 except FileNotFoundError:
                     continue  # it went meanwhile
                 found = learn(source_key(seen, handle), seen, node, name)
-                known = Known(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s)
+                is_steady = not unsteady or found.source not in unsteady
+                known = Known(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
                 yield Listed(name, known, ino, kind, following, found)
             n += 1
             if n % _N_TIMED == 0:
@@ -218,7 +223,7 @@ def _looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
 
 
 def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
-    directory, hidden = listing.node, _hidden(vfs, listing.node)
+    directory, hidden = listing.node, left_out(vfs, listing.node)
     knows_none = trashdir.is_below(directory) or not (listing.batches or vfs.memory.has_names(directory))
     for name, ino, following, kind in listing.ready:
         if name in _DOTS:
@@ -238,24 +243,30 @@ def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
             source = source_key(seen, handle)
             left_s = batch.look.left_s(source, named=(listing.node, name))
             if left_s:
-                return Known(vfs.nodes.learn(source, seen, listing.node, name).nodeid, seen, left_s)
+                nodeid = vfs.nodes.learn(source, seen, listing.node, name).nodeid
+                return Known(nodeid, seen, left_s, None, source not in vfs.memory.unsteady)
     return None
 
 
 def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:
     """Whether the kernel took an entry."""
     if listed.node is not None:
-        if is_taken:
-            listed.node.nlookup += 1
-        else:
-            vfs.not_taken(listed.node)
+        count(vfs, listed.node, is_taken=is_taken)
     elif listed.known is None and is_taken:
         walk = vfs.handles.listing(fh).walk
         if walk is not None:
             walk.names.append(listed.name)
 
 
-def _hidden(vfs: Vfs, directory: Node) -> bytes | None:
+def count(vfs: Vfs, node: Node, *, is_taken: bool) -> None:
+    """The same of an entry's node, on a filesystem that is not slow."""
+    if is_taken:
+        node.nlookup += 1
+    else:
+        vfs.not_taken(node)
+
+
+def left_out(vfs: Vfs, directory: Node) -> bytes | None:
     """The name that a directory's listing leaves out."""
     return STORE if trashdir.is_hidden(directory, STORE, shows_trash=vfs.shows_trash) else None
 

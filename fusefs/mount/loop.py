@@ -10,34 +10,50 @@ Source  docs/decisions/0009-the-seam.md: what this takes for granted of pyfuse3
 from __future__ import annotations
 
 import logging
+import os
 import re
 import select
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from types import ModuleType
 
 import pyfuse3
 import trio
 
-from fusefs.mount.vfs import Known, Vfs
+from fusefs.mount.known import Known
+from fusefs.mount.vfs import Vfs
 
 _TURN_S = 0.001
 """For which requests keep every other task waiting, at most (and for the one request that is under way then)."""
 _GLANCE_S = 30e-6
 """To go to sleep and to be woken takes about that, of which the client waits for the second half at least."""
 _N_GLANCES_LEFT_OUT_MAX = 64
-_PATIENCE = 50
-"""Checkpoints, about a millisecond: what is deleted and in use keeps its number longer than anybody wants to wait."""
+_SOON_S = 100e-6
+"""Of which sleeping and waking take most."""
+_PATIENCE, _PATIENCE_S = 50, 0.02
+"""Checkpoints, and how long they may take: what is deleted and in use keeps its number longer than anybody wants to
+wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
 _KNOWN_PYFUSE3 = re.compile(r"3\.([4-9]|\d{2,})(\.|$)")
 
+_POLLIN, _current_task = select.POLLIN, trio.lowlevel.current_task
+
 _log = logging.getLogger(__name__)
+
+
+Serve = Callable[[], bool | Awaitable[None] | None]
+"""Reads a request and serves it; or what will, while others are. False: it is pyfuse3's to read; None: none waits."""
+
+
+def _leave() -> bool:
+    return False
 
 
 class _Glance:
     """Whether a request is there, or comes before sleeping would have paid.
 
     Looking pays while a client asks one thing after another, and for nothing else: each time that nothing came, it is
-    left out twice as often. An idle mount costs nothing.
+    left out twice as often, until one comes soon after we went to sleep. An idle mount costs nothing. Where client and
+    daemon have one core between them, whoever looks keeps the other from asking.
     """
 
     def __init__(self, fd: int, gone: Callable[[], None]) -> None:
@@ -46,18 +62,23 @@ class _Glance:
         poll = select.poll()
         poll.register(fd, select.POLLIN)  # errors are reported unasked
         self._poll = poll.poll
+        self._pays = len(os.sched_getaffinity(0)) > 1
         self._n_to_leave_out = 0
         self._n_left_out_next = 1
 
     def is_there(self) -> bool:
         """Whether reading would not block, or fail at once: the connection is gone."""
         seen = self._poll(0)
-        if seen and seen[0][1] != select.POLLIN:
+        if not seen:
+            return False
+        if seen[0][1] != _POLLIN:
             self._gone()
-        return bool(seen)
+        return True
 
     def comes(self) -> bool:
         """The same, soon."""
+        if not self._pays:
+            return False
         if self._n_to_leave_out:
             self._n_to_leave_out -= 1
             return False
@@ -69,6 +90,11 @@ class _Glance:
         self._n_to_leave_out = self._n_left_out_next
         self._n_left_out_next = min(self._n_left_out_next * 2, _N_GLANCES_LEFT_OUT_MAX)
         return False
+
+    def slept(self, for_s: float) -> None:
+        """Until a request came."""
+        if for_s < _SOON_S:
+            self._n_to_leave_out, self._n_left_out_next = 0, 1
 
 
 class _Reading(trio.abc.Instrument):
@@ -85,13 +111,18 @@ class _Reading(trio.abc.Instrument):
         self._is_taken = False
         self._standby: dict[trio.lowlevel.Task, None] = {}  # who came last is called first: its memory is warm
         self._serving: set[trio.lowlevel.Task] = set()  # who has read a request, until it is back
+        self._n_later = 0  # requests that are read, and served by tasks of their own
+        self._reader: trio.lowlevel.Task | None = None  # in this step of it, the lock was given back after a wait
+        self._has_waited = False
         self._turn_end_s = 0.0
         self._glance: _Glance | None = None  # once we know the fd
+        self.serve: Serve = _leave
+        self.nursery: trio.Nursery | None = None  # of who serves later
 
     async def __aenter__(self) -> None:
         """Be the reader. Checkpoint  when the turn is over, or while somebody else reads"""
         self._replied()
-        self._serving.discard(trio.lowlevel.current_task())
+        self._serving.discard(_current_task())
         if monotonic() > self._turn_end_s and not self._is_taken:
             await trio.lowlevel.checkpoint()
             self._begin_turn()
@@ -99,27 +130,69 @@ class _Reading(trio.abc.Instrument):
             await self._stand_by()
             self._begin_turn()
         self._is_taken = True
+        self._has_waited = False
 
     async def __aexit__(self, *_error: object) -> None:
         """A request is to be read and answered. Checkpoint  none: reading follows"""
+        task = _current_task()
         self._is_taken = False
-        self._serving.add(trio.lowlevel.current_task())
+        self._serving.add(task)
+        self._reader = task if self._has_waited else None
 
     async def wait_readable(self, fd: int) -> None:
-        """Wait for a request. Checkpoint  when none comes at once"""
+        """Wait for a request that is pyfuse3's to read, and serve all others. Checkpoint  when none comes at once"""
         if self._glance is None:
             self._glance = _Glance(fd, self._gone)
             trio.lowlevel.add_instrument(self)
-        if self._glance.is_there():
-            return
+        self._has_waited = self._is_taken
+        while (served := self.serve()) is not False:
+            if served is None:
+                await self._until_there(fd)
+                continue
+            if served is not True:
+                self._finish_later(served)
+            if monotonic() > self._turn_end_s:
+                await trio.lowlevel.checkpoint()
+                self._begin_turn()
+        await self._until_there(fd)
+
+    async def _until_there(self, fd: int) -> None:
+        """Wait for any request. Checkpoint  when none comes at once"""
+        glance = self._glance
+        assert glance is not None
         # While handlers wait for threads, those wait for the interpreter: we must not hold it.
-        if self._serving or not self._glance.comes():
+        if not glance.is_there() and (self._serving or self._n_later or not glance.comes()):
+            began_s = monotonic()
             await trio.lowlevel.wait_readable(fd)
-            self._glance.is_there()
+            while not glance.is_there():  # who asked was killed meanwhile: reading would stop us all
+                await trio.lowlevel.wait_readable(fd)
+            glance.slept(monotonic() - began_s)
             self._begin_turn()
+
+    def _finish_later(self, serving: Awaitable[None]) -> None:
+        """Have a request served by a task of its own: pyfuse3, which counts its readers, takes who waits here for one.
+
+        If there are no more of them, it starts no other worker, and nobody would read until one of them is done.
+        """
+        assert self.nursery is not None
+        self._n_later += 1
+        self.nursery.start_soon(self._finish, serving)
+
+    async def _finish(self, serving: Awaitable[None]) -> None:
+        """Checkpoint  as that does"""
+        try:
+            await serving
+        finally:
+            self._n_later -= 1
+
+    def has_led_here(self) -> bool:
+        """Whether the task that asks has taken the lock, waited, given it back, and come here without a checkpoint."""
+        return self._reader is trio.lowlevel.current_task()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         """Hand the lock on if it is free: trio calls this between two tasks."""
+        self._reader = None
+        self._replied()  # nothing stays held back, whatever the task does next
         if self._standby and not self._is_taken:
             self._is_taken = True
             trio.lowlevel.reschedule(self._standby.popitem()[0])
@@ -139,6 +212,23 @@ class _Reading(trio.abc.Instrument):
         await trio.lowlevel.wait_task_rescheduled(leave)
 
 
+class _Plain:
+    """trio's own lock, and held-back replies."""
+
+    def __init__(self, replied: Callable[[], None]) -> None:
+        self._replied = replied
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> None:
+        """Be the reader. Checkpoint  always"""
+        self._replied()
+        await self._lock.acquire()
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Somebody else may. Checkpoint  none"""
+        self._lock.release()
+
+
 class _Instead:
     """A module, with some of its names replaced."""
 
@@ -150,11 +240,12 @@ class _Instead:
         return getattr(self._module, name)
 
 
-def hook(replied: Callable[[], None], gone: Callable[[], None]) -> bool:
+def hook(replied: Callable[[], None], gone: Callable[[], None], *, is_fast: bool = True) -> bool:
     """Have functions called on trio's thread; pyfuse3.init must follow.
 
     replied  after each reply, before anything else can happen
-    gone     when the connection is gone: once, or more often
+    gone     when the connection is gone: once, or more often; not if it is slow
+    is_fast  False: all goes as trio has it, but for the first of these
     Returns  False: this pyfuse3 may differ from what we know, so it has trio as it is; neither is ever called
     """
     version = str(vars(pyfuse3).get("__version__"))
@@ -162,10 +253,35 @@ def hook(replied: Callable[[], None], gone: Callable[[], None]) -> bool:
         _log.warning("pyfuse3 %s is not one that we know (3.4 or later, before 4): the mount will be slower", version)
         vars(pyfuse3)["trio"] = trio
         return False
+    if not is_fast:
+        vars(pyfuse3)["trio"] = _Instead(trio, Lock=lambda: _Plain(replied))
+        return True
     reading = _Reading(replied, gone)
     lowlevel = _Instead(trio.lowlevel, wait_readable=reading.wait_readable)
     vars(pyfuse3)["trio"] = _Instead(trio, lowlevel=lowlevel, Lock=lambda: reading)
     return True
+
+
+def is_as_known() -> bool:
+    """Whether pyfuse3, which has called the handler that asks this, came to it as we take for granted; if not, say so.
+
+    Source  docs/decisions/0009-the-seam.md
+    """
+    lock = vars(pyfuse3)["trio"].Lock()
+    if isinstance(lock, _Reading) and lock.has_led_here():
+        return True
+    _log.warning("this pyfuse3 reads its requests otherwise than those that we know: the mount will be slower")
+    return False
+
+
+def serve_by(serve: Serve, nursery: trio.Nursery) -> None:
+    """From now on requests are read by this first, and what takes longer is a task of that nursery.
+
+    The seam must be there (hook).
+    """
+    lock = vars(pyfuse3)["trio"].Lock()
+    assert isinstance(lock, _Reading)
+    lock.serve, lock.nursery = serve, nursery
 
 
 async def own_number(vfs: Vfs, known: Known) -> Known:
@@ -175,10 +291,13 @@ async def own_number(vfs: Vfs, known: Known) -> Known:
     let the other workers read on.
     Checkpoint  only then; the node is counted already (I8)
     """
+    if known.nodeid == known.attributes.ino:
+        return known
+    end_s = monotonic() + _PATIENCE_S
     for _ in range(_PATIENCE):
         with vfs.gate.lock:
             known = vfs.renumbered(known)
-            if not vfs.lacks_its_number(known):
+            if not vfs.lacks_its_number(known) or monotonic() > end_s:
                 break
         await trio.lowlevel.checkpoint()
     return known

@@ -6,7 +6,7 @@ Of a local one it learns nothing: the kernel below answers as quickly (docs/deci
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -31,9 +31,10 @@ Place = tuple[Node, bytes]
 class Look:
     """A look at the backing filesystem, from its beginning to its `end`: what it finds is as old as its beginning."""
 
-    def __init__(self, cache: Cache, lifetime_s: float) -> None:
+    def __init__(self, cache: Cache, lifetime_s: float, passed_by: Container[SourceKey]) -> None:
         self._cache = cache
         self._lifetime_s = lifetime_s
+        self._passed_by = passed_by
         self._began_s = time.monotonic()
         self._epoch = cache.begin()
         self._n_users = 1
@@ -79,7 +80,7 @@ class Look:
 
     def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
         """What an inode is; not of a file with more names, of which one may be reaped behind the mount."""
-        if seen.nlink > 1 and not seen.is_directory():
+        if (seen.nlink > 1 and not seen.is_directory()) or source in self._passed_by:
             return
         self._cache.learn_attributes(source, seen, self._epoch, self._began_s)
 
@@ -155,6 +156,10 @@ class Memory:
         self.is_kept = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
         self.cache = Cache(size_bytes, lifetime_s)
+        self.passed_by: set[SourceKey] = set()
+        """What is read or written past us, or may be: of its attributes nothing is remembered."""
+        self.unsteady: set[SourceKey] = set()
+        """What may be written past us: nor may the kernel believe them. Passthrough alone changes either."""
         self.has_news: Callable[[], bool] = lambda: False
         """Whether somebody changed something behind the mount of which the cache has not been told."""
         self._gate = gate
@@ -163,11 +168,11 @@ class Memory:
 
     def looking(self) -> Look:
         """A look by this operation, to be ended."""
-        return self._glance if self._gate.is_home() else self.looking_ahead()
+        return self._glance if self._gate.is_home else self.looking_ahead()
 
     def looking_ahead(self) -> Look:
         """A look by other threads, to be ended."""
-        return Look(self.cache, self.lifetime_s)
+        return Look(self.cache, self.lifetime_s, self.passed_by)
 
     def has_names(self, directory: Node) -> bool:
         """Whether anything is remembered of the names in a directory."""
@@ -212,7 +217,7 @@ class Memory:
 
         From its beginning, so that nobody hears what is wrong by then; and from its end, for who looked meanwhile.
         """
-        if self._gate.is_home() and self.cache.is_idle:
+        if self._gate.is_home and self.cache.is_idle:
             return _NOTHING_TO_FORGET
         return self._changing(sources, names)
 
@@ -231,8 +236,24 @@ class Memory:
         else:
             self.cache.name_changed(source, name)
 
+    def pass_by(self, source: SourceKey) -> None:
+        """An inode's attributes change without a message from now on, the time of access at least."""
+        if source not in self.passed_by:
+            self.passed_by.add(source)
+            if not self.cache.is_idle:
+                self.cache.attributes_changed(source)
+
+    def settle(self, source: SourceKey) -> None:
+        """They don't any more; whoever looked meanwhile has seen what may be old."""
+        if source in self.passed_by:
+            self.passed_by.discard(source)
+            if not self.cache.is_idle:
+                self.cache.attributes_changed(source)
+
     def ended(self, source: SourceKey) -> None:
         """An incarnation lost its last link: where there are no handles, the next one may look like it."""
+        if self._gate.is_home and self.cache.is_idle:
+            return
         self.cache.directory_changed(source)
 
     def _forget(self, sources: Iterable[SourceKey], names: Iterable[Place]) -> None:

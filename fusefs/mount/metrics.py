@@ -41,7 +41,7 @@ class _Mounts(Collector):
         info = GaugeMetricFamily("trashd_mount_info", "The mount.", labels=["mount", "source", "version"])
         up = GaugeMetricFamily("trashd_mount_up", "Whether its daemon lives.", labels=["mount"])
         started = GaugeMetricFamily("trashd_mount_start_time_seconds", "When its daemon started.", labels=["mount"])
-        for name, (_point, source, stats, is_running) in self._mounts.items():
+        for name, (_point, source, stats, is_running, _) in self._mounts.items():
             info.add_metric([name, printable(source), stats.table.version], 1)
             up.add_metric([name], float(is_running))
             started.add_metric([name], stats.table.started_ns / 1e9)

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TypeVar
 
 from fusefs.core.errors import UsageError
+from fusefs.core.fastpaths import FastPath
 from fusefs.core.sizes import parse_size
 
 
@@ -37,7 +38,20 @@ class Backing(Enum):
     SLOW = "slow"
 
 
-_OneOf = TypeVar("_OneOf", Coherence, Backing)
+class Passthrough(Enum):
+    """Whether reads and writes go past the daemon.
+
+    AUTO  where that can be
+    ON    or the mount fails
+    OFF   never
+    """
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+_OneOf = TypeVar("_OneOf", Coherence, Backing, Passthrough, FastPath)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
 """Long enough that time plays no part; as long as people take to look again."""
@@ -72,7 +86,7 @@ _REFUSED = {
 }
 _OURS = (
     "coherence=exclusive|shared", "timeout=SECONDS", "cache_size=SIZE", "no_xattr", "backing=auto|local|slow",
-    "in_flight=N", "show_trash", "allow_other", "default_permissions",
+    "in_flight=N", "passthrough=auto|on|off", "without=FAST-PATH", "show_trash", "allow_other", "default_permissions",
 )  # fmt: skip
 
 
@@ -84,6 +98,7 @@ class Options:
     cache_bytes          what the daemon may take to remember a slow backing filesystem; 0: it remembers nothing
     has_xattrs           extended attributes, and ACLs with them, are there
     n_in_flight          requests at a time for a slow backing filesystem
+    without              fast paths that are off
     show_trash           `.trashd` is in the listing of the root
     allow_other          users other than the one who mounts may use it
     default_permissions  the kernel checks permissions, not the filesystem below with the daemon's own
@@ -96,10 +111,19 @@ class Options:
     has_xattrs: bool = True
     backing: Backing = Backing.AUTO
     n_in_flight: int = _N_IN_FLIGHT
+    passthrough: Passthrough = Passthrough.AUTO
+    without: frozenset[FastPath] = frozenset()
     show_trash: bool = False
     allow_other: bool = False
     default_permissions: bool = False
     flags: frozenset[str] = frozenset()
+
+    def off(self) -> dict[FastPath, str]:
+        """The fast paths that somebody has switched off, and how."""
+        off = {path: f"without={path.value}" for path in self.without}
+        if self.passthrough is Passthrough.OFF:
+            off[FastPath.PASSTHROUGH] = "passthrough=off"
+        return off
 
 
 def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> Options:
@@ -111,6 +135,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     Raises     UsageError
     """
     coherence, timeout_s, cache_bytes, backing, n_in_flight = usual, None, _CACHE_BYTES, Backing.AUTO, _N_IN_FLIGHT
+    passthrough, without = Passthrough.AUTO, set()
     switches = {"show_trash": False, "allow_other": as_root, "default_permissions": False, "no_xattr": False}
     flags = set()
     for word in (word for text in texts for word in re.findall(r'(?:[^,"]|"[^"]*"?)+', text)):
@@ -125,6 +150,10 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
             backing = _one_of(Backing, word)
         elif key == "in_flight":
             n_in_flight = _number(word)
+        elif key == "passthrough":
+            passthrough = _one_of(Passthrough, word)
+        elif key == "without":
+            without.add(_one_of(FastPath, word))
         elif word in switches:
             switches[word] = True
         elif word in _FLAGS:
@@ -137,13 +166,16 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
             takes_none = has_value and (key in switches or key in _FLAGS)
             reason = f"the option {key} takes no value" if takes_none else f"there is no option {word}"
             raise UsageError(reason, f"there are {', '.join(_OURS)}, and mount(8)'s {', '.join(sorted(_FLAGS))}")
+    if passthrough is Passthrough.ON and (needed := without & {FastPath.PASSTHROUGH, FastPath.SEAM}):
+        raise UsageError(f"passthrough=on with without={needed.pop().value}", "it is one or the other")
     # Without the kernel's checks the daemon's permissions would be everybody's.
     switches["default_permissions"] |= switches["allow_other"]
     timeout_s = _TIMEOUTS_S[coherence] if timeout_s is None else timeout_s
     has_xattrs = not switches.pop("no_xattr")
     return Options(
-        coherence, timeout_s, cache_bytes, has_xattrs, backing, n_in_flight, flags=frozenset(flags), **switches
-    )
+        coherence, timeout_s, cache_bytes, has_xattrs, backing, n_in_flight, passthrough, frozenset(without),
+        flags=frozenset(flags), **switches
+    )  # fmt: skip
 
 
 def _one_of(kind: type[_OneOf], word: str) -> _OneOf:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from fusefs.core.inodes import Node, NodeId
 from fusefs.mount import trashdir
-from fusefs.mount.vfs import NOTHING, Known, Vfs
+from fusefs.mount.known import NOTHING, Known
+from fusefs.mount.vfs import Vfs
 from fusefs.store.layout import is_stores_own
 
 
-def lookup(vfs: Vfs, parent: int, name: bytes) -> Known | None:
-    """What a name means; one more reference for the kernel."""
-    directory = vfs.nodes.get(NodeId(parent))
-    if directory is None or directory.last is not None:
+def lookup(vfs: Vfs, parent: int, name: bytes, pid: int) -> Known | None:
+    """What a name means to a thread of a client's; one more reference for the kernel."""
+    directory = vfs.nodes.get(parent)
+    if directory is None or directory.last is not None or pid in vfs.directories.losers:
         return None
     known = remembered(vfs, directory, name)
     if known is not None and known.nodeid:
@@ -42,7 +43,7 @@ def remembered(vfs: Vfs, directory: Node, name: bytes) -> Known | None:
 
 def getattr_(vfs: Vfs, nodeid: int) -> Known | None:
     """What a node is."""
-    node = vfs.nodes.get(NodeId(nodeid))
+    node = vfs.nodes.get(nodeid)
     if node is None or node.last is not None or trashdir.is_below(node):
         return None
     attributes = vfs.memory.attributes(node.source)
@@ -51,5 +52,5 @@ def getattr_(vfs: Vfs, nodeid: int) -> Known | None:
 
 def readlink(vfs: Vfs, nodeid: int) -> bytes | None:
     """Where a link leads."""
-    node = vfs.nodes.get(NodeId(nodeid))
+    node = vfs.nodes.get(nodeid)
     return None if node is None else vfs.memory.target(node)

@@ -25,8 +25,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.replacing import NEW
 
-STATS = b"stats"
-"""The file of the daemon's numbers (mount/stats.py)."""
+STATS, FAST_PATHS = b"stats", b"fast-paths"
+"""The files of the daemon's numbers (mount/stats.py), and of what makes it fast (mount/fastlane.py)."""
 HOME = b"/run/trashd"
 """Root's."""
 _TREE, _NARROW = b"tree", b"in"
@@ -56,10 +56,10 @@ def home() -> bytes | None:
     return None
 
 
-def stats_file_of(target: bytes) -> bytes | None:
-    """The file of the numbers of this user's mount at that mount point; None if he has no place for it."""
+def file_of(target: bytes, name: bytes) -> bytes | None:
+    """A file that this user's mount at that mount point has in its directory; None if he has no place for it."""
     above = home()
-    return None if above is None else b"/".join([above, name_of(target), STATS])
+    return None if above is None else b"/".join([above, name_of(target), name])
 
 
 def name_of(target: bytes) -> bytes:
@@ -135,7 +135,8 @@ def clone(path: bytes, target: bytes, dir_fd: int) -> tuple[Fd, bytes]:
     mount_fd = mounting.clone_tree(dir_fd)
     try:
         mounting.make_private(mount_fd)
-        mounting.move_mount(mount_fd, tree)
+        with Fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as tree_fd:
+            mounting.move_mount(mount_fd, tree_fd)
     except BaseException:
         mount_fd.close()
         raise
@@ -172,7 +173,7 @@ def _remove(path: bytes, *, keeps_itself: bool = False) -> None:
     for mount in reversed(mounts):
         if is_inside(mount.point, path):
             mounting.unmount(mount.point, mounting.MNT_DETACH)
-    for name in (STATS, STATS + NEW):
+    for name in (STATS, STATS + NEW, FAST_PATHS, FAST_PATHS + NEW):
         with suppress(FileNotFoundError):
             os.unlink(path + b"/" + name)
     directories = [path]

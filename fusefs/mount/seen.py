@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from fusefs.core import fastpaths
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.mountstats import MountStats, Seen, decode
 from fusefs.core.names import printable
@@ -41,20 +42,34 @@ def mount_at(path: bytes) -> Mount:
     return mount
 
 
+def mounts_of(path: bytes) -> list[Mount]:
+    """Our mounts that a path belongs to: the one that it lies in, or those that serve it. Raises  NotFound"""
+    mounts = read_mounts()
+    at, _is_whole = _follow(os.path.abspath(path), mounts)
+    mount = top_mount(at, mounts)
+    if mount is not None and mount.is_ours():
+        return [mount]
+    found = [one for one in mounts if one.is_ours() and one.source == at and top_mount(one.point, mounts) is one]
+    if not found:
+        raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists its mounts")
+    return found
+
+
 def look(mount: Mount) -> Seen:
-    """What a mount's daemon counted.
+    """What a mount's daemon counted, and what makes it fast.
 
     Raises  NotFound: there are no numbers of it; NotPermitted: a user's mount; TrashdError: they are not understood
     """
     point = printable(mount.point)
     if mount.owner not in (0, os.geteuid()):
         raise NotPermitted(f"the numbers of {point}", "who mounted it can ask for them")
-    device = _device(mount)
+    device = mount.st_dev()
     for path in _files(mount):
         with suppress(FileNotFoundError, NotADirectoryError):
             stats, is_running = _read(path)
             if stats.device == device:
-                return Seen(mount.point, mount.source, stats, is_running)
+                states = _fast_paths(os.path.join(os.path.dirname(path), runtime.FAST_PATHS), stats)
+                return Seen(mount.point, mount.source, stats, is_running, states)
     hint = "its daemon has no runtime directory, or is of an older version"
     if mount.owner == 0 and os.geteuid():
         hint = "its daemon is of an older version, or was started in another mount namespace; root may find them"
@@ -66,7 +81,7 @@ def forget_earlier(mount: Mount) -> None:
 
     Whoever sees a mount from another namespace finds its numbers by nothing else.
     """
-    above, own, device = runtime.home(), runtime.stats_file_of(mount.point), _device(mount)
+    above, own, device = runtime.home(), runtime.file_of(mount.point, runtime.STATS), mount.st_dev()
     for path in _all_files(above) if above is not None else ():
         with suppress(OSError, TrashdError):  # gone meanwhile, or of another version
             if path != own and _read(path)[0].device == device:
@@ -89,17 +104,27 @@ def _all_files(above: bytes) -> Iterator[bytes]:
         yield from (b"/".join([above, name, runtime.STATS]) for name in os.listdir(above))
 
 
-def _device(mount: Mount) -> int:
-    major, _, minor = mount.device.partition(b":")
-    return os.makedev(int(major), int(minor))
-
-
 def _read(path: bytes) -> tuple[MountStats, bool]:
-    with Fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise FileNotFoundError(path)
+    with _open(path) as fd:
         is_running = is_locked(fd)  # before its numbers are read: those of its end are complete
         return decode(os.read(fd, _MAX_BYTES)), is_running
+
+
+def _fast_paths(path: bytes, stats: MountStats) -> tuple[fastpaths.State, ...]:
+    """What a file tells that the same daemon wrote. Raises  TrashdError: it is not understood"""
+    with suppress(FileNotFoundError), _open(path) as fd:
+        told = fastpaths.decode(os.read(fd, _MAX_BYTES))
+        if (told.device, told.pid) == (stats.device, stats.table.pid):
+            return told.fast_paths
+    return ()
+
+
+def _open(path: bytes) -> Fd:
+    fd = Fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        fd.close()
+        raise FileNotFoundError(path)
+    return fd
 
 
 def _follow(path: bytes, mounts: Sequence[Mount]) -> tuple[bytes, bool]:

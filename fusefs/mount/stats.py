@@ -82,10 +82,9 @@ class Stats:
             self._rests = False
             self._has_changed.set()
 
-    def mounted(self, device: bytes) -> None:
-        """From now on these are the numbers of that mount. device: `major:minor`, as mountinfo has it"""
-        major, _, minor = device.partition(b":")
-        self._cells[_LAYOUT.device] = os.makedev(int(major), int(minor))
+    def mounted(self, device: int) -> None:
+        """From now on these are the numbers of the mount that has this st_dev."""
+        self._cells[_LAYOUT.device] = device
 
     async def keep_gauges(self, look: Callable[[], Gauges]) -> None:
         """Set the gauges a moment after something happened, and on while threads work; never while nothing happens.
@@ -113,7 +112,7 @@ def kept(target: bytes) -> Iterator[Stats]:
 
     Without a place for it, or room, the mount works as well, and the log says so.
     """
-    path = runtime.stats_file_of(target)
+    path = runtime.file_of(target, runtime.STATS)
     if path is None:
         _log.info("%s: no `trashd stats` without a runtime directory of one's own", printable(target))
         yield Stats.in_memory()

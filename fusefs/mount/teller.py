@@ -9,22 +9,20 @@ guard, told of the daemon's death, aborts the connection.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fusefs.linux import libc
+from fusefs.linux.beside import child
 from fusefs.linux.fusectl import abort, open_abort
 
 MESSAGE_MAX = 32768
 ANSWER = struct.Struct("=i")
 """An errno, or 0."""
 _LENGTH = struct.Struct("=I")
-_FD_MAX = 2**31 - 1
 
 
 @contextmanager
@@ -40,9 +38,9 @@ def teller(device: int, connection: int) -> Iterator[socket.socket]:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open_abort(connection) as switch:
-        pids = [_child(signal.SIGKILL, lambda: _tell(0, 1), theirs.fileno(), device)]
+        pids = [child(signal.SIGKILL, lambda: _tell(0, 1), theirs.fileno(), device)]
         try:
-            pids.append(_child(signal.SIGUSR1, lambda: _guard(0), switch))
+            pids.append(child(signal.SIGUSR1, lambda: _guard(0), switch))
             theirs.close()
             ours.setblocking(False)
             yield ours
@@ -51,29 +49,6 @@ def teller(device: int, connection: int) -> Iterator[socket.socket]:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-
-
-def _child(at_daemons_death: signal.Signals, body: Callable[[], None], *fds: int) -> int:
-    """A process that has the given fds, as 0 and so on, and nothing else; its pid.
-
-    at_daemons_death  it gets this signal then, at once: also where the daemon's process lives on for some thread's sake
-    """
-    daemon_pid = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-            os.setsid()
-            os.chdir("/")
-            libc.prctl(libc.PR_SET_PDEATHSIG, at_daemons_death)
-            for at, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, len(fds)) for fd in fds]):
-                os.dup2(fd, at)
-            os.closerange(len(fds), _FD_MAX)
-            if os.getppid() == daemon_pid:
-                body()
-        finally:
-            os._exit(0)
-    return pid
 
 
 def _guard(switch: int) -> None:

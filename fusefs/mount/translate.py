@@ -5,87 +5,172 @@ from __future__ import annotations
 import errno
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter_ns
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-import pyfuse3
-from pyfuse3 import EntryAttributes, FUSEError, StatvfsData
+from pyfuse3 import EntryAttributes, FUSEError, SetattrFields, StatvfsData
 
+from fusefs.mount.gate import Gate
+from fusefs.mount.hands import Hands
+from fusefs.mount.known import Known, shown_number
+from fusefs.mount.lasting import Lasting
 from fusefs.mount.listing import Listed
 from fusefs.mount.replies import NAME_ONLY_GENERATION
 from fusefs.mount.stats import CELL_OF, Stats
-from fusefs.mount.vfs import Known
-
-_SHORT_S = 1.0
-"""For attributes of a directory: the kernel may take an answer for new that it got before a change in there, and
-processes after it. And of a file with more names: one of them may be in an orphan, and be reaped behind the mount."""
+from fusefs.mount.vfs_write import Changes
 
 P = ParamSpec("P")
 R = TypeVar("R")
+D = TypeVar("D")
 
 _log = logging.getLogger(__name__)
 _STATVFS = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax")
 
 
-class Counted(Protocol):
-    """Whose answers are counted."""
+class Serving(Protocol):
+    """Whose handlers they are."""
+
+    @property
+    def gate(self) -> Gate:
+        """Who has the tables, and whether the backing filesystem is slow."""
+
+    @property
+    def hands(self) -> Hands:
+        """Who does what they do, if it is."""
 
     @property
     def stats(self) -> Stats:
-        """Where."""
+        """Where they are counted."""
+
+    def told_stale(self, caller: object) -> None:
+        """Somebody, if the kernel says who, is told ESTALE: see mount/losers.py."""
 
 
-S = TypeVar("S", bound=Counted)
+S = TypeVar("S", bound=Serving)
 
 
 def answered(
     handler: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     """A handler that is counted and timed, and raises nothing but FUSEError: anything else would end the mount."""
-    cell = CELL_OF[handler.__name__]
+    made: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = _handler(handler.__name__, handler, None, None, None)
+    return made
 
-    @functools.wraps(handler)
-    async def answering(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+
+def done(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """The same of a plain function, by whom it suits: one coroutine for all is quicker than one in another."""
+    made: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = _handler(act.__name__, None, act, None, None)
+    return made
+
+
+def told(
+    tell: Callable[[S, D], R], *, recall: Callable[Concatenate[S, P], D | None] | None = None
+) -> Callable[[Callable[Concatenate[S, P], D]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
+    """The same, where the kernel is told something else than what the function returns.
+
+    tell    what it is told; on the loop's own thread, as the answer goes out
+    recall  see `recalled`
+    """
+    return lambda act: _handler(act.__name__, None, act, tell, recall)
+
+
+def recalled(
+    recall: Callable[Concatenate[S, P], R | None],
+) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
+    """The same, where it is remembered of a slow backing filesystem; recall returns None: it has to be asked."""
+    return lambda act: _handler(act.__name__, None, act, None, recall)
+
+
+def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
+    """Either a handler that may suspend, or a plain function with what was told of it; types are the callers'."""
+    cell = CELL_OF[name]
+
+    @functools.wraps(handler or act)
+    async def answering(self: Serving, /, *args: Any) -> Any:
         has_failed = True
         begun_ns = perf_counter_ns()
         try:
-            answer = await handler(self, *args, **kwargs)
+            if handler is not None:
+                answer = await handler(self, *args)
+            elif (gate := self.gate).is_slow:
+                answer = self.hands.recall(recall, self, *args) if recall is not None else None
+                if answer is None:
+                    answer = await self.hands.wait_for(act, self, *args)
+                if tell is not None:
+                    answer = tell(self, answer)
+            else:
+                with gate.lock:
+                    answer = act(self, *args)
+                    if tell is not None:
+                        answer = tell(self, answer)
             has_failed = False
             return answer
         except FUSEError:
             raise
-        except OSError as error:
-            raise FUSEError(error.errno or errno.EIO) from None
-        except Exception:
-            _log.exception("%s failed", handler.__name__)
-            raise FUSEError(errno.EIO) from None
+        except Exception as error:
+            number = _number_of(error, name)
+            if number == errno.ESTALE:
+                self.told_stale(args[-1])
+            raise FUSEError(number) from None
         finally:
             self.stats.count(cell, perf_counter_ns() - begun_ns, has_failed=has_failed)
 
     return answering
 
 
-def entry_of(known: Known) -> EntryAttributes:
-    """What the kernel is told of a node."""
+def attempt(act: Callable[[int, D], R], nodeid: int, request: D) -> R | int:
+    """What a request is answered, or the errno that it has failed with."""
+    try:
+        return act(nodeid, request)
+    except Exception as error:
+        return _number_of(error, act)
+
+
+async def attempt_later(answering: Awaitable[R]) -> R | int:
+    """The same of a request that takes longer. Checkpoint  as that does"""
+    try:
+        return await answering
+    except Exception as error:
+        return _number_of(error, answering)
+
+
+def _number_of(error: Exception, failed: object) -> int:
+    """The errno for whoever asked; what is no OSError is a fault of ours, and in the log."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    _log.exception("%s failed", failed)
+    return errno.EIO
+
+
+def entry_of(known: Known, lasting: Lasting) -> EntryAttributes:
+    """What the kernel is told of a node; not to be changed."""
+    if not known.nodeid:
+        return _missing(known.timeout_s)
     entry = EntryAttributes()
-    fill(entry, known)
+    fill(entry, known, lasting)
     return entry
 
 
-def fill(entry: EntryAttributes, known: Known) -> None:
+@functools.lru_cache(maxsize=8)
+def _missing(timeout_s: float) -> EntryAttributes:
+    """That nothing has a name: the same answer again and again, on a local filesystem."""
+    entry = EntryAttributes()
+    field: Any = entry
+    field.st_ino, field.entry_timeout = 0, timeout_s
+    return entry
+
+
+def fill(entry: EntryAttributes, known: Known, lasting: Lasting) -> None:
     """The same in an entry that is there: one serves for a whole listing, as readdir_reply copies it."""
     field: Any = entry
-    nodeid, attributes, timeout_s, _ = known
+    attributes = known.attributes
     (
-        _dev, ino, field.st_mode, field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_size,
+        _dev, _ino, field.st_mode, field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_size,
         field.st_blocks, field.st_blksize, field.st_atime_ns, field.st_mtime_ns, field.st_ctime_ns, _btime,
     ) = attributes  # fmt: skip
-    # One field is both the nodeid and the number that people see; the root's nodeid goes without saying.
-    field.st_ino = ino if nodeid == pyfuse3.ROOT_INODE else nodeid
-    field.entry_timeout = field.attr_timeout = timeout_s
-    if timeout_s > _SHORT_S and (attributes.nlink > 1 or attributes.is_directory()):
-        field.attr_timeout = _SHORT_S
+    field.st_ino = shown_number(known)  # the nodeid, too; the root's goes without saying
+    field.entry_timeout, field.attr_timeout = lasting.lifetimes(known)
     field.generation = 0
 
 
@@ -101,3 +186,15 @@ def statvfs_of(numbers: object) -> StatvfsData:
     for field in _STATVFS:
         setattr(data, field, getattr(numbers, field))
     return data
+
+
+def changes_of(attr: EntryAttributes, fields: SetattrFields) -> Changes:
+    """What setattr is to change."""
+    return Changes(
+        mode=attr.st_mode if fields.update_mode else None,
+        uid=attr.st_uid if fields.update_uid else None,
+        gid=attr.st_gid if fields.update_gid else None,
+        size=attr.st_size if fields.update_size else None,
+        atime_ns=attr.st_atime_ns if fields.update_atime else None,
+        mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+    )

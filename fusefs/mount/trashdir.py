@@ -1,8 +1,8 @@
 """What `.trashd` is inside the mount: found by name, hidden from listings, never remembered; and `.trashd/drop`.
 
 `.trashd/drop` is a link that no disk has: to each user it leads to his own drop folder. So `mv DIR .trashd/drop/` is
-all that a container needs which sees nothing but the mount. Its nodeid depends on the user too: the kernel keeps one
-inode for each, and asks again at each use, since nothing in here is remembered.
+all that a container needs which sees nothing but the mount. Its nodeid depends on the user and on where it leads: the
+kernel keeps an inode for each, with the target, and looks again at each use which it is: no name in here is remembered.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
+from zlib import crc32
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.errors import TrashdError
-from fusefs.core.inodes import ROOT, Node, NodeId
+from fusefs.core.inodes import ROOTS, Node, NodeId
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, RelPath, join
 from fusefs.linux.attributes import look_at
@@ -25,8 +27,9 @@ from fusefs.store.volume import make_store
 
 _STATES = frozenset(state.value.encode() for state in State)
 _DROPS = 0x6000_0000_0000_0000
-"""The nodeid of uid 0's link; beyond any that core.inodes gives, which counts its own up from half of that."""
-_N_UIDS = 1 << 32
+"""The lowest nodeid of a link; beyond any that core.inodes gives, which counts its own up from half of that."""
+_UID_BITS, _DIGEST_BITS = 32, 29
+_DROPS_END = _DROPS + (1 << _UID_BITS + _DIGEST_BITS)
 _PRIVATE = 0o077
 _LINK = stat.S_IFLNK | 0o777
 
@@ -38,7 +41,7 @@ def is_below(node: Node) -> bool:
     """
     at: Node | None = node
     while at is not None:
-        if is_stores_own(at.name):
+        if at.name.startswith(STORE) and is_stores_own(at.name):  # asked of each directory above, at each lookup
             return True
         at = at.parent
     return False
@@ -54,25 +57,41 @@ def is_coming_back(node: Node) -> bool:
     return False
 
 
+def is_drop_folder(node: Node) -> bool:
+    """Whether a directory is some user's drop folder, in which the same names come again."""
+    return node.name == DROP and is_below(node)
+
+
+def is_dropped(node: Node) -> bool:
+    """Whether a node lies in a drop folder, or did when it was looked at last."""
+    at = node.parent
+    while at is not None:
+        if is_drop_folder(at):
+            return True
+        at = at.parent
+    return False
+
+
 def is_hidden(directory: Node, name: bytes, *, shows_trash: bool) -> bool:
     """Whether a listing leaves a name out: `.trashd` in the root's, or backups, searches and `rm -rf *` find it."""
-    return name == STORE and directory.nodeid == ROOT and not shows_trash
+    return name == STORE and directory.nodeid in ROOTS and not shows_trash
 
 
 def is_drop(directory: Node, name: bytes) -> bool:
     """Whether a name is the link; nothing else can be made, renamed or removed under it (EPERM)."""
     above = directory.parent
-    return name == DROP and directory.name == STORE and above is not None and above.nodeid == ROOT
+    return name == DROP and directory.name == STORE and above is not None and above.nodeid in ROOTS
 
 
-def drop_of(uid: int) -> NodeId:
-    """The nodeid of a user's link: no node stands behind it, nobody counts its references."""
-    return NodeId(_DROPS + uid)
+def drop_of(uid: int, target: bytes) -> NodeId:
+    """The nodeid of a user's link that leads there: no node stands behind it, nobody counts its references."""
+    digest = crc32(target) >> 32 - _DIGEST_BITS
+    return NodeId(_DROPS | digest << _UID_BITS | uid)
 
 
 def user_of(nodeid: int) -> int | None:
     """Whose link a nodeid is; None if it is none."""
-    return nodeid - _DROPS if _DROPS <= nodeid < _DROPS + _N_UIDS else None
+    return nodeid & (1 << _UID_BITS) - 1 if _DROPS <= nodeid < _DROPS_END else None
 
 
 class Drops:
@@ -82,6 +101,8 @@ class Drops:
         """root: the backing tree's directory, which stays its owner's."""
         self._kernel = kernel
         self._root = root
+        self.tell: Callable[[], object] = lambda: None
+        """Called after each move into a drop folder, on whatever thread; dropped.forget_dropped wants to know."""
 
     def look(self, uid: int, caller: Caller) -> Attributes:
         """A user's link; what it leads to is made if he asks himself and it is missing.
@@ -89,9 +110,8 @@ class Drops:
         Raises  ENOENT without a store, or if another one asks for what was never made; what making it met
         """
         with self._open(uid, caller) as folder:
-            seen = look_at(folder.fd)
-            size = len(_target(folder))
-        return seen._replace(ino=drop_of(uid), mode=_LINK, nlink=1, size=size, blocks=0, rdev=0)
+            seen, target = look_at(folder.fd), _target(folder)
+        return seen._replace(ino=drop_of(uid, target), mode=_LINK, nlink=1, size=len(target), blocks=0, rdev=0)
 
     def readlink(self, uid: int, caller: Caller) -> bytes:
         """Where it leads, relative to `.trashd`; errors as for `look`."""
@@ -105,7 +125,7 @@ class Drops:
                 if caller.uid != uid:
                     raise _no_entry()
                 # Whatever his umask: it is his alone, and he has to get in.
-                with created_by(caller._replace(umask=_PRIVATE)):
+                with created_by(caller, umask=_PRIVATE):
                     try:
                         folder = make_user(store, uid)
                     except TrashdError as error:

@@ -10,46 +10,33 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import InodeTable, Node, NodeId, source_key
-from fusefs.linux.attributes import Looker, look_at, peek
+from fusefs.core.inodes import ROOT, TOP, InodeTable, Node, NodeId, source_key
+from fusefs.core.names import STORE
+from fusefs.linux.attributes import Looker, look_at, peek, peek_at
 from fusefs.linux.caller import Caller
-from fusefs.linux.casefold import folds_case, folds_throughout
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import TOP as TOP_NAME
 from fusefs.mount import trashdir
 from fusefs.mount.ahead import Ahead
 from fusefs.mount.directories import Directories
+from fusefs.mount.folding import Folding
 from fusefs.mount.gate import Gate
 from fusefs.mount.handles import Handles
-from fusefs.mount.memory import Look, Memory, Proof
+from fusefs.mount.known import NOTHING, Known
+from fusefs.mount.lasting import Lasting
+from fusefs.mount.memory import Look, Memory
 from fusefs.mount.pages import Pages
+from fusefs.mount.passthrough import Passthrough
 from fusefs.mount.stats import Stats
-from fusefs.store.layout import is_stores_own
+from fusefs.store.layout import DROP, is_stores_own
 
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 """For the daemon's own needs, and those that operations hold for a moment: many, where many wait."""
 _LEAST_DIRECTORIES = 16
-_KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
-"""Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
-NOTHING = Attributes(*[0] * len(Attributes._fields))
-"""Of a name that nothing has."""
-
-
-class Known(NamedTuple):
-    """What a name or a nodeid means now.
-
-    nodeid     0: nothing has this name
-    timeout_s  for how long the kernel may believe it; 0: not at all
-    proof      what tells, when the answer goes out, whether it is still so
-    """
-
-    nodeid: NodeId
-    attributes: Attributes
-    timeout_s: float
-    proof: Proof | None = None
 
 
 class Vfs:
@@ -88,17 +75,22 @@ class Vfs:
         self.directories = Directories(root, self._n_fds, gate)
         self.ahead = Ahead(gate, self.memory, n_in_flight, n_spare, has_handles=self.directories.has_handles)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen)
+        self._missing = Known(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
         self.handles = Handles(gate)
-        self._drops = trashdir.Drops(Kernel(), root)
+        self.drops = trashdir.Drops(Kernel(), root)
         self.keeps_listings = not is_shared
         """What the kernel keeps of a listing is right: nobody changes it, or we are told at once who does."""
         self.is_shared = is_shared
-        self._is_flushed = is_flushed
+        self.is_flushed = is_flushed
         self._looker = Looker()
-        self._folds = folds_throughout(root)
-        self._folding: dict[Node, bool] = {}
-        self._pages = Pages()
+        self.folding = Folding(root, seen.dev, gate)
+        self.pages = Pages()
+        self.lasting = Lasting()
+        self.unlisted: dict[bytes, Node] = {}
+        """What is found, once, by a name that no directory has: for the test at the start (mount/probe.py)."""
+        self.passthrough = Passthrough(gate, self.memory, root, is_shared=is_shared)
+        self._by_node = (self.directories, self.ahead, self.folding, self.pages, self.lasting, self.passthrough)
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -110,7 +102,7 @@ class Vfs:
 
     def node(self, nodeid: int) -> Node:
         """The node of a nodeid. Raises  OSError ESTALE, which the kernel takes as a reason to look again."""
-        node = self.nodes.get(NodeId(nodeid))
+        node = self.nodes.get(nodeid)
         if node is None:
             _fail(errno.ESTALE if trashdir.user_of(nodeid) is None else errno.EOPNOTSUPP)
         return node
@@ -125,7 +117,7 @@ class Vfs:
     def changeable(self, parent: int, name: bytes) -> tuple[Node, Fd]:
         """The same, for a change of that name. Raises  OSError EPERM for the one that nobody may change"""
         directory, fd = self.directory(parent)
-        if trashdir.is_drop(directory, name):
+        if name == DROP and trashdir.is_drop(directory, name):
             _fail(errno.EPERM)
         return directory, fd
 
@@ -135,21 +127,31 @@ class Vfs:
         Raises  OSError ENAMETOOLONG and so on; ENOENT where that must not be remembered
         """
         directory, fd = self.directory(parent)
-        if trashdir.is_drop(directory, name):
+        if name == DROP and trashdir.is_drop(directory, name):
             return self._drop(caller.uid, caller)
+        if parent == ROOT and name == TOP_NAME and self.nodes.root.nodeid == TOP:  # asked by mount/top.py
+            self.nodes.root.nlookup += 1
+            return Known(TOP, self._attributes(self.nodes.root)._replace(ino=TOP), 0)
+        if self.unlisted and (node := self.unlisted.pop(name, None)) is not None:
+            node.nlookup += 1
+            return Known(node.nodeid, look_at(self.handles.fd_of(node)), 0)
+        if self.directories.losers and (known := self.directories.losers.look(self, directory, fd, name, caller)):
+            return known
         is_fickle = self.is_fickle(directory, fd, name)
-        if not is_fickle and not self.gate.is_home():
+        if not is_fickle and not self.gate.is_home:
             self.ahead.asked(directory, fd)
-        with self.memory.looking() as look:
-            try:
-                seen, handle = self.identify(fd, name)
-            except FileNotFoundError:
+        look = self.memory.looking()
+        try:
+            found = self.find(fd, name)
+            if found is None:
                 if is_fickle:
-                    raise
+                    _fail(errno.ENOENT)
                 look.learn_missing(directory, name)
-                place = (directory, name)
-                return Known(NodeId(0), NOTHING, self.memory.lifetime_s, look.proof(None, named=place))
-            known = self.learn(directory, name, seen, handle, look, is_fickle=is_fickle)
+                proof = look.proof(None, named=(directory, name))
+                return self._missing if proof is None else self._missing._replace(proof=proof)
+            known = self.learn(directory, name, *found, look, is_fickle=is_fickle)
+        finally:
+            look.end()
         self.counted(known)
         return known
 
@@ -170,10 +172,8 @@ class Vfs:
         """The same of what was just made, by its own fd."""
         is_fickle = self.is_fickle(directory, dir_fd, name)
         with self.memory.looking() as look:
-            seen = self.gate.look(look_at, fd)
-            return self.learn(
-                directory, name, seen, self.gate.call(self.directories.handle_of, fd), look, is_fickle=is_fickle
-            )
+            seen, handle = self.gate.look(self._looker.peek if self.gate.is_home else peek_at, fd)
+            return self.learn(directory, name, seen, self.directories.lasting(handle), look, is_fickle=is_fickle)
 
     def learn(
         self, directory: Node, name: bytes, seen: Attributes, handle: bytes, look: Look, *, is_fickle: bool
@@ -182,15 +182,43 @@ class Vfs:
         source = source_key(seen, handle)
         node = self.nodes.learn(source, seen, directory, name)
         if is_fickle:
-            return Known(node.nodeid, seen, 0)
+            return Known(node.nodeid, seen, 0, is_fickle=True)
         look.learn(directory, name, source, seen)
-        return Known(node.nodeid, seen, self.memory.lifetime_s, look.proof(source, named=(directory, name)))
+        is_steady = source not in self.memory.unsteady
+        proof = look.proof(source, named=(directory, name))
+        return Known(node.nodeid, seen, self.memory.lifetime_s, proof, is_steady)
 
     def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """The attributes and the file handle of a name in a directory."""
-        act = self._looker.identify if self.gate.is_home() else peek
-        seen, handle = self.gate.look(act, fd, name)
+        """The attributes and the file handle of a name in a directory. Raises  OSError ENOENT"""
+        found = self.find(fd, name)
+        if found is None:
+            _fail(errno.ENOENT)
+        return found
+
+    def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
+        """The same; None if nothing has the name."""
+        if self.gate.is_home:
+            seen = self.gate.look(self._looker.find, fd, name)
+            return None if seen is None else (seen, self._handle_of(seen, fd, name))
+        try:
+            seen, handle = self.gate.look(peek, fd, name)
+        except FileNotFoundError:
+            return None
         return seen, self.directories.lasting(handle)
+
+    def _handle_of(self, seen: Attributes, fd: int, name: bytes) -> bytes:
+        """The file handle of what was seen just now: that of the node that looks the same, if nobody else is at work.
+
+        Two incarnations may be born in one tick of the kernel's clock, but only the first one of them has ended then.
+        """
+        if not self.directories.has_handles:
+            return b""
+        node = None if self.is_shared else self.nodes.get(seen.ino)
+        if node is not None and seen.btime_ns and node.last is None and node.is_seen_in(seen):
+            handle = node.source[1]
+            if isinstance(handle, bytes):
+                return handle
+        return self._looker.handle_of(fd, name)
 
     def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
         """The same for many names, on the loop's own thread; `gate.took` must be told."""
@@ -204,22 +232,13 @@ class Vfs:
 
         The store's names change behind the mount; and where letter case does not matter, one name is many.
         """
-        return is_stores_own(name) or trashdir.is_below(directory) or self.folds(directory, fd)
-
-    def folds(self, directory: Node, fd: Fd) -> bool:
-        """Whether names in a directory are the same in upper and lower case."""
-        if self._folds is not None and directory.dev == self.nodes.root.dev:
-            return self._folds
-        folds = self._folding.get(directory)
-        if folds is None:
-            folds = self.gate.call(folds_case, fd)
-            if self.nodes.get(directory.nodeid) is directory:
-                self._folding[directory] = folds
-        return folds
+        if name.startswith(STORE) and is_stores_own(name):
+            return True
+        return (directory is not self.nodes.root and trashdir.is_below(directory)) or self.folding.folds(directory, fd)
 
     def is_listing_kept(self, nodeid: int) -> bool:
         """Whether the kernel may keep a directory's listing."""
-        node = self.nodes.get(NodeId(nodeid))
+        node = self.nodes.get(nodeid)
         return self.keeps_listings and node is not None and not trashdir.is_below(node)
 
     def lacks_its_number(self, known: Known) -> bool:
@@ -235,7 +254,10 @@ class Vfs:
 
     def counted(self, known: Known) -> None:
         """The kernel was told: it has one more reference."""
-        self.node(known.nodeid).nlookup += 1
+        node = self.nodes.get(known.nodeid)
+        if node is None:
+            _fail(errno.ESTALE)
+        node.nlookup += 1
 
     def not_taken(self, node: Node) -> None:
         """The kernel was not told of a node after all."""
@@ -243,19 +265,17 @@ class Vfs:
 
     def forget(self, nodeid: int, n: int) -> None:
         """The kernel lets go of n references."""
-        node = self.nodes.get(NodeId(nodeid))
+        node = self.nodes.get(nodeid)
         if node is not None:
             self._ended(node, n)
 
     def _ended(self, node: Node, n: int) -> None:
         if self.nodes.forget(node, n):
-            self.directories.drop(node)
-            self.ahead.drop(node)
-            self._folding.pop(node, None)
-            self._pages.drop(node)
+            for part in self._by_node:
+                part.drop(node)
 
     def _drop(self, uid: int, caller: Caller) -> Known:
-        return Known(trashdir.drop_of(uid), self.gate.call(self._drops.look, uid, caller), 0)
+        return Known(NodeId((seen := self.gate.call(self.drops.look, uid, caller)).ino), seen, 0)
 
     # Looking.
 
@@ -268,12 +288,17 @@ class Vfs:
 
     def known(self, node: Node) -> Known:
         """What a node is now."""
-        with self.memory.looking() as look:
+        self.passthrough.settle(node, self.directories)
+        look = self.memory.looking()
+        try:
             seen = self._attributes(node)
-            if trashdir.is_below(node):
-                return Known(node.nodeid, seen, 0)
+            if node is not self.nodes.root and trashdir.is_below(node):
+                return Known(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
-            return Known(node.nodeid, seen, self.memory.lifetime_s, look.proof(node.source, named=None))
+            is_steady = node.source not in self.memory.unsteady
+            return Known(node.nodeid, seen, self.memory.lifetime_s, look.proof(node.source, named=None), is_steady)
+        finally:
+            look.end()
 
     def _attributes(self, node: Node) -> Attributes:
         try:
@@ -285,22 +310,23 @@ class Vfs:
 
     def _look_at(self, node: Node) -> Attributes:
         look = self.gate.look
+        stat = self._looker.look if self.gate.is_home else look_at
         if node.n_open:
-            return look(look_at, self.handles.fd_of(node))
+            return look(stat, self.handles.fd_of(node))
         if node.last is not None:
             return node.last
         if node.is_directory:
-            return look(look_at, self.directories.fd_of(node))
+            return look(stat, self.directories.fd_of(node))
         if node.parent is not None and not self.is_shared:
             try:
-                seen = look(look_at, self.directories.fd_of(node.parent), node.name)
+                seen = look(stat, self.directories.fd_of(node.parent), node.name)
             except (FileNotFoundError, NotADirectoryError):
                 pass  # moved behind the mount
             else:
                 if node.is_seen_in(seen):
                     return seen
         with self.directories.hold(node) as fd:
-            return look(look_at, fd)
+            return look(stat, fd)
 
     def hold(self, node: Node) -> Fd:
         """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
@@ -312,11 +338,12 @@ class Vfs:
         """A link's target."""
         uid = trashdir.user_of(nodeid)
         if uid is not None:
-            return self.gate.call(self._drops.readlink, uid, caller)
+            return self.gate.call(self.drops.readlink, uid, caller)
         node = self.node(nodeid)
         with self.memory.changes(node.source), self.memory.looking() as look, self.directories.hold(node) as fd:
             target = self.gate.call(os.readlink, b"", dir_fd=fd)
             look.learn_target(node.source, target)
+            self.lasting.renew(node)
             return target
 
     def access(self, nodeid: int, mask: int) -> bool:
@@ -328,22 +355,7 @@ class Vfs:
         """The backing filesystem's numbers."""
         return self.gate.call(os.fstatvfs, self.directories.fd_of(self.nodes.root))
 
-    # Files.
-
-    def open(self, nodeid: int, flags: int) -> tuple[int, bool]:
-        """A handle of a file, and whether the kernel may keep what it has of its content."""
-        node = self.node(nodeid)
-        self.make_room()
-        path_flags = (flags & ~_KERNELS_OWN) | os.O_CLOEXEC
-        changed = (node.source,) if flags & os.O_TRUNC else ()
-        with self.memory.changes(*changed), self.hold(node) as held:
-            fd = Fd(self.gate.call(os.open, b"/proc/self/fd/%d" % held, path_flags))
-        try:
-            keeps = not self.is_shared or self._pages.are_right(node, self.gate.call(look_at, fd))
-        except BaseException:
-            self.gate.call(fd.close)
-            raise
-        return self.opened(node, fd), keeps
+    # Handles.
 
     def make_room(self) -> None:
         """Before a handle: the fds are shared between handles and directories. Raises  OSError EMFILE"""
@@ -352,48 +364,36 @@ class Vfs:
             _fail(errno.EMFILE)
         self.directories.limit(n_directories)
 
-    def opened(self, node: Node, fd: Fd) -> int:
-        """A handle of a node by an fd, which is the vfs's now."""
+    def opened(self, node: Node, fd: Fd, flags: int, size: int | None = None, writer: int | None = None) -> int:
+        """Have a handle of a node by an fd, which is the vfs's now; the id by which it is passed through, or 0."""
+        try:
+            backing_id = self.passthrough.opened(node, fd, flags, size, writer)
+        except BaseException:
+            self.gate.call(fd.close)
+            raise
         node.last = None  # if its last link went while it was being opened
-        return self.handles.add(node, fd)
-
-    def file(self, fh: int) -> Fd:
-        """The fd of a handle."""
-        return self.handles.file(fh)
-
-    def read(self, fh: int, offset: int, size: int) -> bytes:
-        """Some bytes; fewer at the end."""
-        with self.memory.changes(self.handles.node(fh).source):
-            return self.gate.call(os.pread, self.file(fh), size, offset)
-
-    def write(self, fh: int, offset: int, data: bytes) -> int:
-        """How many bytes were written."""
-        with self.memory.changes(self.handles.node(fh).source):
-            return self.gate.call(os.pwrite, self.file(fh), data, offset)
-
-    def flush(self, fh: int) -> None:
-        """Somebody closes a file: what was written may fail now. Raises  OSError ENOSYS, once: it never does"""
-        if not self._is_flushed:
-            _fail(errno.ENOSYS)
-        self.gate.call(os.close, os.dup(self.file(fh)))
-
-    def fsync(self, fh: int, *, data_only: bool) -> None:
-        """Make a file or a directory's names durable."""
-        self.gate.call(os.fdatasync if data_only else os.fsync, self.file(fh))
+        self.handles.add(node, fd)
+        return backing_id
 
     def release(self, fh: int) -> None:
         """Close a handle of a file or a directory; with the last one of what has no name any more, that has ended."""
         node = self.handles.node(fh)
         if node.n_open == 1 and node.parent is None and node is not self.nodes.root:
             try:
-                seen = self.gate.call(look_at, self.file(fh))
+                seen = self.gate.call(look_at, self.handles.file(fh))
             except OSError:
                 seen = NOTHING  # whatever it is, nobody can tell any more
             if node.n_open == 1 and (node.is_directory or not seen.nlink):
                 self.nodes.detach(node, seen)
         fd = self.handles.remove(fh)
-        self._ended(node, 0)
-        self.gate.call(fd.close)
+        backing_id = self.passthrough.released(node, fd)
+        if not node.nlookup:
+            self._ended(node, 0)
+        try:
+            if backing_id:
+                self.passthrough.close_id(backing_id)
+        finally:
+            self.gate.call(os.close, fd)
 
 
 def _fail(number: int) -> NoReturn:

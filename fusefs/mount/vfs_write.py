@@ -12,10 +12,14 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node, SourceKey, source_key
 from fusefs.linux import libc
 from fusefs.linux.attributes import look_at, set_times
-from fusefs.linux.caller import Caller, created_by, in_group, is_member
+from fusefs.linux.caller import Caller, created_by, in_group, is_member, keeps_privileges
 from fusefs.linux.fd import Fd
 from fusefs.mount import trashdir
-from fusefs.mount.vfs import Known, Vfs
+from fusefs.mount.known import Known
+from fusefs.mount.memory import Place
+from fusefs.mount.reserved import writer_of
+from fusefs.mount.vfs import Vfs
+from fusefs.mount.vfs_files import Opened
 
 
 class Changes(NamedTuple):
@@ -29,31 +33,39 @@ class Changes(NamedTuple):
     mtime_ns: int | None = None
 
 
+_NOTHING = Changes()
+_NOT_BELOW = os.O_DIRECT | os.O_TRUNC
+_ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 # New names.
 
 
-def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[int, Known]:
+def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Opened, Known]:
     """A new file and a handle of it.
 
     Raises  OSError ESTALE if somebody else has made it meanwhile: the kernel then looks again, and checks again
     """
     directory, dir_fd = vfs.changeable(parent, name)
     vfs.make_room()
-    wanted = (flags & ~os.O_DIRECT & ~os.O_TRUNC) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    group = _group(vfs, dir_fd, mode, caller) if mode & stat.S_ISGID else None
     try:
-        with created_by(caller, _group(vfs, dir_fd, mode, caller)), vfs.memory.changes(names=[(directory, name)]):
-            fd = Fd(vfs.gate.call(os.open, name, wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
+        with created_by(caller, group), vfs.memory.changes(names=((directory, name),)):
+            fd = Fd(vfs.gate.call(os.open, name, flags & ~_NOT_BELOW | _ANEW, stat.S_IMODE(mode), dir_fd=dir_fd))
     except FileExistsError as error:
         if flags & os.O_EXCL:
             raise
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
     try:
+        vfs.lasting.changed(directory)
         known = vfs.see_made(directory, dir_fd, name, fd)
     except BaseException:
         fd.close()
         raise
-    vfs.counted(known)
-    return vfs.opened(vfs.node(known.nodeid), fd), known
+    node = vfs.node(known.nodeid)
+    node.nlookup += 1  # the kernel is told
+    writer = writer_of(known.attributes.uid, known.attributes.mode)
+    return Opened(fd, vfs.opened(node, fd, flags, writer=writer), keeps=True), known
 
 
 def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Known:
@@ -99,6 +111,7 @@ def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
 
 
 def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> Known:
+    vfs.lasting.changed(directory)
     known = vfs.see(directory, dir_fd, name)
     vfs.counted(known)
     return known
@@ -122,6 +135,7 @@ def _remove(vfs: Vfs, parent: int, name: bytes, act: Callable[..., None]) -> Non
     source, seen = _seen(vfs, dir_fd, name)
     with vfs.memory.changes(source, names=[(directory, name)]):
         vfs.gate.call(act, name, dir_fd=dir_fd)
+    vfs.lasting.changed(directory)
     _lost(vfs, source, seen, directory, name)
 
 
@@ -130,38 +144,52 @@ def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, f
 
     A directory's children hang on its node, not on its path: nothing is walked.
     """
-    old_directory, new_directory = vfs.changeable(old_parent, old)[0], vfs.changeable(new_parent, new)[0]
-    # Two directories at a time: the second must not push out the first.
+    old_directory, old_fd = vfs.changeable(old_parent, old)
+    new_directory, new_fd = vfs.changeable(new_parent, new)
+    if old_directory is new_directory:
+        _rename(vfs, old_fd, (old_directory, old), new_fd, (new_directory, new), flags)
+        return
+    # Two directories at a time: neither must push out the other.
     with vfs.directories.hold(old_directory) as old_fd, vfs.directories.hold(new_directory) as new_fd:
-        source, _ = _seen(vfs, old_fd, old)
-        try:
-            other, other_seen = _seen(vfs, new_fd, new)
-        except FileNotFoundError:
-            other, other_seen = None, None
-        sources = [source] if other is None else [source, other]
-        with vfs.memory.changes(*sources, names=[(old_directory, old), (new_directory, new)]):
-            vfs.gate.call(libc.renameat2, old_fd, old, new_fd, new, flags)
-        if trashdir.is_coming_back(old_directory):
-            vfs.memory.cache.clear()
-        if source == other:
-            return  # two names of one file: the kernel leaves both
-        node = vfs.nodes.find(source)
-        if node is not None:
-            node.take_away(old_directory, old)
-        if other is not None and other_seen is not None:
-            if flags & libc.RENAME_EXCHANGE:
-                _moved(vfs, other, new_directory, new, old_directory, old)
-            else:
-                _lost(vfs, other, other_seen, new_directory, new)
-        if node is not None:
-            node.put(new_directory, new, is_linked=True)
+        _rename(vfs, old_fd, (old_directory, old), new_fd, (new_directory, new), flags)
 
 
-def _moved(vfs: Vfs, source: SourceKey, from_: Node, old: bytes, to: Node, new: bytes) -> None:
+def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int) -> None:
+    source, _ = _seen(vfs, old_fd, old[1])
+    found = vfs.find(new_fd, new[1])
+    other = None if found is None else source_key(*found)
+    sources = [source] if other is None else [source, other]
+    with vfs.memory.changes(*sources, names=[old, new]):
+        vfs.gate.call(libc.renameat2, old_fd, old[1], new_fd, new[1], flags)
+    vfs.lasting.changed(old[0])
+    if new[0] is not old[0]:
+        vfs.lasting.changed(new[0])
+    if trashdir.is_coming_back(old[0]):
+        vfs.memory.cache.clear()
+        vfs.lasting.renew_all()
+    if trashdir.is_drop_folder(new[0]):
+        vfs.drops.tell()
+    if source == other:
+        return  # two names of one file: the kernel leaves both
     node = vfs.nodes.find(source)
     if node is not None:
-        node.take_away(from_, old)
-        node.put(to, new, is_linked=True)
+        node.take_away(*old)
+        vfs.lasting.moved(node)
+    if other is not None and found is not None:
+        if flags & libc.RENAME_EXCHANGE:
+            _moved(vfs, other, new, old)
+        else:
+            _lost(vfs, other, found[0], *new)
+    if node is not None:
+        node.put(*new, is_linked=True)
+
+
+def _moved(vfs: Vfs, source: SourceKey, from_: Place, to: Place) -> None:
+    node = vfs.nodes.find(source)
+    if node is not None:
+        node.take_away(*from_)
+        vfs.lasting.moved(node)
+        node.put(*to, is_linked=True)
 
 
 def _seen(vfs: Vfs, dir_fd: Fd, name: bytes) -> tuple[SourceKey, Attributes]:
@@ -188,23 +216,49 @@ def _lost(vfs: Vfs, source: SourceKey, seen: Attributes, directory: Node, name: 
 
 
 def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> Known:
-    """Change attributes, in an order in which none undoes another; fh: a handle of it, for its size."""
+    """Change attributes, in an order in which none undoes another.
+
+    changes  none: somebody is about to write, and the kernel wants what _take_privileges takes; or to chown to nobody
+    fh       a handle of it, for its size
+    """
     node = vfs.node(nodeid)
     with vfs.memory.changes(node.source), vfs.hold(node) as fd:
         call = vfs.gate.call
         path = b"/proc/self/fd/%d" % fd
+        if changes == _NOTHING:
+            _take_privileges(vfs, node, fd, caller)
         if changes.uid is not None or changes.gid is not None:
             call(os.chown, path, -1 if changes.uid is None else changes.uid, -1 if changes.gid is None else changes.gid)
         if changes.mode is not None:
             _chmod(vfs, fd, changes.mode)
         if changes.size is not None:
             before = call(look_at, fd).mode if caller.uid == 0 else 0
-            call(os.truncate, path if fh is None else vfs.file(fh), changes.size)
-            if before & (stat.S_ISUID | stat.S_ISGID):
-                _chmod(vfs, fd, before)  # root's truncation leaves them; ours, without CAP_FSETID, has not
+            call(os.truncate, path if fh is None else vfs.handles.file(fh), changes.size)
+            if before & (stat.S_ISUID | stat.S_ISGID) and keeps_privileges(caller):
+                _chmod(vfs, fd, before)  # ours, without CAP_FSETID, has taken them away
         if changes.atime_ns is not None or changes.mtime_ns is not None:
             call(set_times, fd, changes.atime_ns, changes.mtime_ns)
     return vfs.known(node)
+
+
+def _take_privileges(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
+    """Set-user-ID and set-group-ID go, as for any chown; before the write, or the kernel would believe in them still.
+
+    Raises  OSError EPERM for somebody else than the owner, unless he may be writing
+    Source  setattr_should_drop_suidgid in the kernel's fs/attr.c; it has taken capabilities away itself
+    """
+    seen = vfs.gate.call(look_at, fd)
+    is_group_kept = not seen.mode & stat.S_IXGRP and is_member(caller, seen.gid)
+    if not seen.mode & (stat.S_ISUID if is_group_kept else stat.S_ISUID | stat.S_ISGID):
+        return
+    may_be_write = vfs.handles.has_writer(node)
+    if caller.uid != seen.uid and not may_be_write and not keeps_privileges(caller):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    try:
+        vfs.gate.call(os.chown, b"/proc/self/fd/%d" % fd, -1, -1)
+    except PermissionError:
+        if not may_be_write:  # in a user's own mount, to another's file: the write itself takes them away
+            raise
 
 
 def _chmod(vfs: Vfs, fd: Fd, mode: int) -> None:

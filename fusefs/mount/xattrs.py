@@ -8,11 +8,13 @@ import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from fusefs.core.inodes import Node, NodeId
+from fusefs.core.inodes import Node
 from fusefs.linux import selinux
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, in_group
+from fusefs.linux.caller import Caller, in_group, written_by
 from fusefs.linux.fd import Fd
+from fusefs.linux.xattrs import get_at
+from fusefs.mount.reserved import NOBODY
 from fusefs.mount.vfs import Vfs
 
 _LABEL = b"security.selinux"
@@ -39,18 +41,25 @@ class Xattrs:
 
     def get(self, nodeid: int, name: bytes) -> bytes:
         """The value of one."""
+        value = self.find(nodeid, name)
+        if isinstance(value, int):
+            raise OSError(value, os.strerror(value))
+        return value
+
+    def find(self, nodeid: int, name: bytes) -> bytes | int:
+        """The same, or an errno where there is none: `ls -l` asks for each file's ACL, and an exception takes as long.
+
+        Raises  OSError
+        """
         self._require(name)
         node = self._vfs.node(nodeid)
-        try:
-            told = self._get_by_name(node, name)
-            if told is not None:
-                return told
+        value = self._find_by_name(node, name)
+        if value is None:
             with self._vfs.hold(node) as fd:
-                return self._vfs.gate.call(os.getxattr, _path(fd), name)
-        except OSError as error:
-            if error.errno == errno.EOPNOTSUPP:
-                self._note_refusal(node, name)
-            raise
+                value = self._vfs.gate.call(_get, fd, name)
+        if value == errno.EOPNOTSUPP:
+            self._note_refusal(node, name)
+        return value
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
         """What this filesystem has not at all, it need not be asked for again: `ls -l` asks for each file's."""
@@ -63,38 +72,28 @@ class Xattrs:
                 if name in _LISTED:
                     self._vfs.ahead.has_no_xattrs()
 
-    def _get_by_name(self, node: Node, name: bytes) -> bytes | None:
-        """The same by the name in its directory, a third of the calls; None: that is not certain.
-
-        `ls -l` asks so for each entry: whether it has an ACL.
-        """
+    def _find_by_name(self, node: Node, name: bytes) -> bytes | int | None:
+        """The same by the name in its directory, in a third of the calls; None: that is not certain."""
         if node.parent is None or node.n_open or self._vfs.is_shared:
             return None
         dir_fd, own_name = self._vfs.directories.fd_of(node.parent), node.name
-        path = b"/proc/self/fd/%d/%s" % (dir_fd, own_name)
-        try:
-            value, missing = self._vfs.gate.call(os.getxattr, path, name, follow_symlinks=False), None
-        except OSError as error:
-            value, missing = b"", error
+        value = self._vfs.gate.call(get_at, dir_fd, own_name, name)
         try:
             is_it = node.is_seen_in(self._vfs.gate.look(look_at, dir_fd, own_name))
         except OSError:
             return None  # moved behind the mount
-        if missing is not None and is_it:
-            raise missing
         return value if is_it else None
 
-    def refusal(self, nodeid: int, name: bytes) -> int | None:
-        """The errno for one that is remembered not to be there; None: look."""
-        node = self._vfs.nodes.get(NodeId(nodeid))
+    def recall(self, nodeid: int, name: bytes) -> bytes | None:
+        """None: look. Raises  OSError EOPNOTSUPP, ENODATA: it is remembered not to be there"""
+        node = self._vfs.nodes.get(nodeid)
         if node is None or not self._are_shown:
             return None
         if (name, node.is_directory) in self._refused and node.dev == self._vfs.nodes.root.dev:
-            return errno.EOPNOTSUPP
-        if name not in _LISTED:
-            return None
-        names = self._recalled(node)
-        return errno.ENODATA if names is not None and name not in names else None
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        if name in _LISTED and (names := self._recalled(node)) is not None and name not in names:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+        return None
 
     def _recalled(self, node: Node) -> Sequence[bytes] | None:
         """Their names from memory; None: they are fetched now, with those of what is listed beside it."""
@@ -105,7 +104,7 @@ class Xattrs:
 
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
         """Their names from memory; None: look."""
-        node = self._vfs.nodes.get(NodeId(nodeid))
+        node = self._vfs.nodes.get(nodeid)
         if node is None or not self._are_shown:
             return None
         names = self._recalled(node)
@@ -128,8 +127,10 @@ class Xattrs:
         with self._vfs.memory.changes(node.source), self._vfs.hold(node) as fd:
             # For an ACL the kernel below asks whether the daemon is in the file's group.
             gid = self._vfs.gate.call(look_at, fd).gid if name.startswith(_ACL) else 0
-            with in_group(gid):
+            writer = self._vfs.passthrough.writer_of(node, fd)
+            with in_group(gid), written_by(writer if writer != NOBODY else 0):  # who owns it not may not change its ACL
                 self._vfs.gate.call(os.setxattr, _path(fd), name, value)
+        self._vfs.lasting.renew(node)  # an ACL is part of the mode
         self._refused.discard((name, node.is_directory))
 
     def remove(self, nodeid: int, name: bytes) -> None:
@@ -138,6 +139,7 @@ class Xattrs:
         node = self._vfs.node(nodeid)
         with self._vfs.memory.changes(node.source), self._vfs.hold(node) as fd:
             self._vfs.gate.call(os.removexattr, _path(fd), name)
+        self._vfs.lasting.renew(node)
 
     def _require(self, name: bytes) -> None:
         if not self._are_shown:
@@ -147,6 +149,13 @@ class Xattrs:
 
     def _shows(self, name: bytes) -> bool:
         return name != _LABEL or not self._hides_labels
+
+
+def _get(fd: Fd, name: bytes) -> bytes | int:
+    try:
+        return os.getxattr(_path(fd), name)
+    except OSError as error:
+        return error.errno or errno.EIO
 
 
 def _path(fd: Fd) -> bytes:

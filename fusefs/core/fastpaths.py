@@ -1,0 +1,84 @@
+"""What makes a mount fast, each of it to be switched off: where it is off the mount does the same, slower."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from fusefs.core.errors import TrashdError
+
+
+class FastPath(Enum):
+    """By the names that people use.
+
+    SEAM         a request is read as soon as the last one is answered, without a round of trio's scheduler; all others
+                 rest on it, since their replies are patched on its way
+    REQUESTS     the commonest requests are read and answered without libfuse and pyfuse3
+    PARALLEL     who looks up a name does not wait for others in the same directory
+    LISTINGS     the kernel keeps listings, until it is told of a change
+    ROOT_ACL     the kernel keeps the ACL of the mount's root
+    UNOPENED     the kernel opens and closes directories without a message
+    LINKS        the kernel keeps where symbolic links lead
+    KILLPRIV     whoever serves a write takes away set-user-ID bits and file capabilities; else the kernel asks for
+                 them at each write
+    PASSTHROUGH  reads, writes and mmap go to the file below, past the daemon
+    """
+
+    SEAM = "seam"
+    REQUESTS = "direct-requests"
+    PARALLEL = "parallel-lookups"
+    LISTINGS = "kept-listings"
+    ROOT_ACL = "kept-root-acl"
+    UNOPENED = "unopened-directories"
+    LINKS = "kept-links"
+    KILLPRIV = "kill-privileges"
+    PASSTHROUGH = "passthrough"
+
+
+SAVES: Final = {
+    FastPath.SEAM: "half of what a request costs",
+    FastPath.REQUESTS: "libfuse's and pyfuse3's part of the commonest requests",
+    FastPath.PARALLEL: "waiting for others in the same directory",
+    FastPath.LISTINGS: "asking for a listing again",
+    FastPath.ROOT_ACL: "asking for the root's ACL each time that a user passes it",
+    FastPath.UNOPENED: "two messages each time that a directory is listed",
+    FastPath.LINKS: "asking again where a link leads",
+    FastPath.KILLPRIV: "asking for capabilities at each write",
+    FastPath.PASSTHROUGH: "the daemon's part in reads, writes and mmap",
+}
+
+
+class State(msgspec.Struct, frozen=True):
+    """Whether a mount has a fast path.
+
+    name  of this version's, or of another's whose daemon tells
+    why   what it saves if it is on, what keeps it off if not
+    """
+
+    name: str
+    is_on: bool
+    why: str
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a mount's daemon tells of its fast paths. device: st_dev of the mount"""
+
+    device: int
+    pid: int
+    fast_paths: tuple[State, ...]
+
+
+def encode(told: Told) -> bytes:
+    """As a text."""
+    return msgspec.json.format(msgspec.json.encode(told)) + b"\n"
+
+
+def decode(text: bytes) -> Told:
+    """From a text. Raises  TrashdError: it is something else"""
+    try:
+        return msgspec.json.decode(text, type=Told)
+    except (msgspec.MsgspecError, ValueError) as error:
+        hint = "is its daemon of another version? Mount it anew"
+        raise TrashdError(f"the fast paths of a mount are not understood ({error})", hint) from error

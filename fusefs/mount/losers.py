@@ -1,0 +1,90 @@
+"""Who has lost a race for a name: the file that he finds by it next is held until he has opened it.
+
+Between a look at a name and the open of what has it, somebody may unlink that. On other filesystems it is opened all
+the same: who has found an inode, holds it. We hold no file that nobody has open (pitfall 10), and say ESTALE. The
+kernel then looks again and opens again, once; who loses twice would be told ESTALE, which no program expects.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from fusefs.core.inodes import Node
+from fusefs.linux.attributes import TO_PEEK
+from fusefs.linux.caller import Caller
+from fusefs.linux.fd import Fd
+from fusefs.mount.gate import Gate
+
+if TYPE_CHECKING:
+    from fusefs.mount.known import Known
+    from fusefs.mount.vfs import Vfs
+
+_N_MAX = 64
+
+
+class Losers:
+    """Threads of clients, by their numbers, and what is held for each. Touched as the tables are."""
+
+    def __init__(self, gate: Gate) -> None:
+        """Begin with none."""
+        self._gate = gate
+        self._held: dict[int, tuple[Node, Fd] | None] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._held)
+
+    def __contains__(self, pid: int) -> bool:
+        """Whether somebody is one."""
+        return pid in self._held
+
+    def add(self, pid: int) -> None:
+        """Somebody is told ESTALE. Who was told so longest ago makes room: he has long tried again."""
+        self.remove(pid)
+        self._held[pid] = None
+        while len(self._held) > _N_MAX:
+            self.remove(next(iter(self._held)))
+
+    def remove(self, pid: int) -> None:
+        """Somebody has what he wanted."""
+        held = self._held.pop(pid, None)
+        if held is not None:
+            self._gate.call(held[1].close)
+
+    def drop(self, node: Node) -> None:
+        """A node has ended."""
+        for pid in [pid for pid, held in self._held.items() if held is not None and held[0] is node]:
+            self.remove(pid)
+
+    def close(self) -> None:
+        """Let all go."""
+        for pid in list(self._held):
+            self.remove(pid)
+
+    def fd_of(self, node: Node) -> Fd | None:
+        """An O_PATH fd of a node that is held for one of them; it stays ours."""
+        return next((held[1] for held in self._held.values() if held is not None and held[0] is node), None)
+
+    def look(self, vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> Known | None:
+        """What a name means to one of them; one more reference for the kernel. None: he is none, or it is not there."""
+        if caller.pid not in self._held:
+            return None
+        try:
+            fd = Fd(self._gate.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
+        except OSError:
+            return None  # whoever looks as ever is told why
+        try:
+            known = vfs.see_made(directory, dir_fd, name, fd)
+        except BaseException:
+            self._gate.call(fd.close)
+            raise
+        vfs.counted(known)
+        self.remove(caller.pid)
+        if stat.S_ISREG(known.attributes.mode):
+            self._held[caller.pid] = vfs.node(known.nodeid), fd
+        else:
+            self._held[caller.pid] = None
+            self._gate.call(fd.close)
+        return known

@@ -1,0 +1,272 @@
+"""Files that the kernel reads and writes itself, on the backing filesystem, without asking us.
+
+An inode that is open is either in this mode or in that of the kernel's page cache: an open that says the other is
+refused by the kernel with EIO. So the first open of a node decides for all, until the last one is released; the kernel
+has let go of the mode by then.
+
+Source  docs/decisions/0012-passthrough.md
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+
+from fusefs.core.inodes import Node
+from fusefs.core.names import printable
+from fusefs.linux.attributes import look_at
+from fusefs.linux.backing import close_backing, forget_attributes, is_written, open_backing, takes_direct
+from fusefs.linux.caller import written_by
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
+from fusefs.linux.libc import statfs_type, statx
+from fusefs.mount.directories import Directories
+from fusefs.mount.gate import Gate
+from fusefs.mount.memory import Memory
+from fusefs.mount.reserved import Reserved
+
+_TELLS_LATE = "the filesystem below is FUSE, and may tell of a failed write when its own handle is closed"
+_TOO_OLD = "it takes Linux 6.9 with CONFIG_FUSE_PASSTHROUGH"
+_REASONS = {
+    errno.EPERM: "it takes root (CAP_SYS_ADMIN outside of user namespaces)",
+    errno.ELOOP: "too many filesystems lie on each other below (overlayfs)",
+    errno.ENOTTY: _TOO_OLD,
+    errno.EOPNOTSUPP: _TOO_OLD,
+}
+"""That hold for all files of a filesystem."""
+
+_SMALL_BYTES = 64 << 10
+"""One message brings all of it; and it is in memory twice, as the kernel's pages of ours and of the file below."""
+
+_log = logging.getLogger(__name__)
+
+
+def why_not_here(fd: int) -> str | None:
+    """Why nothing on a filesystem may be passed through; None: it may be.
+
+    A FUSE filesystem can tell of a failed write at the close of the handle that it came by, and at no other's; and the
+    kernel closes its own without a word.
+    """
+    return _TELLS_LATE if statfs_type(fd) == FUSE_MAGIC else None
+
+
+def stack_depth(root: int) -> int:
+    """What the kernel is told in INIT of a mount of that tree: it counts filesystems that lie on each other, up to 2.
+
+    What lies on a mount of ours that says 1 may be an overlayfs, of one that says 2 nothing: so 2 only where it takes
+    that to pass anything through.
+    """
+    return 2 if statfs_type(root) == OVERLAY_MAGIC else 1
+
+
+def reason_of(error: OSError) -> str:
+    """Why the kernel has no backing file for us, for people."""
+    return _REASONS.get(error.errno or 0) or os.strerror(error.errno or 0)
+
+
+class _Mode:
+    """How a node is open.
+
+    backing_id  0: the kernel keeps its pages, and asks us for them
+    writer      as whom it is written; 0: as the daemon
+    n_open      handles
+    n_writers   those of them that can write, if it is passed through
+    """
+
+    __slots__ = ("backing_id", "n_open", "n_writers", "writer")
+
+    def __init__(self, backing_id: int, writer: int = 0) -> None:
+        self.backing_id = backing_id
+        self.writer = writer
+        self.n_open = self.n_writers = 0
+
+
+class Passthrough:
+    """What is open on one mount, and how. Touched on the trio thread or under the gate's lock, as the tables are.
+
+    Of what is written without us nobody knows what it is now: its attributes are not steady, and are not believed,
+    neither by the kernel nor by our memory. They are steady again when nobody can write any more; and whoever had it
+    open for reading and writing may have mapped it, and a mapping outlives its handle.
+    """
+
+    def __init__(self, gate: Gate, memory: Memory, root: Fd, *, is_shared: bool) -> None:
+        """Begin without it; to be started when the kernel has agreed.
+
+        root       the backing tree's directory, which stays its owner's
+        is_shared  attributes are not believed for long anyway, and we must not be in the way of those behind the mount
+        """
+        self._gate = gate
+        self._memory = memory
+        self._root = root
+        self._root_dev = look_at(root).dev
+        self._is_shared = is_shared
+        self._reserved = Reserved()
+        self._device = -1
+        self._give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
+        self._keeps_small = False
+        self._modes: dict[Node, _Mode] = {}
+        self._writers: set[int] = set()
+        self._was_written: dict[Node, bool] = {}  # what was open since the kernel knows it: for writing, too?
+        self._mapped: set[Node] = set()
+        self._told: set[int] = set()
+
+    def __len__(self) -> int:
+        """How many ids the kernel keeps for us."""
+        return sum(1 for mode in self._modes.values() if mode.backing_id)
+
+    def connect(self, device: int) -> None:
+        """Have the session: /dev/fuse, which stays its owner's."""
+        self._device = device
+
+    def start(self, give_up: Callable[[str], None], *, passes_all: bool) -> None:
+        """From now on what nobody has open is passed through when it is opened.
+
+        give_up     told why, when it turns out that nothing can be on this mount; by any thread
+        passes_all  small files, too, that are read again and again
+        """
+        self._give_up = give_up
+        self._keeps_small = not passes_all and not self._is_shared
+
+    def stop(self) -> None:
+        """Nothing more from now on; what is open stays as it is."""
+        self._give_up = None
+
+    def close(self) -> None:
+        """Let all ids go: the kernel would keep them, and the files, as long as a dead mount stays."""
+        self.stop()
+        for mode in self._modes.values():
+            if mode.backing_id:
+                close_backing(self._device, mode.backing_id)
+        self._modes.clear()
+
+    def opened(self, node: Node, fh: Fd, flags: int, size: int | None, writer: int | None) -> int:
+        """How a node is open by one more handle, for the reply: the id of its file; 0: the kernel keeps its pages.
+
+        fh      the handle, which is an fd of it
+        flags   of the client's open
+        size    of the file just now; None: unknown
+        writer  as whom it is written; None: unknown
+        Raises  OSError EINVAL: the filesystem below has no direct I/O (O_DIRECT); then it is not open so
+        """
+        is_direct = not flags & os.O_DIRECT or self._gate.call(takes_direct, fh)
+        mode = self._modes.get(node)
+        if not is_direct and (node in self._mapped or (mode is not None and mode.backing_id)):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        if mode is None:
+            passes = is_direct and (writes or not self._is_read_again(node, size))
+            writer = self._reserved.writer(node.source[0], fh, writer)
+            mode = self._modes[node] = _Mode(self._open(node, fh, writer) if passes else 0, writer)
+        mode.n_open += 1
+        if writes or node not in self._was_written:
+            self._was_written[node] = writes
+        if not mode.backing_id:
+            return 0
+        self._memory.pass_by(node.source)
+        if writes:
+            mode.n_writers += 1
+            self._writers.add(fh)
+            self._memory.unsteady.add(node.source)
+            if flags & os.O_ACCMODE == os.O_RDWR and node not in self._mapped:
+                self._may_be_mapped(node, is_new=bool(flags & os.O_CREAT))
+        return mode.backing_id
+
+    def writer_of(self, node: Node, fd: int) -> int:
+        """As whom a node is written, of which that is an fd; 0: as the daemon."""
+        mode = self._modes.get(node)
+        return self._reserved.writer(node.source[0], fd, None) if mode is None else mode.writer
+
+    def _is_read_again(self, node: Node, size: int | None) -> bool:
+        """Whether the kernel had better keep the pages of what is opened to be read: that is quicker from then on.
+
+        Nobody has it open, and nobody who had it since the kernel knows it could write: whoever does so later is not
+        passed through as long as a reader has it, which would be a pity where lines are appended to a log.
+        """
+        is_small = size is not None and size <= _SMALL_BYTES
+        return is_small and self._keeps_small and self._was_written.get(node) is False and not self._gate.is_slow
+
+    def _may_be_mapped(self, node: Node, *, is_new: bool) -> None:
+        """Of what is written to memory the kernel tells itself nothing: it must not believe what it was told before."""
+        if not self._is_shared:
+            self._mapped.add(node)
+        if not is_new:
+            forget_attributes(self._device, node.nodeid)
+
+    def begin_with(self, node: Node, fd: Fd) -> None:
+        """Have a node, of which the caller has a handle, passed through to another file than its own.
+
+        Raises  OSError: see open_backing
+        """
+        mode = self._modes[node] = _Mode(open_backing(self._device, fd))
+        mode.n_open = 1
+
+    def released(self, node: Node, fh: int) -> int:
+        """A handle is released; an id to be let go, by `close_id`, or 0."""
+        mode = self._modes.get(node)
+        if mode is None:
+            return 0  # a directory's
+        mode.n_open -= 1
+        if not mode.n_open:
+            del self._modes[node]
+        if not mode.backing_id:
+            return 0
+        if fh in self._writers:
+            self._writers.discard(fh)
+            mode.n_writers -= 1
+        self._settle(node)
+        return 0 if mode.n_open else mode.backing_id
+
+    def close_id(self, backing_id: int) -> None:
+        """Let an id go that `released` gave. It may be the last that keeps a file open: that may take its time."""
+        self._gate.call(close_backing, self._device, backing_id)
+
+    def settle(self, node: Node, directories: Directories) -> None:
+        """See whether a node that may have been mapped still is; to be asked before it is looked at."""
+        if node not in self._mapped or not self._gate.is_home:
+            return
+        mode = self._modes.get(node)
+        if mode is not None and mode.n_writers:
+            return
+        found = directories.open_by_name(node, os.O_RDONLY, is_alone=True)
+        if found is None:
+            return
+        with found[0] as fd:
+            if is_written(fd):
+                return
+        self._mapped.discard(node)
+        self._settle(node)
+
+    def drop(self, node: Node) -> None:
+        """A node has ended: nobody has it open."""
+        self._was_written.pop(node, None)
+        if node in self._mapped:
+            self._mapped.discard(node)
+            self._settle(node)
+
+    def _settle(self, node: Node) -> None:
+        if node in self._mapped:
+            return
+        mode = self._modes.get(node)
+        if mode is None:
+            self._memory.settle(node.source)
+        if mode is None or not mode.n_writers:
+            self._memory.unsteady.discard(node.source)
+
+    def _open(self, node: Node, fh: Fd, writer: int) -> int:
+        give_up = self._give_up
+        if give_up is None or (node.source[0] != self._root_dev and why_not_here(fh)):
+            return 0
+        try:
+            with written_by(writer):
+                return open_backing(self._device, fh)
+        except OSError as error:
+            number = error.errno or 0
+            if number in _REASONS and statx(fh).mnt_id == statx(self._root).mnt_id:
+                self.stop()
+                give_up(reason_of(error))
+            elif number not in self._told:
+                self._told.add(number)
+                _log.warning("%s and others alike are not passed through: %s", printable(node.name), reason_of(error))
+            return 0

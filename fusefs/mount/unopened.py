@@ -1,0 +1,81 @@
+"""Listings of directories that are not opened for it: the kernel opens and closes them without a message.
+
+It asks by the node then, not by a handle, and only for what it has not kept. Whether what it has is still right it
+tells by the directory's time, as for all that it keeps.
+
+Source  docs/decisions/0015-unopened-directories.md
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+from fusefs.core.inodes import Node
+from fusefs.linux.dirents import Dirent, Dirents
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.mount.listing import Listed, Listing, left_out, looked_at
+from fusefs.mount.vfs import Vfs
+
+_WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
+_SINCE = (6, 13)
+"""From then on two changes never leave a directory with the same time, if somebody looked in between."""
+_BYTES_TOLD = 4
+"""An entry takes at least so many times as much in the kernel's answer as below."""
+_LEAST_BYTES = 1 << 10
+
+
+def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
+    """What keeps us from it; None: nothing.
+
+    checks_permissions  the kernel does; else the filesystem below must, when a directory is opened
+    """
+    if not checks_permissions:
+        return "the filesystem below has to check who opens a directory"
+    if Kernel().filesystem(root) not in _WITH_LASTING_OFFSETS:
+        return "where a listing goes on is not known to outlast an open directory in this filesystem"
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < _SINCE:
+        return "a directory's time may miss a change before Linux 6.13"
+    return None
+
+
+def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[Listed]:
+    """The entries of a directory from an offset on, on the loop's own thread; `told` must follow each.
+
+    room  bytes of the answer: no more is read than it takes
+    """
+    node = vfs.node(nodeid)
+    with _open(vfs, node) as fd:
+        yield from looked_at(vfs, Listing(node, _dirents(fd, room)), offset)
+
+
+def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
+    """The same without looking at them: of a filesystem that has become slow."""
+    node = vfs.node(nodeid)
+    with vfs.memory.changes(node.source), _open(vfs, node) as fd:  # the time of its last access
+        hidden = left_out(vfs, node)
+        return [one for one in vfs.gate.call(_dirents(fd, room).block, offset) if one[0] != hidden]
+
+
+def sync(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
+    """Make a directory's names durable."""
+    with _open(vfs, vfs.node(nodeid)) as fd:
+        vfs.gate.call(os.fdatasync if data_only else os.fsync, fd)
+
+
+def _open(vfs: Vfs, node: Node) -> Fd:
+    try:
+        path = b"/proc/self/fd/%d" % vfs.directories.fd_of(node)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        # It was removed behind the mount. Whoever has it open is told what he is told on any filesystem.
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+    return vfs.gate.owned(Fd(vfs.gate.call(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
+
+
+def _dirents(fd: Fd, room: int) -> Dirents:
+    return Dirents(fd, max(_LEAST_BYTES, room // _BYTES_TOLD))
