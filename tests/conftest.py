@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import capabilities
+from tests.support.forking import ease_forks
 from tests.support.namespaces import see_own_mounts_only
 
 IN_CI = bool(os.environ.get("CI"))
@@ -22,7 +23,7 @@ N_RUN = pytest.StashKey[Counter[str]]()
 """Tests that ran to their end, by group: neither skipped on the way nor failed."""
 
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=120, print_blob=True, database=None)
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=80, print_blob=True, database=None)
 settings.register_profile("soak", settings.get_profile("dev"), max_examples=20_000, stateful_step_count=200)
 settings.load_profile("ci" if IN_CI else "dev")
 
@@ -41,7 +42,10 @@ class _Warnings(logging.Handler):
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[N_COST] = Counter()
     config.stash[N_RUN] = Counter()
-    if hasattr(config, "workerinput") and os.geteuid() == 0:
+    if not hasattr(config, "workerinput"):
+        return
+    os.setsid()  # sessions share the processors fairly (sched(7), autogroup): else no reap, idle, ran beside a worker
+    if os.geteuid() == 0:
         see_own_mounts_only()  # what one worker mounts would be another's volume to look for stores on
 
 
@@ -67,6 +71,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in item.iter_markers("needs"):
             if unknown := set(marker.args) - set(capabilities.PROBES):
                 raise pytest.UsageError(f"{item.nodeid}: no such capability: {', '.join(sorted(unknown))}")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.items and not session.config.option.collectonly:
+        ease_forks()
 
 
 @pytest.hookimpl(tryfirst=True)

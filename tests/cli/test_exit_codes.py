@@ -98,3 +98,21 @@ def test_a_json_error_is_one_object_on_standard_error(volume: Path, words: tuple
     assert done.out == ""
     assert error["exit_code"] == done.code
     assert error["hint"]
+
+
+@pytest.mark.parametrize("words", ["swap .", "sweep . --name x --print"])
+def test_who_is_in_a_directory_that_was_removed_is_told_so(volume: Path, words: str) -> None:
+    (volume / "here").mkdir()
+    shell = f'cd "{volume}/here" && rmdir "{volume}/here" && exec {TRASHD} {words}'
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, "the working directory was removed" in done.stderr) == (5, True)
+
+
+@pytest.mark.parametrize("words", ["sweep {} --name x --delete", "sweep {} --name x --print", "swap {}"])
+def test_an_output_that_is_full_is_no_full_volume(volume: Path, words: str) -> None:
+    make_tree(volume / "victim", {"x": ""})
+    command = [TRASHD, *words.format(volume / "victim").split()]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "standard output: No space left on device" in done.stderr) == (11, True)
+    assert "reap" not in done.stderr

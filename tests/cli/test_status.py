@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import select
-import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -27,13 +22,13 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.places import SYSTEM_RUNTIME, make_dir
 from fusefs.reaper.status import write_status
 from tests.cli.test_golden import compare
-from tests.support.command import TRASHD, environment, trashd
+from tests.support.command import TRASHD, trashd
 from tests.support.passable import passable_directory
+from tests.support.terminal import Terminal
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount
 
 SOMEBODY = 54321
-PATIENCE_S = 60
 EVIL = "\x1b[2J\x07\u202e"
 NOW_NS = time.time_ns()
 VOLUME = VolumeStatus(
@@ -251,50 +246,23 @@ def test_the_view_tells_that_the_service_died() -> None:
     assert "dead" in "\n".join(drawn(VOLUME, is_running=False))
 
 
-class Terminal:
-    """`trashd status --watch` on a terminal of 80 columns and 24 lines."""
-
-    def __init__(self, **variables: str) -> None:
-        self._ours, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.process = subprocess.Popen(
-            [TRASHD, "status", "--watch"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            env={**environment({"TERM": "xterm", **variables})},
-        )  # fmt: skip
-        os.close(theirs)
-        self.seen = ""
-
-    def wait_for(self, words: str) -> None:
-        """Read until it showed that."""
-        while words not in self.seen:
-            assert select.select([self._ours], [], [], PATIENCE_S)[0], self.seen
-            self.seen += os.read(self._ours, 1 << 16).decode()
-
-    def end(self) -> int:
-        """Ctrl-C; the exit code."""
-        self.process.send_signal(signal.SIGINT)
-        try:
-            while part := os.read(self._ours, 1 << 16):
-                self.seen += part.decode()
-        except OSError:
-            pass  # EIO: nobody has the other side any more
-        os.close(self._ours)
-        return self.process.wait(PATIENCE_S)
+def watching(**variables: str) -> Terminal:
+    return Terminal("status", "--watch", **variables)
 
 
 def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes) -> None:
     write_status(alive, status_of(VOLUME))
-    terminal = Terminal()
+    terminal = watching()
     terminal.wait_for("12,345 entries/s")
     write_status(alive, status_of(msgspec.structs.replace(VOLUME, entries_per_s=54321.0)))
     terminal.wait_for("54,321 entries/s")
-    assert terminal.end() == 0
+    assert terminal.interrupt() == 0
     assert terminal.seen.count("\x1b[?1049h") == terminal.seen.count("\x1b[?1049l") == 1
     assert terminal.seen.endswith("\x1b[?25h\x1b[?1049l")
 
 
 def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
-    terminal = Terminal()
+    terminal = watching()
     terminal.wait_for("No reaper service runs")
     lock = servicelock.take(directory)
     assert lock is not None
@@ -302,11 +270,11 @@ def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
         write_status(directory, status_of(VOLUME))
         terminal.wait_for("yielding")
     terminal.wait_for("dead")
-    assert terminal.end() == 0
+    assert terminal.interrupt() == 0
 
 
 def test_a_terminal_without_utf_8_shows_it_too(alive: bytes) -> None:
     write_status(alive, status_of(VOLUME))
-    terminal = Terminal(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    terminal = watching(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     terminal.wait_for("12,345 entries/s")
-    assert terminal.end() == 0
+    assert terminal.interrupt() == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.attributes import Attributes
-from fusefs.linux.attributes import Looker, look_at, open_handle, peek
+from fusefs.linux.attributes import Looker, look_at, open_handle, peek, peek_at
 from fusefs.linux.fd import Fd
 from fusefs.linux.libc import handle_of
 from tests.support.volumes import tmpfs_volume
@@ -162,6 +162,20 @@ def test_after_a_failure_the_next_look_is_right(top: Path, fd: Fd) -> None:
     with pytest.raises(FileNotFoundError):
         looker.identify(fd, b"none")
     assert looker.identify(fd, b"it") == (look_at(fd, b"it"), handle_of(fd, b"it"))
+
+
+def test_a_missing_name_is_not_found(top: Path, fd: Fd) -> None:
+    (top / "it").touch()
+    looker = Looker()
+    assert looker.find(fd, b"none") is None
+    assert (looker.find(fd, b"it"), looker.handle_of(fd, b"it")) == looker.identify(fd, b"it")
+    with pytest.raises(NotADirectoryError):
+        looker.find(fd, b"it/none")
+
+
+def test_an_fd_tells_by_its_handle_too(top: Path) -> None:
+    with Fd(os.open(top, os.O_RDONLY)) as itself:
+        assert peek_at(itself) == (look_at(itself), handle_of(itself))
 
 
 def test_an_fd_tells_of_itself(top: Path) -> None:

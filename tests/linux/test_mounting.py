@@ -34,9 +34,13 @@ def volume() -> Iterator[Path]:
 def clone(volume: Path) -> Path:
     """Mount a private clone of it elsewhere."""
     target = (volume / "base").resolve() / "clone"
-    with Fd(os.open(volume, os.O_PATH)) as dir_fd, mounting.clone_tree(dir_fd) as mount_fd:
+    with (
+        Fd(os.open(volume, os.O_PATH)) as dir_fd,
+        mounting.clone_tree(dir_fd) as mount_fd,
+        Fd(os.open(target, os.O_PATH)) as target_fd,
+    ):
         mounting.make_private(mount_fd)
-        mounting.move_mount(mount_fd, os.fsencode(target))
+        mounting.move_mount(mount_fd, target_fd)
     return target
 
 
@@ -47,8 +51,12 @@ def test_a_clone_shows_the_tree(volume: Path) -> None:
 def test_a_clone_of_a_directory_shows_nothing_above_it(volume: Path) -> None:
     target = (volume / "base").resolve() / "clone"
     (volume / "inside/deep").touch()
-    with Fd(os.open(volume / "inside", os.O_PATH)) as dir_fd, mounting.clone_tree(dir_fd) as mount_fd:
-        mounting.move_mount(mount_fd, os.fsencode(target))
+    with (
+        Fd(os.open(volume / "inside", os.O_PATH)) as dir_fd,
+        mounting.clone_tree(dir_fd) as mount_fd,
+        Fd(os.open(target, os.O_PATH)) as target_fd,
+    ):
+        mounting.move_mount(mount_fd, target_fd)
     assert os.listdir(target) == ["deep"]
 
 

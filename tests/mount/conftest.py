@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import trashd_mount
+from tests.support.command import switched_off
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.oracle import Arena, Oracle, arena_on
+from tests.support.through import LIMIT_S, stored_volume
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 _NUMBERS = itertools.count()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of what this run has switched off; all rests on the seam."""
+    off = switched_off()
+    left_out = [item for item in items if any("seam" in off or off & {*m.args} for m in item.iter_markers("rests_on"))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="module", params=["tmpfs", "ext4"])
@@ -24,13 +35,21 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def arena(volume: Path) -> Iterator[Arena]:
-    """The places of the oracle; what their daemon has open at the end, it had at the start."""
-    with ExitStack() as stack:
-        source = volume / "mount"
-        source.mkdir()
-        mounted = stack.enter_context(trashd_mount(source, limit_s=300))
-        yield stack.enter_context(arena_on(volume, mounted))
+def arena(volume: Path, request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """The places of the oracle; what their daemon has open at the end, it had at the start.
+
+    Its parameter, if it has one: the mount's options besides the usual ones (oracle.WITHOUT)
+    """
+    options = getattr(request, "param", ())
+    place = Path(tempfile.mkdtemp(prefix="arena-", dir=volume))  # it may be asked for again, in another order
+    place.chmod(0o755)
+    source = place / "mount"
+    source.mkdir()
+    with (
+        trashd_mount(source, options=("coherence=exclusive", *options), limit_s=SHARED_LIMIT_S) as mounted,
+        arena_on(place, mounted, has_players=not options) as arena,
+    ):
+        yield arena
 
 
 @pytest.fixture
@@ -38,3 +57,25 @@ def oracle(arena: Arena) -> Iterator[Oracle]:
     """Fresh directories; in the end the vfs knows nothing of what is forgotten."""
     with arena.oracle(b"case%d" % next(_NUMBERS)) as oracle:
         yield oracle
+
+
+@pytest.fixture
+def source() -> Iterator[Path]:
+    """With a store, in a filesystem of its own."""
+    with stored_volume() as path:
+        yield path
+
+
+@pytest.fixture(params=["local", "slow"])
+def mount(source: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """Slow: operations go to threads, and several opens of a file are under way at a time."""
+    options = ["coherence=exclusive", f"backing={request.param}"]
+    with trashd_mount(source, options=options, limit_s=LIMIT_S) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Beside the mount."""
+    with tempfile.TemporaryDirectory(prefix="trashd-loop-") as path:
+        yield Path(path)

@@ -6,15 +6,15 @@ import errno
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import pyfuse3
 import pytest
 
 from fusefs.mount.adapter import Adapter
 from fusefs.mount.gate import Gate
-from fusefs.mount.hands import Hands
 from fusefs.mount.stats import Stats
+from tests.support.broken import AtOnce, Broken
 
 NOT_HANDLED = {"poll"}
 """Answered by pyfuse3 with ENOSYS: the kernel then takes every file as ready, as on other filesystems."""
@@ -22,16 +22,6 @@ NOT_HANDLED = {"poll"}
 HANDLERS = sorted(
     name for name, method in inspect.getmembers(pyfuse3.Operations) if inspect.iscoroutinefunction(method)
 )
-
-
-class Broken:
-    """A vfs of which nothing works."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise self.error
 
 
 class Context:
@@ -44,7 +34,7 @@ def answer_of(name: str, error: Exception) -> int:
     """The errno that a handler answers with when all below it raises that."""
     broken: Any = Broken(error)
     stats = Stats.in_memory()
-    adapter = Adapter(broken, broken, Hands(Gate(), stats, 1), broken, stats)
+    adapter = Adapter(broken, broken, AtOnce(Gate(), stats, 1), broken, stats)
     handler: Callable[..., object] = getattr(adapter, name)
     values = {"ctx": Context(), "name": b"a", "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
     values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}

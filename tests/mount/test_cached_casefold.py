@@ -9,19 +9,19 @@ import pytest
 
 from fusefs.core.inodes import ROOT
 from fusefs.linux import libc
-from fusefs.linux.caller import Caller
 from fusefs.linux.fd import Fd
 from fusefs.mount import listing, vfs_write
 from fusefs.mount.gate import Gate
 from fusefs.mount.stats import Stats
 from fusefs.mount.vfs import Vfs
+from tests.support.asking import Somebody
 from tests.support.foldingfs import folding_volume
 from tests.support.mounted import trashd_mount
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-ME = Caller(0, 0, os.getpid(), 0o022)
+ME = Somebody(0, 0, os.getpid(), 0o022)
 CASEFOLD_FL = 0x40000000
 SPELLINGS = ("Readme", "README", "readme", "rEADME")
 

@@ -75,7 +75,7 @@ def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
             case _:
                 volume = stack.enter_context(tmpfs_volume())
         (volume / "source").mkdir()
-        yield stack.enter_context(sides(volume / "source", options, limit_s=110))
+        yield stack.enter_context(sides(volume / "source", options))
 
 
 def make(top: Path) -> None:

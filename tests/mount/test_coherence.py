@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux import libc
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.volumes import loop_volume, overlay_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def shared_mount(volume: Path, *, expect_end: bool = False, limit_s: float = 100) -> Iterator[Mounted]:
+def shared_mount(volume: Path, *, expect_end: bool = False, limit_s: float = SHARED_LIMIT_S) -> Iterator[Mounted]:
     source = volume / f"source{next(_NUMBERS)}"
     source.mkdir()
     with trashd_mount(source, options=SHARED, limit_s=limit_s, expect_end=expect_end) as mounted:

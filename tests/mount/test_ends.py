@@ -40,6 +40,7 @@ def clients(top: Path) -> list[Callable[[], None]]:
             while True:
                 file.write(bytes(100_000))
                 file.seek(0)
+                os.fstat(file.fileno())  # what is written may pass the daemon by; this does not
 
     def make() -> None:
         i = 0
@@ -135,7 +136,7 @@ def test_killed_daemon_leaves_a_dead_mount_point() -> None:
         end_by_kill(mounted)
         _wait(mounted)
         assert mount_of(mounted.path) is not None
-        for call in (os.listdir, os.stat, lambda path: os.mkdir(path / "d")):
+        for call in (os.listdir, lambda path: os.stat(path / "any"), lambda path: os.mkdir(path / "d")):
             with pytest.raises(OSError, match=r"not connected|abort"):
                 call(mounted.path)
 
@@ -158,7 +159,7 @@ def test_signal_unmounts_though_files_are_open(number: signal.Signals) -> None:
             _wait(mounted)
             assert mount_of(mounted.path) is None
             with pytest.raises(OSError, match=r"not connected|abort|I/O error"):
-                os.write(fd, b"too late")
+                os.fsync(fd)
         finally:
             with contextlib.suppress(OSError):  # the flush has nobody to go to
                 os.close(fd)

@@ -2,13 +2,15 @@
 
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
-from tests.support.command import TRASHD
+from tests.support import acls
+from tests.support.command import TRASHD, fast_paths_off
 from tests.support.daemons import kill_daemon, our_mount, workbench
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount, tmpfs_volume
@@ -32,7 +34,8 @@ def bench() -> Iterator[Path]:
 
 
 def trashd(*words: str | Path) -> CompletedProcess[bytes]:
-    return run_as(USER, [TRASHD, *words])
+    without = [word for option in fast_paths_off() for word in ("-o", option)] if words[0] == "mount" else []
+    return run_as(USER, [TRASHD, *words, *without])
 
 
 def test_it_is_for_its_user_alone(bench: Path) -> None:
@@ -47,6 +50,55 @@ def test_what_is_made_is_the_users(bench: Path) -> None:
     assert run_as(USER, ["install", "-m", "640", "/dev/null", bench / "target/made"]).returncode == 0
     made = (bench / "source/made").stat()
     assert (made.st_uid, made.st_gid, stat.S_IMODE(made.st_mode)) == (USER, USER, 0o640)
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+@pytest.mark.rests_on("kill-privileges")  # else the kernel asks for a chmod, and that is his owner's
+def test_anothers_program_is_written_to_and_loses_its_rights(bench: Path) -> None:
+    program = bench / "source/program"
+    program.touch()
+    program.chmod(0o6777)
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    assert run_as(USER, ["tee", "-a", bench / "target/program"], stdin=b"his").returncode == 0
+    assert program.read_bytes() == b"his"
+    assert stat.S_IMODE(program.stat().st_mode) == 0o777
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_the_filesystem_below_checks_permissions(bench: Path) -> None:
+    """The kernel would ask for the directory before each change in it."""
+    (bench / "source/closed").mkdir(0o555)
+    os.chown(bench / "source/closed", USER, USER)
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    entry = our_mount(bench / "target")
+    assert entry is not None
+    assert "default_permissions" not in entry.options
+    assert b"Permission denied" in run_as(USER, ["mkdir", bench / "target/closed/new"]).stderr
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_the_kernel_checks_them_on_request(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target", "-o", "default_permissions").returncode == 0
+    entry = our_mount(bench / "target")
+    assert entry is not None
+    assert "default_permissions" in entry.options
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_acls_are_the_filesystems_below(bench: Path) -> None:
+    value = acls.acl(
+        (acls.USER_OBJ, 6, acls.NOBODY),
+        (acls.USER, 4, OTHER),
+        (acls.GROUP_OBJ, 0, acls.NOBODY),
+        (acls.MASK, 4, acls.NOBODY),
+        (acls.OTHER, 0, acls.NOBODY),
+    )
+    script = "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3]))"
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    done = run_as(USER, [sys.executable, "-c", script, bench / "target/file", acls.ACCESS, value.hex()])
+    assert done.returncode == 0, done.stderr
+    assert os.getxattr(bench / "source/file", acls.ACCESS) == value
+    assert run_as(OTHER, ["cat", bench / "source/file"]).stdout == b"content"
     assert trashd("umount", bench / "target").returncode == 0
 
 

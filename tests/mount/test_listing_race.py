@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.linux.dirents import read_on
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.oracle import Oracle
 from tests.support.subjects import Native
@@ -142,6 +143,24 @@ def test_rewound_listing_shows_what_was_made_meanwhile(oracle: Oracle) -> None:
                     s.unlink(b"d/file")
                 else:
                     s.put(b"d/file")
+        finally:
+            os.close(fd)
+
+
+def test_half_read_listing_of_a_directory_that_was_removed_behind_the_mount_ends(volume: Path) -> None:
+    """A restore does that to an empty directory that somebody lists."""
+    (volume / "removed/d").mkdir(parents=True)
+    with trashd_mount(volume / "removed") as mount:
+        fd = os.open(mount.backing / "d", os.O_RDONLY | os.O_DIRECTORY)
+        offsets = [offset for _, offset in entries(fd)]
+        os.close(fd)
+        fd = os.open(mount.path / "d", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            (mount.backing / "d").rmdir()
+            for offset in offsets:
+                os.lseek(fd, offset, os.SEEK_SET)
+                with pytest.raises(FileNotFoundError):  # which libc takes for the end
+                    read_on(fd)
         finally:
             os.close(fd)
 

@@ -1,17 +1,17 @@
-"""The seam between pyfuse3 and trio: whoever else needs the loop gets it, and it ends whatever is going on."""
+"""The seam between pyfuse3 and trio: whoever else needs the loop gets it, it costs little, and it knows its pyfuse3."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,38 +19,40 @@ from typing import Any
 import pyfuse3
 import pytest
 import trio
+import trio.testing
 
 from fusefs.mount import loop
 from tests.support.command import done_well
 from tests.support.daemons import ended
 from tests.support.fuse import fuse_mount
-from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.volumes import tmpfs_volume
-from tests.support.waitingfs import N_WORKERS, waiting_mount
+from tests.support.hammer import ask_for_missing_names, hammered, one_file
+from tests.support.mounted import Mounted, has_begun, trashd_mount, until
+from tests.support.waitingfs import N_WORKERS, Waiting, waiting_mount
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
 REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
-N_CLIENTS = 3
 MIB = 1 << 20
 TOO_MANY = 300_000
 
-# Asks for names that are not there, as fast as it can, and lists, until the mount is gone.
-HAMMER = """
-import itertools, os, sys
-for number in itertools.count():
-    try:
-        os.stat(f"{sys.argv[1]}/missing-{os.getpid()}-{number}")
-    except FileNotFoundError:
-        pass
-    if number % 50 == 0:
-        os.listdir(sys.argv[1])
-"""
 # $0: a pyfuse3 that is not known.
 OTHER_PYFUSE3 = """
 import sys, pyfuse3
 pyfuse3.__version__ = "4.0.0"
+from fusefs.cli.main import main
+sys.exit(main())
+"""
+# A pyfuse3 of a version that is known, which takes a lock of its own to read.
+OTHER_LOCK = """
+import sys, pyfuse3, trio
+from fusefs.mount import loop
+hook = loop.hook
+def hook_all_but_the_lock(*words, **named):
+    is_hooked = hook(*words, **named)
+    vars(pyfuse3)["trio"].Lock = trio.Lock
+    return is_hooked
+loop.hook = hook_all_but_the_lock
 from fusefs.cli.main import main
 sys.exit(main())
 """
@@ -59,38 +61,8 @@ WITH_LOG = 'exec "$@" 2>>"$0"'
 
 @pytest.fixture
 def source() -> Iterator[Path]:
-    with tmpfs_volume("64m") as volume:
-        path = volume / "source"
-        path.mkdir()
-        (path / "file").write_text("content")
+    with one_file() as path:
         yield path
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="trashd-loop-") as path:
-        yield Path(path)
-
-
-@contextmanager
-def hammered(path: Path) -> Iterator[None]:
-    """Clients that never let the daemon come to rest."""
-    clients = [
-        subprocess.Popen([sys.executable, "-c", HAMMER, path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        for _ in range(N_CLIENTS)
-    ]
-    try:
-        yield
-    finally:
-        for client in clients:
-            client.kill()
-            client.communicate()
-
-
-def ask_for_missing_names(path: Path, n: int, first: int = 0) -> None:
-    for number in range(first, first + n):
-        with suppress(FileNotFoundError):
-            os.stat(f"{path}/missing{number}")
 
 
 def ran_ns(pid: int) -> int:
@@ -148,6 +120,43 @@ def test_requests_without_end_let_others_go_on(monkeypatch: pytest.MonkeyPatch) 
     assert 20 < n_requests < TOO_MANY  # nor does each of them wait for the others
 
 
+def test_a_request_that_another_one_takes_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked may be killed before anybody reads what he asked: reading would stop all until somebody else asks."""
+    seam = seam_of(monkeypatch)
+    n_found = 0
+
+    async def find(requests: socket.socket) -> None:
+        nonlocal n_found
+        lock = seam.Lock()
+        while True:
+            async with lock:
+                await seam.lowlevel.wait_readable(requests.fileno())
+            assert requests.recv(1) == b"x"  # it does not wait: BlockingIOError
+            n_found += 1
+
+    async def take(requests: socket.socket) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(requests.fileno())
+            with suppress(BlockingIOError):
+                requests.recv(1)
+
+    async def ask() -> None:
+        asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        also_asked = asked.dup()  # epoll takes an fd once
+        with asking, asked, also_asked:
+            asked.setblocking(False)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(find, asked)
+                nursery.start_soon(take, also_asked)
+                for _ in range(500):
+                    await trio.testing.wait_all_tasks_blocked()
+                    asking.send(b"x")
+                nursery.cancel_scope.cancel()
+
+    trio.run(ask)
+    assert 0 < n_found < 500
+
+
 def test_other_tasks_go_on_while_clients_hammer(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, tempfile.TemporaryDirectory() as directory:
         manager.bind(f"{directory}/notify")
@@ -167,18 +176,33 @@ def test_a_signal_is_heard_while_clients_hammer(source: Path) -> None:
         ended(pid_fd)
 
 
+def assert_keep_nobody_waiting(mount: Waiting, place: Path, waiting: list[Future[None]]) -> None:
+    """While these wait others are answered, and they are when they are let go."""
+    assert mount.waits(len(waiting))
+    ask_for_missing_names(place, 1000)
+    assert not any(one.done() for one in waiting)
+    mount.ask("go")
+    for one in waiting:
+        one.result()
+    assert mount.waits(0)
+
+
 @pytest.mark.parametrize("kind", ["wait", "thread"])
 def test_handlers_that_wait_keep_nobody_else_waiting(place: Path, kind: str) -> None:
     n_waiting = N_WORKERS - 1
     with waiting_mount(place, limit_s=LIMIT_S) as mount, ThreadPoolExecutor(n_waiting) as pool:
-        waiting = [pool.submit(mount.ask, f"{kind}-{number}") for number in range(n_waiting)]
-        assert mount.waits(n_waiting)
-        ask_for_missing_names(place, 1000)
-        assert not any(one.done() for one in waiting)
-        mount.ask("go")
-        for one in waiting:
-            one.result()
-        assert mount.waits(0)
+        assert_keep_nobody_waiting(
+            mount, place, [pool.submit(mount.ask, f"{kind}-{number}") for number in range(n_waiting)]
+        )
+
+
+@pytest.mark.parametrize("n_waiting", [1, 2, 5 * N_WORKERS])
+def test_what_takes_longer_keeps_nobody_waiting_however_much_it_is(place: Path, n_waiting: int) -> None:
+    """pyfuse3 takes each of its workers for a reader that is in our wait for a request, and starts no others."""
+    with waiting_mount(place, "--read-first", limit_s=LIMIT_S) as mount, ThreadPoolExecutor(n_waiting) as pool:
+        assert_keep_nobody_waiting(
+            mount, place, [pool.submit(mount.ask, f"later-{number}") for number in range(n_waiting)]
+        )
 
 
 @pytest.mark.parametrize("kind", ["wait", "thread"])
@@ -197,50 +221,6 @@ def test_requests_of_all_workers_are_answered_again_and_again(place: Path) -> No
         for one in [pool.submit(mount.ask, f"thread-{number}") for number in range(500)]:
             one.result()
         assert mount.waits(0)
-
-
-# The end.
-
-
-def test_an_abort_ends_the_daemon_while_clients_hammer(source: Path) -> None:
-    with trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted, hammered(mounted.path):
-        pid_fd = os.pidfd_open(mounted.pid)
-        mounted.fuse.abort()
-        ended(pid_fd)
-
-
-def test_a_lazy_unmount_ends_the_daemon_while_clients_hammer(source: Path) -> None:
-    with trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted, hammered(mounted.path):
-        pid_fd = os.pidfd_open(mounted.pid)
-        done_well("umount", "--lazy", mounted.path)
-        ended(pid_fd)
-
-
-@pytest.mark.parametrize("way", ["abort", "umount"])
-def test_an_idle_daemon_ends_with_its_mount(source: Path, way: str) -> None:
-    with trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted:
-        ask_for_missing_names(mounted.path, 100)
-        pid_fd = os.pidfd_open(mounted.pid)
-        if way == "abort":
-            mounted.fuse.abort()
-        else:
-            subprocess.run(["umount", mounted.path], check=True)
-        ended(pid_fd)
-
-
-@pytest.mark.parametrize("n_waiting", [0, 1, N_WORKERS - 1])
-def test_cancelled_workers_let_go_whatever_they_wait_for(place: Path, n_waiting: int) -> None:
-    with waiting_mount(place, limit_s=LIMIT_S) as mount:
-        pid_fd = os.pidfd_open(mount.fuse.pid)
-        with ThreadPoolExecutor(N_WORKERS) as pool:
-            waiting = [pool.submit(mount.ask, f"wait-{number}") for number in range(n_waiting)]
-            assert mount.waits(n_waiting)
-            with suppress(OSError):
-                mount.ask("cancel")
-            ended(pid_fd)
-            for one in waiting:
-                with pytest.raises(OSError, match=r"."):
-                    one.result()
 
 
 # What it costs.
@@ -290,24 +270,37 @@ def test_a_client_that_comes_seldom_is_not_watched_for(monkeypatch: pytest.Monke
 
 
 @contextmanager
-def mounted_by_other_pyfuse3(source: Path, log: Path) -> Iterator[Path]:
+def mounted_by_other_pyfuse3(source: Path, log: Path, program: str) -> Iterator[Path]:
     mount_point = source.with_name("mounted")
     mount_point.mkdir()
     argv: list[str | Path] = ["bash", "-c", WITH_LOG, log, "env", f"PYTHONPATH={REPO}", sys.executable]
-    argv += ["-c", OTHER_PYFUSE3, "mount", source, mount_point, "--foreground"]
+    argv += ["-c", program, "mount", source, mount_point, "--foreground"]
     with fuse_mount(argv, mount_point, LIMIT_S):
         yield mount_point
 
 
-def test_with_a_pyfuse3_that_is_not_known_the_mount_serves_and_says_so(source: Path, place: Path) -> None:
-    with mounted_by_other_pyfuse3(source, place / "log") as mount_point, ThreadPoolExecutor(4) as pool:
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [(OTHER_PYFUSE3, "4.0.0 is not one that we know"), (OTHER_LOCK, "reads its requests otherwise")],
+    ids=["version", "behaviour"],
+)
+def test_with_a_pyfuse3_that_is_not_known_the_mount_serves_and_says_so(
+    source: Path, place: Path, program: str, told: str
+) -> None:
+    with (
+        mounted_by_other_pyfuse3(source, place / "log", program) as mount_point,
+        ThreadPoolExecutor(4) as pool,
+    ):
         for one in [pool.submit(ask_for_missing_names, mount_point, 500, 500 * n) for n in range(4)]:
             one.result()
         (mount_point / "new").write_text("new")
         assert (source / "new").stat().st_mode & 0o777 == 0o666 & ~umask()
         assert sorted(os.listdir(mount_point)) == ["file", "new"]
+        assert until(lambda: has_begun(mount_point))
+        explained = json.loads(done_well("mount", "--explain", "--json", mount_point).out)
+    assert not explained["fast_paths"]["seam"]["is_on"]
     said = (place / "log").read_text()
-    assert "4.0.0 is not one that we know" in said
+    assert told in said
     assert "Traceback" not in said
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import environment
+from tests.support.command import TRASHD, environment
 from tests.support.daemons import our_mount, workbench
 from tests.support.users import run_as
+from tests.support.volumes import bind_mount
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -32,7 +33,8 @@ def helper(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 def with_helper(bench: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run a shell script in a mount namespace where `make install-system` has been."""
-    subprocess.run(["make", "-C", REPO, "install-system", f"DESTDIR={bench}"], check=True, stdout=subprocess.DEVNULL)
+    words = ["install-system", f"DESTDIR={bench}", "ARGS="]  # not those of a `make test ARGS=` that runs us
+    subprocess.run(["make", "-C", REPO, *words], check=True, stdout=subprocess.DEVNULL)
     argv = ["unshare", "--mount", "sh", "-euc", _WITH_HELPER, "sh", str(bench), "sh", "-euxc", script]
     return subprocess.run(argv, capture_output=True, text=True, cwd=bench, check=False)
 
@@ -48,6 +50,27 @@ def test_a_line_of_fstab_may_say_what_others_read(bench: Path) -> None:
     (bench / "fstab").write_text(f"{bench}/source {bench}/target fuse.trashd {options} 0 0\n")
     done = with_helper(bench, "mount -T fstab -a; mount -T fstab -a; cat target/file; umount target")
     assert (done.returncode, done.stdout.strip()) == (0, "content"), done.stderr
+
+
+def test_what_stands_and_works_is_not_mounted_again(bench: Path) -> None:
+    (bench / "other").mkdir()
+    assert helper(bench / "source", bench / "target").returncode == 0
+    before = our_mount(bench / "target")
+    assert helper(bench / "source", bench / "target").returncode == 0
+    assert our_mount(bench / "target") == before
+    for words in ((bench / "other", bench / "target"), (bench / "source", bench / "target", "-o", "ro")):
+        done = helper(*words)
+        assert done.returncode == 32
+        assert "already mounted by trashd" in done.stderr
+    assert helper(bench / "source", bench / "target", "-o", "remount,ro").returncode == 1
+
+
+def test_what_is_read_only_below_stands_too(bench: Path) -> None:
+    with bind_mount(bench / "source", bench / "source"):
+        subprocess.run(["mount", "-o", "remount,bind,ro", bench / "source"], check=True)
+        assert helper(bench / "source", bench / "target").returncode == 0
+        assert helper(bench / "source", bench / "target").returncode == 0
+        subprocess.run([TRASHD, "umount", bench / "target"], check=True)
 
 
 def test_mount_8_tells_why_not(bench: Path) -> None:

@@ -15,19 +15,19 @@ from typing import NamedTuple
 import pytest
 import trio
 
-from fusefs.linux.caller import Caller
 from fusefs.linux.fanotify import watch_filesystem
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_write
 from fusefs.mount.notifier import Watched, notify
 from fusefs.mount.teller import ANSWER, MESSAGE_MAX
 from fusefs.mount.vfs import Vfs
+from tests.support.asking import Somebody
 from tests.support.mounts import vfs_on
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-ROOT, ME, LIMIT_S = 1, Caller(0, 0, os.getpid(), 0o022), 20.0
+ROOT, ME, LIMIT_S = 1, Somebody(0, 0, os.getpid(), 0o022), 20.0
 HEAD = struct.Struct("=IiQ")
 INODE, ENTRY = struct.Struct("=Qqq"), struct.Struct("=QII")
 Notice = tuple[int, bytes] | tuple[int, str]

@@ -3,7 +3,8 @@
 import pytest
 
 from fusefs.core.errors import UsageError
-from fusefs.mount.options import Backing, Coherence, Options, parse_options
+from fusefs.core.fastpaths import FastPath
+from fusefs.mount.options import Backing, Coherence, Options, Passthrough, parse_options
 
 
 def parse(*texts: str, as_root: bool = True, is_sloppy: bool = False, usual: Coherence = Coherence.SHARED) -> Options:
@@ -66,6 +67,28 @@ def test_extended_attributes_are_there_unless_somebody_wants_none() -> None:
 def test_it_is_found_out_how_the_backing_answers_unless_somebody_says(backing: Backing) -> None:
     assert parse().backing is Backing.AUTO
     assert parse(f"backing={backing.value}").backing is backing
+
+
+@pytest.mark.parametrize("passthrough", Passthrough)
+def test_reads_and_writes_pass_through_where_they_can_unless_somebody_says(passthrough: Passthrough) -> None:
+    assert parse().passthrough is Passthrough.AUTO
+    assert parse(f"passthrough={passthrough.value}").passthrough is passthrough
+
+
+def test_no_fast_path_is_off_unless_somebody_says() -> None:
+    assert parse().off() == {}
+    assert parse("passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
+
+
+def test_fast_paths_are_switched_off_one_by_one() -> None:
+    options = parse("without=seam,without=kept-links", "without=seam")
+    assert options.off() == {FastPath.SEAM: "without=seam", FastPath.LINKS: "without=kept-links"}
+
+
+@pytest.mark.parametrize("text", ["without=passthrough", "without=seam"])
+def test_what_must_be_on_is_not_switched_off(text: str) -> None:
+    with pytest.raises(UsageError, match="passthrough=on"):
+        parse("passthrough=on", text)
 
 
 @pytest.mark.parametrize("n", [1, 64, 1024])

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.oracle import Oracle
+from tests.support.oracle import WITHOUT, Oracle
 from tests.support.subjects import Story, Subject
 
-pytestmark = pytest.mark.needs("root", "fuse", "loop")
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
 
 LARGE = bytes(range(256)) * 4096  # 1 MiB: more than one request
 HOW = {"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR}

@@ -5,11 +5,11 @@ import stat
 
 import pytest
 
-from tests.support.oracle import Oracle
+from tests.support.oracle import WITHOUT, Oracle
 from tests.support.subjects import Story, Subject
 from tests.support.tree import weird_names
 
-pytestmark = pytest.mark.needs("root", "fuse", "loop")
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
 
 TOO_LONG = b"y" * 256
 

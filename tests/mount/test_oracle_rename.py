@@ -7,10 +7,10 @@ import stat
 import pytest
 
 from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
-from tests.support.oracle import Oracle
+from tests.support.oracle import WITHOUT, Oracle
 from tests.support.subjects import Story, Subject
 
-pytestmark = pytest.mark.needs("root", "fuse", "loop")
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
 
 RENAME_WHITEOUT = 4
 THINGS = (b"file", b"other", b"empty", b"void", b"full", b"link", b"fifo", b"absent", b"full/file", b"y" * 256)

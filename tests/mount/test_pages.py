@@ -40,7 +40,7 @@ class File(NamedTuple):
 def file() -> Iterator[File]:
     with overlay_volume() as overlay:
         (overlay.path / "file").write_bytes(CONTENT)
-        with trashd_mount(overlay.path, options=["coherence=shared"]) as mounted:
+        with trashd_mount(overlay.path, options=["coherence=shared", "passthrough=off"]) as mounted:
             yield File(mounted, mounted.path / "file", overlay.path / "file")
 
 

@@ -8,17 +8,18 @@ from collections.abc import Iterator
 import pytest
 
 from fusefs.core.inodes import ROOT
-from fusefs.linux.caller import Caller
 from fusefs.linux.fd import Fd
 from fusefs.linux.libc import RENAME_EXCHANGE
+from fusefs.mount import vfs_files
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import link, mkdir, rename, unlink
+from tests.support.asking import Somebody
 from tests.support.mounts import vfs_on
 from tests.support.volumes import overlay_volume
 
 pytestmark = pytest.mark.needs("root")
 
-ME = Caller(0, 0, os.getpid(), 0o022)
+ME = Somebody(0, 0, os.getpid(), 0o022)
 
 
 @pytest.fixture
@@ -53,9 +54,9 @@ def close_directories(vfs: Vfs) -> None:
 def content(vfs: Vfs, nodeid: int) -> bytes:
     """What is in a file, no directory being open before."""
     close_directories(vfs)
-    fh, _ = vfs.open(nodeid, os.O_RDONLY)
+    fh = vfs_files.open_(vfs, nodeid, os.O_RDONLY, os.getpid()).fh
     try:
-        return vfs.read(fh, 0, 99)
+        return vfs_files.read(vfs, fh, 0, 99)
     finally:
         vfs.release(fh)
 

@@ -8,21 +8,34 @@ import os
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from fusefs.mount.replies import NAME_ONLY_GENERATION, Replies, keep_listing, leave_out_nodes
+from fusefs.core.fastpaths import FastPath
+from fusefs.mount.replies import (
+    INIT_BITS,
+    NAME_ONLY_GENERATION,
+    Patch,
+    Replies,
+    beginning,
+    create_through,
+    keep_listing,
+    leave_out_nodes,
+    open_through,
+)
 from tests.support.mounted import until
+from tests.support.volumes import unmount
 from tests.support.waitingfs import waiting_mount
 
 HEAD = struct.Struct("=IiQ")
 OPEN_OUT = struct.Struct("=QIi")
 ENTRY_OUT = struct.Struct("=QQQQII88s")
 DIRENT = struct.Struct("=QQII")
-KEEP_CACHE, CACHE_DIR, STREAM = 2, 8, 16
+KEEP_CACHE, CACHE_DIR, STREAM, PASSTHROUGH = 2, 8, 16, 128
+DONT_MASK, INIT_EXT = 1 << 6, 1 << 30
 MIB = 1 << 20
 LIMIT_S = 30.0
 _GETDENTS64 = 217 if os.uname().machine == "x86_64" else 61
@@ -88,6 +101,84 @@ def test_a_reply_arrives_patched_and_the_next_one_untouched() -> None:
         assert OPEN_OUT.unpack_from(first, HEAD.size) == (5, STREAM | KEEP_CACHE | CACHE_DIR, 9)
         second = wire.reply(OPEN_OUT.pack(5, 0, 0))
         assert wire.arrived() == first + second
+
+
+def init_request(flags: int, more: int) -> bytes:
+    """What the kernel sends first."""
+    body = struct.pack("=IIIIII40x", 7, 45, 131072, flags, more, 0)
+    return struct.pack("=IIQ24x", 40 + len(body), 26, 1) + body
+
+
+def init_reply(message: bytes) -> tuple[int, int]:
+    """The flags, and the depth of the stack of filesystems."""
+    flags, more, depth = (struct.unpack_from("=I", message, at)[0] for at in (28, 48, 52))
+    return flags | more << 32, depth
+
+
+def test_the_kernels_offer_is_read_and_left_for_libfuse() -> None:
+    request = init_request(1 << 30 | 1 << 18, 1 << 5)
+    with a_wire() as wire:
+        os.write(wire.session_fd, request)
+        os.lseek(wire.session_fd, 0, os.SEEK_SET)
+        assert wire.replies.offered() == 1 << 37 | 1 << 30 | 1 << 18
+        assert os.read(wire.session_fd, MIB) == request
+        wire.replies.patch_next(beginning(frozenset(), stack_depth=1))
+        wire.reply(bytes(64))
+        wire.replies.replied()
+        assert init_reply(wire.arrived()[len(request) :]) == (DONT_MASK, 0)
+        assert wire.reply(b"x") == wire.arrived()[-17:]
+
+
+def test_an_old_kernel_offers_what_it_knows() -> None:
+    with a_wire() as wire:
+        os.write(wire.session_fd, init_request(1 << 18, 0xFFFFFFFF)[:56])
+        os.lseek(wire.session_fd, 0, os.SEEK_SET)
+        assert wire.replies.offered() == 1 << 18
+
+
+@pytest.mark.parametrize("path", FastPath)
+def test_what_is_wanted_is_asked_for_alone(path: FastPath) -> None:
+    with a_wire() as wire:
+        wire.replies.patch_next(beginning({path}, stack_depth=2))
+        wire.reply(bytes(64))
+        wire.replies.replied()
+        has_more = INIT_EXT if path is FastPath.PASSTHROUGH else 0
+        depth = 2 if path is FastPath.PASSTHROUGH else 0
+        assert init_reply(wire.arrived()) == (DONT_MASK | has_more | INIT_BITS.get(path, 0), depth)
+
+
+@pytest.mark.parametrize(("through", "before"), [(open_through, b""), (create_through, bytes(range(128)))])
+def test_a_file_that_is_passed_through_is_named_and_keeps_no_pages(
+    through: Callable[[int], Patch], before: bytes
+) -> None:
+    with a_wire() as wire:
+        wire.replies.patch_next(through(4711))
+        message = wire.reply(before, OPEN_OUT.pack(3, KEEP_CACHE | STREAM, 0))
+        wire.replies.replied()
+        expected = OPEN_OUT.pack(3, PASSTHROUGH | STREAM, 4711)
+        assert wire.arrived() == message[: -OPEN_OUT.size] + expected
+
+
+@pytest.mark.needs("root", "fuse")
+def test_a_reply_that_nobody_waits_for_is_told_of() -> None:
+    """The kernel knows of no such request."""
+    lost: list[str] = []
+    session_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={session_fd},rootmode=40000,user_id=0,group_id=0".encode()
+    with tempfile.TemporaryDirectory() as point, ExitStack() as stack:
+        stack.callback(os.close, session_fd)
+        assert _libc.mount(b"test", os.fsencode(point), b"fuse", ctypes.c_ulong(0), options) == 0
+        stack.callback(unmount, Path(point))
+        replies = Replies(session_fd)
+        stack.callback(replies.close)
+        replies.patch_next(open_through(1), lambda: lost.append("open"))
+        os.write(session_fd, HEAD.pack(HEAD.size + OPEN_OUT.size, 0, 7) + OPEN_OUT.pack(3, 0, 0))
+        replies.replied()
+        assert lost == ["open"]
+        replies.patch_next(keep_listing)
+        os.write(session_fd, HEAD.pack(HEAD.size + OPEN_OUT.size, 0, 7) + OPEN_OUT.pack(3, 0, 0))
+        replies.replied()
+        assert lost == ["open"]
 
 
 def test_an_error_is_not_patched() -> None:

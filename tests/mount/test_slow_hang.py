@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import os
 import re
 import select
@@ -24,12 +23,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.command import TRASHD, environment
+from tests.support.command import trashd
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.volumes import mount_of, tmpfs_volume
 
-pytestmark = pytest.mark.needs("root", "fuse")
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 
 LIMIT_S = 20.0
 N_FILES = 50
@@ -39,6 +38,8 @@ N_THREADS_MOST = 1024
 N_FDS_MOST = 1600
 KIB_A_CLIENT = 100
 GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENOENT, errno.EINTR}
+SIDE_BY_SIDE = pytest.mark.rests_on("parallel-lookups")
+NOT_KNOWN = pytest.param(False, id="never looked at", marks=SIDE_BY_SIDE)
 BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 OPTIONS = ("coherence=exclusive", "backing=slow")
 LOOK = """
@@ -159,7 +160,7 @@ STUCK: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["never looked at", "known"])
+@pytest.mark.parametrize("is_known", [NOT_KNOWN, pytest.param(True, id="known")])
 @pytest.mark.parametrize("stuck", STUCK)
 def test_what_is_done_elsewhere_goes_on(stuck: str, is_known: bool) -> None:
     with slow_mount() as slow:
@@ -178,6 +179,7 @@ def test_what_is_done_elsewhere_goes_on(stuck: str, is_known: bool) -> None:
         in_time(lambda: work(slow.top / "stuck"))
 
 
+@SIDE_BY_SIDE
 def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory() -> None:
     with slow_mount() as slow:
         slow.volume.hang("stuck-33")
@@ -218,6 +220,7 @@ def crowd(top: Path, n: int) -> Callable[[], object]:
     return act
 
 
+@SIDE_BY_SIDE
 def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
     with slow_mount() as slow:
         pid = slow.mounted.pid
@@ -237,6 +240,7 @@ def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
         in_time(lambda: work(slow.top / "free"))
 
 
+@SIDE_BY_SIDE
 def test_many_who_hang_leave_room_for_others() -> None:
     """Nearly as many as the slow filesystem can bear itself."""
     with slow_mount() as slow:
@@ -261,6 +265,7 @@ def test_what_was_remembered_is_answered_though_it_hangs() -> None:
         in_time(lambda: [path.lstat() for path in paths] and None)
 
 
+@SIDE_BY_SIDE
 def test_stats_tell_how_many_wait_while_it_hangs() -> None:
     with slow_mount() as slow:
         (slow.top / "stuck").lstat()
@@ -269,7 +274,7 @@ def test_stats_tell_how_many_wait_while_it_hangs() -> None:
             slow.volume.wait_until_hung(9)
 
             def n_threads() -> int:
-                return int(json.loads(command("stats", "--json", slow.top).stdout)["gauges"]["n_threads"])
+                return int(trashd("stats", "--json", slow.top).objects()[0]["gauges"]["n_threads"])
 
             assert until(lambda: n_threads() == 9, LIMIT_S)
             slow.volume.go_on()
@@ -289,12 +294,6 @@ def hung(*, n: int = 5) -> Iterator[tuple[Slow, list[int]]]:
             yield slow, pids
 
 
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command of ours, which has to end in time."""
-    argv = [TRASHD, *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, env=environment({}), timeout=LIMIT_S, check=False)
-
-
 def daemon_ends(mounted: Mounted) -> bool:
     pid_fd = os.pidfd_open(mounted.pid)
     try:
@@ -305,8 +304,8 @@ def daemon_ends(mounted: Mounted) -> bool:
 
 def test_umount_force_lets_all_go_while_it_hangs() -> None:
     with hung() as (slow, pids):
-        done = command("umount", "--force", slow.top)
-        assert done.returncode == 0, done.stderr
+        done = trashd("umount", "--force", slow.top)
+        assert done.code == 0, done.err
         assert mount_of(slow.top) is None
         assert {ends(pid) for pid in pids} <= GONE
         slow.volume.go_on()
@@ -315,8 +314,8 @@ def test_umount_force_lets_all_go_while_it_hangs() -> None:
 
 def test_umount_lazy_takes_it_out_of_sight_while_it_hangs() -> None:
     with hung() as (slow, pids):
-        done = command("umount", "--lazy", slow.top)
-        assert done.returncode == 0, done.stderr
+        done = trashd("umount", "--lazy", slow.top)
+        assert done.code == 0, done.err
         assert mount_of(slow.top) is None
         assert not any(is_ended(pid) for pid in pids)
         slow.volume.go_on()
@@ -326,12 +325,12 @@ def test_umount_lazy_takes_it_out_of_sight_while_it_hangs() -> None:
 
 def test_umount_tells_who_waits_that_it_is_busy() -> None:
     with hung() as (slow, pids):
-        done = command("umount", slow.top)
-        assert done.returncode == 8, done.stderr
+        done = trashd("umount", slow.top)
+        assert done.code == 8, done.err
         assert mount_of(slow.top) is not None
         slow.volume.go_on()
         assert {ends(pid) for pid in pids} == {0}
-        assert command("umount", slow.top).returncode == 0
+        assert trashd("umount", slow.top).code == 0
         assert daemon_ends(slow.mounted)
 
 
@@ -347,8 +346,8 @@ def fetch_ahead(slow: Slow) -> None:
 def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: bool) -> None:
     with slow_mount(expect_end=True, has_uring=has_uring) as slow:
         fetch_ahead(slow)
-        done = command("umount", slow.top)
-        assert done.returncode == 0, done.stderr
+        done = trashd("umount", slow.top)
+        assert done.code == 0, done.err
         assert mount_of(slow.top) is None
         slow.volume.go_on()
         assert daemon_ends(slow.mounted)
@@ -384,6 +383,7 @@ def test_a_killed_daemon_lets_go_who_waits() -> None:
         assert {ends(pid) for pid in pids} <= GONE | {0}
 
 
+@SIDE_BY_SIDE
 def test_a_killed_client_leaves_the_rest_alone() -> None:
     with slow_mount() as slow:
         slow.volume.hang("stuck")

@@ -23,7 +23,7 @@ from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.volumes import tmpfs_volume
 from tests.support.workers import workers
 
-pytestmark = pytest.mark.needs("root", "fuse")
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 
 N = 3000
 N_SPARE = 20  # the directory itself, and the way to it

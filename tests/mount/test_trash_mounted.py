@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.mounted import Mounted, trashd_mount
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.libc import RENAME_EXCHANGE, renameat2
+from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.store import assert_silent, entries, init, raw, recover_all, swap
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user, run_as
@@ -158,3 +160,35 @@ def test_ls_does_not_tell_the_link_from_another(mount: Mounted) -> None:
     told = subprocess.run(["ls", "-l", mount.path / ".trashd" / "drop"], capture_output=True, check=True).stdout
     assert told.startswith(b"lrwxrwxrwx")
     assert told.rstrip().endswith(b"drop -> u/0/drop")
+
+
+def test_an_exchange_with_a_store_asks_for_no_permissions(mount: Mounted) -> None:
+    """What its directories allow is believed for as long as one call takes, if the machine is not too busy."""
+    stage, home = mount.path / ".trashd" / "u" / "0" / "stage" / "some", mount.path / "alice"
+    (stage / "tree").mkdir(parents=True)
+    with Kernel().open_path(raw(stage)) as stage_fd, Kernel().open_path(raw(home)) as home_fd:
+
+        def n_asked() -> int:
+            for known in (home, home / "job", stage):
+                os.stat(known)
+            before = mount.stats().operations["getattr"].n()
+            renameat2(stage_fd, b"tree", home_fd, b"job", RENAME_EXCHANGE)
+            return mount.stats().operations["getattr"].n() - before
+
+        assert min(n_asked() for _ in range(20)) == 0
+    (stage / "tree").rmdir()
+    stage.rmdir()
+
+
+def test_what_is_taken_from_a_drop_folder_is_let_go_of_with_all_that_is_known_in_it() -> None:
+    """Or the next one to drop something by that name would wait until the kernel has."""
+    with tmpfs_volume() as path:
+        make_tree(path / "source", {"job": Dir({str(number): "x" for number in range(100)})})
+        init(path / "source")
+        with trashd_mount(path / "source", options=["coherence=shared"]) as mounted:
+            job = mounted.path / "job"
+            assert sum(file.stat().st_size for file in job.iterdir()) == 100
+            job.rename(mounted.path / ".trashd" / "drop" / "job")
+            assert until(lambda: mounted.stats().gauges["n_nodes"] > 100)
+            recover_all(path / "source")
+            assert until(lambda: mounted.stats().gauges["n_nodes"] < 100)

@@ -14,9 +14,9 @@ import pytest
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import ROOT, Node, NodeId
 from fusefs.core.names import STORE
-from fusefs.linux.caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.trashdir import Drops, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of
+from tests.support.asking import Somebody
 from tests.support.store import assert_silent, init, raw, recover_all
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
@@ -25,9 +25,9 @@ ALICE, BOB = 4711, 4712
 _DIRECTORY = Attributes(1, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0)
 
 
-def caller(uid: int, umask: int = 0o022) -> Caller:
+def caller(uid: int, umask: int = 0o022) -> Somebody:
     """One of a user's processes."""
-    return Caller(uid, uid, 1, umask)
+    return Somebody(uid, uid, 1, umask)
 
 
 def nodes(*names: bytes) -> list[Node]:
@@ -92,11 +92,12 @@ def test_the_link_is_at_the_root_s_store_alone() -> None:
 
 @pytest.mark.parametrize("uid", [0, ALICE, (1 << 32) - 1])
 def test_each_user_s_link_has_a_nodeid_of_its_own(uid: int) -> None:
-    assert user_of(drop_of(uid)) == uid
-    assert 1 << 62 < drop_of(uid) < 1 << 63
+    nodeid = drop_of(uid, b"u/%d/drop" % uid)
+    assert user_of(nodeid) == uid
+    assert 1 << 62 < nodeid < 1 << 63
 
 
-@pytest.mark.parametrize("nodeid", [1, 2, (1 << 62) + 1, drop_of(0) - 1, drop_of((1 << 32) - 1) + 1])
+@pytest.mark.parametrize("nodeid", [1, 2, (1 << 62) + 1, 0x6000_0000_0000_0000 - 1, 1 << 63])
 def test_another_nodeid_is_nobody_s_link(nodeid: int) -> None:
     assert user_of(nodeid) is None
 
@@ -133,7 +134,7 @@ def test_a_user_s_folder_is_made_when_he_asks(volume: Path, uid: int, umask: int
         attributes = links.look(uid, caller(uid, umask))
         target = links.readlink(uid, caller(uid, umask))
     assert target == b"u/%d/drop" % uid
-    assert (attributes.ino, attributes.uid, attributes.size) == (drop_of(uid), uid, len(target))
+    assert (attributes.ino, attributes.uid, attributes.size) == (drop_of(uid, target), uid, len(target))
     assert stat.S_ISLNK(attributes.mode)
     folder = volume / ".trashd" / "u" / str(uid)
     for path in (folder, folder / "drop", folder / "orphans"):

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from tests.support import systemd
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
+_PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 
 
@@ -117,6 +118,20 @@ def _probe_uring() -> None:
     os.close(fd)
 
 
+def _probe_passthrough() -> None:
+    if _version() < _PASSTHROUGH_SINCE:
+        raise Missing(f"Linux {os.uname().release}: reads and writes pass through since 6.9")
+
+
+def _probe_prune() -> None:
+    if _version() < _PRUNE_SINCE:
+        raise Missing(f"Linux {os.uname().release}: it lets go of what a daemon names since 6.18")
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, os.uname().release.split(".")[:2]))
+
+
 PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
     {
         "root": _probe_root,
@@ -130,5 +145,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "cargo": _probe_cargo,
         "systemd": _probe_systemd,
         "uring": _probe_uring,
+        "passthrough": _probe_passthrough,
+        "prune": _probe_prune,
     }
 )

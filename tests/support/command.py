@@ -11,6 +11,16 @@ from typing import Any, NamedTuple
 TRASHD = str(Path(sys.executable).with_name("trashd"))
 
 
+def switched_off() -> set[str]:
+    """The fast paths that no mount of this run has: `make fast-paths` switches off one after the other."""
+    return set(os.environ.get("TRASHD_TEST_WITHOUT", "").split())
+
+
+def fast_paths_off() -> list[str]:
+    """The same as options of a mount."""
+    return [f"without={name}" for name in switched_off()]
+
+
 class Done(NamedTuple):
     """How a command ended, and what it said."""
 
@@ -25,6 +35,8 @@ class Done(NamedTuple):
 
 def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"", **variables: str) -> Done:
     """Run `trashd WORDS`, with some environment variables added."""
+    if words[:1] == ("mount",) and not {"--explain", "--help"} & set(words):
+        words = (*words, *(word for option in fast_paths_off() for word in ("-o", option)))
     done = subprocess.run(
         [TRASHD, *words], cwd=cwd, input=stdin, capture_output=True, env=environment(variables), check=False
     )

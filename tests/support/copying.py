@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.copying import Private, make_copy, open_original, verify
+from fusefs.linux.copying import make_copy, open_original, verify
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.private import Private
 from tests.support.store import Before, raw
 
 numbers = itertools.count()

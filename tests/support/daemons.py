@@ -19,10 +19,16 @@ RUNTIME = Path("/run/trashd")
 FSTYPE = "fuse.trashd"
 _END_S = 10
 
-# $1 limit in seconds. A line on stdin says that all is well; the end of stdin, that the test's process died.
-_WATCHDOG = """
+# $1 limit in seconds, $2 directory. A line on stdin says that all is well; the end of stdin, that the test's process
+# died. Numbers of mounts are the whole machine's: only those below the directory are ours, in whatever namespace.
+_WATCHDOG = r"""
 read -r -t "$1" && exit 0
-for connection in /sys/fs/fuse/connections/*; do echo 1 > "$connection/abort"; done
+cat /proc/[0-9]*/mountinfo 2>/dev/null |
+    awk -v top="$2/" 'index($5, top) == 1 { sub(/.*:/, "", $3); print $3 }' | sort -u |
+    while read -r number; do
+        abort=/sys/fs/fuse/connections/$number/abort
+        [[ ! -e $abort ]] || echo 1 > "$abort"
+    done
 exit 1
 """
 
@@ -31,13 +37,12 @@ exit 1
 def workbench(limit_s: float = 60) -> Iterator[Path]:
     """A tmpfs with `source/file` and an empty `target`, and nothing of ours mounted in the end.
 
-    Raises  TimeoutError: somebody hung, and was freed by an abort of all connections; AssertionError: something is
-            left in /run/trashd
+    Raises  TimeoutError: somebody hung, and was freed by an abort of what is mounted in it; AssertionError: something
+            is left in /run/trashd
     """
     mount_fusectl()
     older = {entry.mount_id for entry in mounts()}
-    argv = ("bash", "-c", _WATCHDOG, "watchdog", str(limit_s))
-    with tmpfs_volume() as base, subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as watchdog:
+    with tmpfs_volume() as base, watchdog(base, limit_s) as guard:
         for name in ("source", "target"):
             (base / name).mkdir()
         (base / "source/file").write_text("content")
@@ -48,11 +53,17 @@ def workbench(limit_s: float = 60) -> Iterator[Path]:
                 if entry.fs_type == FSTYPE:
                     done_well("umount", "--force", entry.mount_point)
             with contextlib.suppress(BrokenPipeError):
-                watchdog.communicate(b"done\n")
-            if watchdog.wait():
+                guard.communicate(b"done\n")
+            if guard.wait():
                 raise TimeoutError(f"a mount hung for {limit_s} s")
         left = (directory_of(os.fsencode(point)) for point in (base, base / "source", base / "target"))
         assert not any(os.path.lexists(directory) for directory in left)
+
+
+def watchdog(top: Path, limit_s: float) -> subprocess.Popen[bytes]:
+    """A process that aborts what is mounted below a directory, unless it is told in time that all is well."""
+    argv = ("bash", "-c", _WATCHDOG, "watchdog", str(limit_s), str(top))
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def mount(*words: str | Path) -> Done:

@@ -10,22 +10,25 @@ import contextlib
 import os
 import select
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.volumes import mounts, unmount
+from tests.support.volumes import bind_mount, mounts, tmpfs_volume, unmount
 
 _CONTROL = Path("/sys/fs/fuse/connections")
 _END_S = 5.0  # for a daemon to end by itself after its unmount
 
 # $1 limit in seconds, $2 abort file, $3 process group, $4 mount point. A line on stdin says that all is
-# well; the end of stdin, that the test's process died.
+# well; the end of stdin, that the test's process died. The file is opened at once: when the connection is gone,
+# another one gets its number.
 _WATCHDOG = """
+exec 3> "$2"
 read -r -t "$1" && exit 0
-[[ ! -e $2 ]] || echo 1 > "$2"
+echo 1 >&3
 kill -KILL -- "-$3" 2>/dev/null
 umount --lazy --no-mtab "$4" 2>/dev/null
 exit 1
@@ -51,6 +54,17 @@ class ServedVolume:
 
     path: Path
     backing: Path
+
+
+@contextlib.contextmanager
+def device_for_all() -> Iterator[None]:
+    """A /dev/fuse that users may open, as udev makes it."""
+    with tmpfs_volume(options=["dev"]) as devices:
+        node = devices / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+        node.chmod(0o666)
+        with bind_mount(node, Path("/dev/fuse")):
+            yield
 
 
 def mount_fusectl() -> None:

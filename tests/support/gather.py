@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fusefs.core.names import ContainerId
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
+from fusefs.store.anchors import Ways
 from fusefs.store.scope import Scope, find_scope
 from fusefs.store.stage import Options
 from fusefs.sweep.request import Action, Here, Top, ToTrash
@@ -57,9 +58,9 @@ def take(kernel: Kernel, scope: Scope, action: Action, upper: bytes, names: list
         sides = scope.sides().beneath(kernel, upper)
     except FileNotFoundError:
         return [(name, errno.ENOENT) for name in names]
-    with sides, kernel.open_dir(sides.fd) as readable:
+    with sides, kernel.open_dir(sides.fd) as readable, Ways(kernel) as ways:
         for are_dirs, some in groupby(names, lambda name: _is_dir(readable, name)):
-            here = Here(kernel, sides._replace(fd=readable), upper, are_dirs, lambda: False)
+            here = Here(kernel, sides._replace(fd=readable), upper, are_dirs, lambda: False, ways)
             wanted = list(some)
             try:
                 refused += action.take(here, wanted).refused

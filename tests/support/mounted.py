@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusefs.core.errors import NotFound
 from fusefs.core.mountstats import MountStats
 from fusefs.mount.seen import look, mount_at
-from tests.support.command import TRASHD
+from tests.support.command import TRASHD, fast_paths_off
 from tests.support.fuse import FuseMount, fuse_mount
 
+SHARED_LIMIT_S = 1000.0
+"""For a mount that many tests have in turn: longer than they take on any machine."""
 _SETTLE_S = 10.0
 _GLANCE_S = 0.005
 _FSPICK, _FSCONFIG, _FSCONFIG_CMD_RECONFIGURE = 433, 431, 7  # the same numbers on every architecture
@@ -64,9 +67,16 @@ class Mounted:
             os.close(fd)
 
     def settles(self) -> bool:
-        """Whether the daemon, all being forgotten, comes back to the fds that it started with."""
-        self.forget_all()
-        return until(lambda: self.n_fds() <= self.n_fds_at_start)
+        """Whether the daemon, all being forgotten, comes back to the fds that it started with.
+
+        The kernel keeps what it is told of at that moment, of a change behind the mount: so it is asked again.
+        """
+
+        def has_settled() -> bool:
+            self.forget_all()
+            return self.n_fds() <= self.n_fds_at_start
+
+        return until(has_settled)
 
 
 def _checked(result: int) -> int:
@@ -96,6 +106,7 @@ def trashd_mount(
     n_fds_max: int | None = None,
     has_uring: bool = True,
     expect_end: bool = False,
+    command: Sequence[str | Path] = (TRASHD,),
 ) -> Iterator[Mounted]:
     """`source` served on `mount_point` (made beside it by default) for the time of the `with`.
 
@@ -103,6 +114,7 @@ def trashd_mount(
     n_fds_max   the daemon's RLIMIT_NOFILE, hard
     has_uring   False: the daemon gets no io_uring, as in many containers
     expect_end  the body ends the daemon: nothing is asked of its fds
+    command     what runs `trashd`
     Raises      AssertionError: the daemon kept fds, or wrote a traceback; see fuse_mount for the rest
     """
     if mount_point is None:
@@ -110,6 +122,7 @@ def trashd_mount(
         mount_point.mkdir(exist_ok=True)
     limit = [] if n_fds_max is None else ["prlimit", f"--nofile={n_fds_max}"]
     denied: list[str | Path] = [] if has_uring else [sys.executable, Path(__file__).with_name("no_uring.py")]
+    options = [*options, *fast_paths_off()]
     words = ["-o", ",".join(options)] if options else []
     with tempfile.NamedTemporaryFile(prefix="trashd-mount-log-") as log:
         argv: list[str | Path]
@@ -120,7 +133,7 @@ def trashd_mount(
             log.name,
             *limit,
             *denied,
-            TRASHD,
+            *command,
             "mount",
             source,
             mount_point,
@@ -129,7 +142,8 @@ def trashd_mount(
         ]
         try:
             with fuse_mount(argv, mount_point, limit_s) as fuse:
-                os.statvfs(mount_point)  # it serves by now, and has opened what it needs
+                os.statvfs(mount_point)
+                assert until(lambda: has_begun(mount_point)), "it answers, and never says that it does"
                 mounted = Mounted(mount_point, source, fuse, Path(log.name), len(os.listdir(f"/proc/{fuse.pid}/fd")))
                 yield mounted
                 if not expect_end:
@@ -139,6 +153,13 @@ def trashd_mount(
             assert "Traceback" not in said, said
             if said:
                 print("the daemon said:", said)
+
+
+def has_begun(mount_point: Path) -> bool:
+    """Whether a mount of root's, which answers, has all that makes it fast, and has opened what it needs."""
+    with contextlib.suppress(NotFound):
+        return bool(look(mount_at(os.fsencode(mount_point))).fast_paths)
+    return False
 
 
 def _list_fds(pid: int) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
+from fusefs.store.anchors import Ways
 from fusefs.store.scope import find_scope
 from fusefs.store.sides import Sides, open_shown_as
 from fusefs.sweep.move import open_move
@@ -45,10 +46,11 @@ def move(
     with ExitStack() as owned:
         scope = owned.enter_context(find_scope(kernel, os.fsencode(source)))
         top = Top(scope.path(), scope.sides())
+        ways = owned.enter_context(Ways(kernel))
         action = owned.enter_context(open_move(kernel, top, to))
         for upper, names in [("", _dirs(source))] if whole else _walk(source, action):
             with _opened(top.sides, os.fsencode(upper)) as sides:
-                here = Here(kernel, sides, os.fsencode(upper), whole, is_stopped)
+                here = Here(kernel, sides, os.fsencode(upper), whole, is_stopped, ways)
                 found |= {os.path.join(upper, name): number for name, number in _take(action, here, names)}
         action.end(Sums())
     return found

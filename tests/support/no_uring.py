@@ -1,5 +1,7 @@
 """A command without io_uring, as seccomp filters of containers have it: `python no_uring.py COMMAND...`
 
+Or without another system call: `python no_uring.py --call NUMBER COMMAND...`
+
 Source  seccomp(2), linux/filter.h
 """
 
@@ -15,18 +17,18 @@ _NR_IO_URING_SETUP = 425  # the same number on every architecture
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _RULE = struct.Struct("=HBBI")
-_PROGRAM = (
-    (_LOAD, 0, 0, 0),  # the call's number
-    (_JUMP_IF_EQUAL, 0, 1, _NR_IO_URING_SETUP),
-    (_RETURN, 0, 0, _ERRNO | errno.EPERM),
-    (_RETURN, 0, 0, _ALLOW),
-)
 
 
-def deny() -> None:
-    """From now on this process, and what it becomes or starts, has none. Root's to do."""
-    rules = ctypes.create_string_buffer(b"".join(_RULE.pack(*rule) for rule in _PROGRAM))
-    program = struct.pack("@HP", len(_PROGRAM), ctypes.addressof(rules))
+def deny(call: int = _NR_IO_URING_SETUP) -> None:
+    """From now on this process, and what it becomes or starts, has not that call. Root's to do."""
+    wanted = (
+        (_LOAD, 0, 0, 0),  # the call's number
+        (_JUMP_IF_EQUAL, 0, 1, call),
+        (_RETURN, 0, 0, _ERRNO | errno.EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+    rules = ctypes.create_string_buffer(b"".join(_RULE.pack(*rule) for rule in wanted))
+    program = struct.pack("@HP", len(wanted), ctypes.addressof(rules))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0) < 0:
         number = ctypes.get_errno()
@@ -40,5 +42,10 @@ def denied(code: str) -> str:
 
 
 if __name__ == "__main__":
-    deny()
-    os.execvp(sys.argv[1], sys.argv[1:])
+    command = sys.argv[1:]
+    if command[0] == "--call":
+        deny(int(command[1]))
+        del command[:2]
+    else:
+        deny()
+    os.execvp(command[0], command)

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fusefs.core.attributes import Attributes
-from fusefs.linux.caller import Caller
-from fusefs.mount import listing, vfs_write
-from fusefs.mount.vfs import Known, Vfs
+from fusefs.mount import listing, vfs_files, vfs_write
+from fusefs.mount.known import Known
+from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import Changes
 from fusefs.mount.xattrs import Xattrs
+from tests.support.asking import Somebody
 from tests.support.subjects import KEEP, Handle, Seen, Subject, Times, see
 
 ROOT = 1
@@ -44,8 +45,8 @@ class Player(Subject):
         self._late: list[int] | None = None
 
     @property
-    def _caller(self) -> Caller:
-        return Caller(uid=0, gid=0, pid=os.getpid(), umask=self._umask)
+    def _caller(self) -> Somebody:
+        return Somebody(uid=0, gid=0, pid=os.getpid(), umask=self._umask)
 
     # References.
 
@@ -151,8 +152,8 @@ class Player(Subject):
                 if not flags & os.O_CREAT:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 made = mode | stat.S_IFREG
-                fh, known = vfs_write.create(self.vfs, parent, name, made, flags, self._caller)
-                return Handle(fh, self._count(known), flags)
+                opened, known = vfs_write.create(self.vfs, parent, name, made, flags, self._caller)
+                return Handle(opened.fh, self._count(known), flags)
         finally:
             self._forget(parent)
         try:
@@ -169,22 +170,22 @@ class Player(Subject):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if stat.S_ISDIR(kind) and (flags & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return self.vfs.open(nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY))[0]
+        return vfs_files.open_(self.vfs, nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY), os.getpid()).fh
 
     def close(self, handle: Handle) -> None:
         self.vfs.release(handle.number)
         self._forget(handle.nodeid)
 
     def pread(self, handle: Handle, size: int, offset: int) -> bytes:
-        return bytes(self.vfs.read(handle.number, offset, size))
+        return bytes(vfs_files.read(self.vfs, handle.number, offset, size))
 
     def pwrite(self, handle: Handle, data: bytes, offset: int) -> int:
         if handle.flags & os.O_APPEND:
             offset = self._attributes(handle.nodeid).size
-        return self.vfs.write(handle.number, offset, data)
+        return vfs_files.write(self.vfs, handle.number, offset, data)
 
     def fsync(self, handle: Handle) -> None:
-        self.vfs.fsync(handle.number, data_only=False)
+        vfs_files.fsync(self.vfs, handle.number, data_only=False)
 
     def ftruncate(self, handle: Handle, size: int) -> None:
         vfs_write.setattr_(self.vfs, handle.nodeid, Changes(size=size), handle.number, self._caller)

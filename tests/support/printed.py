@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fusefs.core.names import join
 from fusefs.core.selection import Selection
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import Kernel, Refused
 from fusefs.sweep.request import Here, Request, ToPrint
 from fusefs.sweep.run import run
 
@@ -17,8 +17,9 @@ def printed(top: Path, selection: Selection) -> list[bytes]:
     """What is chosen below a directory: relative paths, as often as they are told."""
     told: list[bytes] = []
 
-    def tell(here: Here, names: Sequence[str]) -> None:
+    def tell(here: Here, names: Sequence[str]) -> Refused:
         told.extend(join(here.upper, os.fsencode(name)) for name in names)
+        return []
 
     swept = run(Kernel(), Request(os.fsencode(top), selection, ToPrint(tell)))
     assert not swept.failures

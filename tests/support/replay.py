@@ -266,15 +266,16 @@ class _Plan(NamedTuple):
 
 
 def _run_share(plan: _Plan, first: int) -> Result:
-    """Check each n_processes-th state, the one numbered `first` before all."""
+    """Check each n_processes-th state, the one numbered `first` before all; without processes, every one."""
     n_by_kind: Counter[str] = Counter()
     n_fscks = 0
     failures: list[Failure] = []
     with _replayer(plan.log, plan.fstype) as replayer:
         for number, state in enumerate(crash_states(plan.log, plan.n_torn, plan.seed)):
-            if number % plan.n_processes != first:
+            turn, whose = divmod(number, max(plan.n_processes, 1))
+            if whose != first:
                 continue
-            fsck = plan.fsck_stride > 0 and number // plan.n_processes % plan.fsck_stride == 0
+            fsck = plan.fsck_stride > 0 and turn % plan.fsck_stride == 0
             trouble = replayer.try_state(state, plan.check, fsck=fsck)
             n_by_kind[state.kind] += 1
             n_fscks += fsck
@@ -295,7 +296,7 @@ def check_states(
     n_torn: int = 2,
     seed: int = 1,
     fsck_stride: int = 10,
-    n_processes: int = 1,
+    n_processes: int = 0,
     stop_after: int | None = None,
 ) -> Result:
     """Mount each crash state of the log and check it.
@@ -303,12 +304,13 @@ def check_states(
     check        gets the mountpoint (writable, journal recovered) and the marks; says what is wrong or None.
                  What it raises ends the run: it is an error in the test, not a crash state that fails
     fsck_stride  fsck after every so many states (never if 0), after the check has done what it wanted
-    n_processes  each takes its share of the states; with several, the check is a function of a module
+    n_processes  small ones beside this one, each with its share of the states; the check is a function of a module.
+                 0: in this one, which takes longer for a check that forks
     stop_after   end a process after so many failures: enough for a negative control
     """
     began = time.monotonic()
     plan = _Plan(log, fstype, check, n_torn, seed, fsck_stride, n_processes, stop_after)
-    shares = [_run_share(plan, 0)] if n_processes == 1 else _run_beside(plan)
+    shares = _run_beside(plan) if n_processes else [_run_share(plan, 0)]
     return Result(
         sum((share.n_by_kind for share in shares), Counter()),
         sum(share.n_fscks for share in shares),

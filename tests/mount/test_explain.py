@@ -1,0 +1,235 @@
+"""`trashd mount --explain`: what makes a mount fast, told by its daemon, and why it lacks the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusefs.core.fastpaths import SAVES, FastPath
+from fusefs.mount.runtime import directory_of
+from tests.support.command import TRASHD, Done, done_well, switched_off, trashd
+from tests.support.daemons import kill_daemon, mount, workbench
+from tests.support.mounted import until
+from tests.support.users import run_as
+from tests.support.volumes import bind_mount, overlay_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+USER, OTHER = 1000, 1001
+LOGINS = Path("/run/user")
+NAMES = [path.value for path in FastPath]
+RESTING = {name: ["unopened-directories"] for name in ("direct-requests", "kept-listings")}
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    with workbench() as path:
+        yield path
+
+
+def explained(path: Path) -> dict[str, dict[str, Any]]:
+    (told,) = done_well("mount", "--explain", "--json", path).objects()
+    paths = told["fast_paths"]
+    assert list(paths) == NAMES
+    return dict(paths)
+
+
+def off(path: Path) -> dict[str, str]:
+    """The fast paths that a mount lacks, but for those that this run has switched off, and why."""
+    of_this_run = {f"{words}{name}" for name in switched_off() for words in ("without=", "it takes ")}
+    states = explained(path)
+    return {name: one["why"] for name, one in states.items() if not one["is_on"] and one["why"] not in of_this_run}
+
+
+def published(bench: Path) -> Path:
+    """Where the daemon of its target tells of the fast paths."""
+    return Path(os.fsdecode(directory_of(os.fsencode(bench / "target")))) / "fast-paths"
+
+
+@pytest.mark.rests_on("seam")
+def test_all_is_on_where_nothing_is_in_the_way(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--coherence", "exclusive")
+    assert off(bench / "target") == {}
+
+
+@pytest.mark.rests_on(*NAMES)
+def test_each_tells_what_it_saves(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    assert {FastPath(name): state["why"] for name, state in explained(bench / "target").items()} == {
+        path: f"saves {saved}" for path, saved in SAVES.items()
+    }
+
+
+@pytest.mark.rests_on(*RESTING, "unopened-directories")  # which is off with either of them
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "seam"])
+def test_one_that_is_switched_off_is_off_alone(bench: Path, name: str) -> None:
+    mount(bench / "source", bench / "target", "--without", name)
+    told = {name: f"without={name}"} | dict.fromkeys(RESTING.get(name, ()), f"it takes {name}")
+    assert {**off(bench / "target"), name: f"without={name}"} == told
+    assert (bench / "target/file").read_text() == "content"
+
+
+def test_all_rest_on_the_seam(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--without", "seam")
+    states = explained(bench / "target")
+    assert not any(state["is_on"] for state in states.values())
+    assert states["seam"]["why"] == "without=seam"
+    assert (bench / "target/file").read_text() == "content"
+
+
+@pytest.mark.rests_on("passthrough")
+def test_passthrough_is_off_by_its_own_option_too(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--passthrough", "off")
+    assert off(bench / "target") == {"passthrough": "passthrough=off"}
+
+
+@pytest.mark.rests_on("passthrough")
+def test_passthrough_that_must_be_is(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--passthrough", "on")
+    assert "passthrough" not in off(bench / "target")
+
+
+@pytest.mark.rests_on("kept-listings")
+def test_listings_are_not_kept_where_nothing_tells_of_changes(bench: Path) -> None:
+    with overlay_volume() as volume:
+        mount(volume.path, bench / "target", "--coherence", "shared")
+        assert off(bench / "target")["kept-listings"] == "nothing tells of changes behind the mount"
+        done_well("umount", bench / "target")
+
+
+@pytest.mark.parametrize("name", [".", "target", "target/file", "target/no such name/at all", "source", "a link"])
+def test_a_mount_is_found_by_what_is_in_it_and_what_it_serves(bench: Path, name: str) -> None:
+    mount(bench / "source", bench / "target")
+    (bench / "a link").symlink_to("target")
+    if name == ".":
+        assert trashd("mount", "--explain", ".", cwd=bench).code == 5
+    else:
+        assert f"{bench}/target serves {bench}/source\n" in done_well("mount", "--explain", bench / name).out
+
+
+def test_a_mount_over_itself_is_found(bench: Path) -> None:
+    mount(bench / "source")
+    assert list(explained(bench / "source/file")) == NAMES
+    done_well("umount", bench / "source")
+
+
+@pytest.mark.rests_on("seam")
+def test_people_get_a_line_for_each(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--without", "kept-links")
+    _head, *lines = done_well("mount", "--explain", bench / "target").out.splitlines()
+    assert [line.split()[0] for line in lines] == NAMES
+    assert ["kept-links", "off", "without=kept-links"] in [line.split() for line in lines]
+
+
+def test_nothing_mounted_is_told_with_what_to_do(bench: Path) -> None:
+    done = trashd("mount", "--explain", bench / "source")
+    assert (done.code, done.out) == (5, "")
+    assert done.err == (
+        f"trashd: Not found: a mount of trashd at {bench}/source\n  hint: findmnt -t fuse.trashd lists its mounts\n"
+    )
+    assert not list((bench / "target").iterdir())
+
+
+def test_a_killed_daemon_is_told(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    kill_daemon(bench / "target")
+    done = trashd("mount", "--explain", "--json", bench / "target")
+    assert done.code == 5
+    assert list(done.objects()[0]["fast_paths"]) == NAMES
+    assert json.loads(done.err)["error"] == "DaemonGone"
+
+
+def test_what_an_older_daemon_does_not_tell_is_told(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    published(bench).unlink()
+    done = trashd("mount", "--explain", bench / "target")
+    assert done.code == 5
+    assert "the fast paths of" in done.err
+
+
+def test_what_is_no_text_of_ours_is_told(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    file = published(bench)
+    file.write_text("{}")
+    done = trashd("mount", "--explain", bench / "target")
+    assert done.code == 1
+    assert "are not understood" in done.err
+
+
+def test_it_goes_with_the_mount(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    file = published(bench)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    done_well("umount", bench / "target")
+    assert not file.parent.exists()
+
+
+@pytest.mark.rests_on("seam")
+def test_stats_tell_what_is_off(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--without", "kept-links")
+    assert "without kept-links" in done_well("stats", bench / "target").out.replace(", ", " without ")
+    (told,) = done_well("stats", "--json", bench / "target").objects()
+    assert list(told["fast_paths"]) == NAMES
+    assert not told["fast_paths"]["kept-links"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--explain", ".", "elsewhere"), ("--explain", "--without", "seam", "."), ("--explain", "-o", "ro", "."),
+        ("--explain", "--replace", "."), ("--json", ".", "elsewhere"), ("--without", "haste", ".", "elsewhere"),
+        ("-o", "passthrough=on,without=passthrough", ".", "elsewhere"),
+        ("-o", "passthrough=on,without=seam", ".", "elsewhere"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(bench: Path, words: tuple[str, ...]) -> None:
+    assert trashd("mount", *words, cwd=bench / "source").code == 2
+
+
+@pytest.fixture
+def own_bench(bench: Path) -> Iterator[Path]:
+    """The same for a user who has a runtime directory, and a /dev/fuse that is open to all."""
+    (bench / "run").mkdir(mode=0o700)
+    for one in (bench / "run", bench / "source", bench / "source/file", bench / "target"):
+        os.chown(one, USER, USER)
+    with ExitStack() as stack:
+        devices = stack.enter_context(tmpfs_volume(options=["dev"]))
+        node = devices / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+        node.chmod(0o666)
+        stack.enter_context(bind_mount(node, Path("/dev/fuse")))
+        if LOGINS.exists():
+            stack.enter_context(bind_mount(devices, LOGINS))
+        yield bench
+
+
+def as_user(bench: Path, *words: str | Path, uid: int = USER) -> Done:
+    env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(bench / "run")}
+    done = run_as(uid, [TRASHD, "mount", *words], env=env)
+    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+
+
+def test_a_users_mount_tells_him_and_goes_without_a_trace(own_bench: Path) -> None:
+    source, target = own_bench / "source", own_bench / "target"
+    assert as_user(own_bench, source, target).code == 0
+    (told,) = as_user(own_bench, "--explain", "--json", source).objects()
+    assert not told["fast_paths"]["passthrough"]["is_on"]
+    assert "it takes root" in told["fast_paths"]["passthrough"]["why"]
+    assert as_user(own_bench, "--explain", target, uid=OTHER).code == 4
+    done_well("umount", target)
+    assert until(lambda: not any((own_bench / "run/trashd").iterdir()))
+
+
+def test_a_user_can_not_have_passthrough(own_bench: Path) -> None:
+    done = as_user(own_bench, own_bench / "source", own_bench / "target", "--passthrough", "on")
+    assert done.code != 0
+    assert "passthrough=on: it takes root" in done.err
+    assert not any((own_bench / "run/trashd").iterdir())

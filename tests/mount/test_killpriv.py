@@ -1,0 +1,280 @@
+"""Set-user-ID and set-group-ID bits and file capabilities go as on the filesystem below; a plain directory tells how.
+
+Whoever writes may be anybody; where we differ, more is taken away, never less (docs/mount.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import shutil
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.users import as_user, run_as
+from tests.support.volumes import loop_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+OWNER, GROUP = 4711, 4712
+CAPABILITY = "security.capability"
+NET_RAW = struct.pack("<5I", 0x0200_0001, 1 << 13, 0, 0, 0)
+"""VFS_CAP_REVISION_2 and effective, then permitted and inheritable of 64 bits. Source  linux/capability.h"""
+BITS = stat.S_ISUID | stat.S_ISGID
+
+
+class Who(NamedTuple):
+    """Somebody who may write to all of the files."""
+
+    uid: int
+    gid: int
+
+
+ROOT = Who(0, 0)
+EVERYBODY = {
+    "owner": Who(OWNER, GROUP), "in the group": Who(4713, GROUP), "stranger": Who(4714, 4714), "root": ROOT,
+    "root without capabilities": Who(0, 0),
+}  # fmt: skip
+
+KINDS = {
+    "set-user-ID": 0o4777, "set-user-ID, no program": 0o4666, "set-group-ID": 0o2777, "both": 0o6777,
+    "set-group-ID, not the group's program": 0o2767, "capability": 0o777, "nothing": 0o777,
+}  # fmt: skip
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+R = TypeVar("R")
+Act = Callable[[Path, int], object]
+"""Gets a file and an fd of it, which was opened before the bits were set (USES_FD), or -1."""
+
+
+def write(path: Path, _fd: int) -> int:
+    return _opened(path, os.O_WRONLY, lambda fd: os.write(fd, b"x"))
+
+
+def append(path: Path, _fd: int) -> int:
+    return _opened(path, os.O_WRONLY | os.O_APPEND, lambda fd: os.write(fd, b"x"))
+
+
+def write_to_fd(_path: Path, fd: int) -> int:
+    return os.pwrite(fd, b"x", 1)
+
+
+def write_in_turns(path: Path, fd: int) -> int:
+    return os.pwrite(fd, b"x", 1) + write(path, fd)
+
+
+def write_nothing(_path: Path, fd: int) -> int:
+    return os.pwrite(fd, b"", 1)
+
+
+def open_with_truncation(path: Path, _fd: int) -> None:
+    _opened(path, os.O_WRONLY | os.O_TRUNC, lambda _: None)
+
+
+def truncate(path: Path, _fd: int) -> None:
+    os.truncate(path, 3)
+
+
+def truncate_fd(_path: Path, fd: int) -> None:
+    os.ftruncate(fd, 3)
+
+
+def copy_range(path: Path, fd: int) -> int:
+    return _opened(path.with_name("source"), os.O_RDONLY, lambda source: os.copy_file_range(source, fd, 4))
+
+
+def write_by_mmap(path: Path, _fd: int) -> None:
+    def change(fd: int) -> None:
+        with mmap.mmap(fd, 0) as mapped:
+            mapped[0] = 1
+            mapped.flush()
+
+    _opened(path, os.O_RDWR, change)
+
+
+def read(path: Path, _fd: int) -> bytes:
+    return _opened(path, os.O_RDONLY, lambda fd: os.read(fd, 9))
+
+
+def chown_to_nobody_else(path: Path, _fd: int) -> None:
+    os.chown(path, -1, -1)
+
+
+def chown_to_same_group(path: Path, _fd: int) -> None:
+    os.chown(path, -1, GROUP)
+
+
+def chmod(path: Path, _fd: int) -> None:
+    os.chmod(path, 0o6755)
+
+
+def set_times(path: Path, _fd: int) -> None:
+    os.utime(path)
+
+
+USES_FD: tuple[Act, ...] = (write_to_fd, write_in_turns, write_nothing, truncate_fd, copy_range)
+ACTS: tuple[Act, ...] = (
+    *USES_FD, write, append, open_with_truncation, truncate, write_by_mmap, read, chown_to_nobody_else,
+    chown_to_same_group, chmod, set_times,
+)  # fmt: skip
+
+
+def _opened(path: Path, flags: int, act: Callable[[int], R]) -> R:
+    fd = os.open(path, flags)
+    try:
+        return act(fd)
+    finally:
+        os.close(fd)
+
+
+class Left(NamedTuple):
+    """What a file has in the end."""
+
+    mode: str
+    has_capability: bool
+
+
+def left(path: Path) -> Left:
+    return Left(f"{stat.S_IMODE(path.stat().st_mode):04o}", CAPABILITY in os.listxattr(path))
+
+
+def done(act: Act, path: Path, fd: int) -> object:
+    try:
+        return act(path, fd)
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+
+
+def made(path: Path, kind: str) -> None:
+    """A file of a kind that everybody may write to, its bits set last."""
+    path.write_bytes(b"content")
+    os.chown(path, OWNER, GROUP)
+    _set_bits(path, kind)
+
+
+def _set_bits(path: Path, kind: str) -> None:
+    path.chmod(KINDS[kind])
+    if kind == "capability":
+        os.setxattr(path, CAPABILITY, NET_RAW)
+
+
+def played(top: Path, who: Who) -> dict[tuple[str, str], tuple[object, Left]]:
+    """What each act on each kind of file answers somebody, and what it leaves."""
+    top.mkdir(mode=0o755)
+    (top / "source").write_bytes(b"source")
+    cases = [(act, kind, top / f"{act.__name__} {kind}") for act in ACTS for kind in KINDS]
+    with ExitStack() as stack:
+        fds = []
+        for act, kind, path in cases:
+            made(path, kind)
+            fds.append(os.open(path, os.O_RDWR) if act in USES_FD else -1)
+            if act in USES_FD:
+                stack.callback(os.close, fds[-1])
+                _set_bits(path, kind)
+
+        def play() -> list[object]:
+            return [done(act, path, fd) for (act, _kind, path), fd in zip(cases, fds, strict=True)]
+
+        answers = play() if who is ROOT else as_user(who.uid, play, gid=who.gid)
+    return {
+        (act.__name__, kind): (answer, left(path)) for answer, (act, kind, path) in zip(answers, cases, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def volume() -> Iterator[Path]:
+    with loop_volume("ext4", 128) as path:
+        yield path
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("passthrough=auto",),
+        ("passthrough=off",),
+        ("without=kill-privileges",),
+        ("passthrough=off", "without=kill-privileges"),
+        ("coherence=shared",),
+    ],
+    ids="+".join,
+)
+def mount(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    source = volume / "+".join(request.param)
+    source.mkdir()
+    with trashd_mount(source, options=("coherence=exclusive", *request.param), limit_s=SHARED_LIMIT_S) as mounted:
+        yield mounted
+
+
+STRICTER_FOR_ROOT = {"write", "append", "write_to_fd", "write_in_turns", "copy_range", "open_with_truncation"}
+"""A write comes to us without its caller, and our own, without CAP_FSETID, takes all of them away."""
+MANDATORY_LOCKING = "set-group-ID, not the group's program"
+
+
+def may_be_stricter(name: str, act: str, kind: str) -> bool:
+    """Whether more may go than below (docs/mount.md)."""
+    return (name == "root" and act in STRICTER_FOR_ROOT) or act == "write_by_mmap" or kind == MANDATORY_LOCKING
+
+
+def has_less(one: Left, other: Left) -> bool:
+    """Whether one has what the other has, but for bits and capabilities."""
+    bits, all_ = int(one.mode, 8), int(other.mode, 8)
+    return bits | BITS == all_ | BITS and not bits & ~all_ and one.has_capability <= other.has_capability
+
+
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_what_goes_on_the_filesystem_below_goes_here(mount: Mounted, volume: Path, name: str) -> None:
+    native = played(volume / f"{mount.backing.name} {name}", EVERYBODY[name])
+    ours = played(mount.path / name, EVERYBODY[name])
+    unlike = []
+    for case, (right_answer, right) in native.items():
+        answer, seen = ours[case]
+        behind = left(mount.backing / name / " ".join(case))
+        is_right = has_less(seen, right) if may_be_stricter(name, *case) else seen == right
+        if (answer != right_answer and MANDATORY_LOCKING not in case) or not is_right or behind != seen:
+            unlike.append(f"{case}: {answer}, {seen}, {behind} behind; below {right_answer}, {right}")
+    assert not unlike, "\n".join(unlike)
+
+
+def test_what_is_refused_takes_nothing_away(mount: Mounted) -> None:
+    path = mount.path / "allocated"
+    made(path, "both")
+    with path.open("r+b") as file, pytest.raises(OSError, match="not supported"):
+        _fallocate(file.fileno(), 100)
+    assert left(path) == left(mount.backing / "allocated")
+    assert path.stat().st_size == len(b"content")
+
+
+def test_bits_set_behind_the_mount_go_when_somebody_writes(mount: Mounted) -> None:
+    path, behind = mount.path / "late", mount.backing / "late"
+    made(path, "nothing")
+    with path.open("r+b", buffering=0) as file:
+        file.write(b"x")
+        _set_bits(behind, "both")
+        as_user(EVERYBODY["stranger"].uid, lambda: os.pwrite(file.fileno(), b"x", 0))
+    assert left(behind).mode == "0777"
+
+
+def test_a_program_that_a_stranger_wrote_to_runs_as_who_runs_it(mount: Mounted) -> None:
+    path, stranger = mount.path / "program", EVERYBODY["stranger"]
+    shutil.copyfile("/usr/bin/id", path)
+    path.chmod(0o4777)
+    assert run_as(stranger.uid, [path, "-u"]).stdout == b"0\n"
+    as_user(stranger.uid, lambda: append(path, -1))
+    assert run_as(stranger.uid, [path, "-u"]).stdout == b"%d\n" % stranger.uid
+
+
+def _fallocate(fd: int, size: int) -> None:
+    """The call itself: the C library's posix_fallocate writes where there is none."""
+    if _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,234 @@
+"""Attributes of directories: believed for long while nothing changes in there, and never after a change."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.inodes import Node, NodeId
+from fusefs.linux.attributes import look_at
+from fusefs.linux.fd import Fd
+from fusefs.mount import vfs_write
+from fusefs.mount.gate import Gate
+from fusefs.mount.known import Known
+from fusefs.mount.lasting import Lasting
+from fusefs.mount.stats import Stats
+from fusefs.mount.vfs import Vfs
+from fusefs.mount.xattrs import Xattrs
+from tests.support.asking import Somebody
+from tests.support.mounted import trashd_mount
+from tests.support.volumes import tmpfs_volume
+from tests.support.workers import workers
+
+HOUR_S, SECOND_S = 3600.0, 1.0
+ROOT = 1
+ME = Somebody(0, 0, 1, 0)
+N_CHANGES = 400
+
+
+class Device:
+    """A socket for /dev/fuse, and what the kernel is told by it."""
+
+    def __init__(self, lasting: Lasting) -> None:
+        self._end, self._session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._end.setblocking(False)
+        lasting.connect(self._session.fileno())
+
+    def close(self) -> None:
+        self._end.close()
+        self._session.close()
+
+    def voided(self) -> list[int]:
+        """The nodes whose attributes are to be asked for again, since the last time."""
+        found = []
+        with suppress(BlockingIOError):
+            while True:
+                size, code, _unique, nodeid, first, _length = struct.unpack("=IiQQqq", self._end.recv(1 << 12))
+                assert (size, code, first) == (40, 2, -1)
+                found.append(nodeid)
+        return found
+
+
+class Tree:
+    """A tree without a mount: `top/sub`, which the kernel was told of."""
+
+    def __init__(self, vfs: Vfs, path: Path) -> None:
+        self.vfs = vfs
+        self.path = path
+        self.device = Device(vfs.lasting)
+        self.top = vfs.lookup(ROOT, b"top", ME).nodeid
+        self.sub = vfs.lookup(self.top, b"sub", ME).nodeid
+
+    def tell(self, *nodeids: int) -> list[float]:
+        """For how long the kernel believes what these are."""
+        return [self.vfs.lasting.lifetimes(self.vfs.getattr(nodeid, ME))[1] for nodeid in nodeids]
+
+    def asks_again(self, *nodeids: int) -> bool:
+        """Whether these, which lasted, do so no more."""
+        told = self.device.voided()
+        return sorted(told) == sorted(nodeids) and all(left_s <= SECOND_S for left_s in self.tell(*nodeids))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    (tmp_path / "top/sub").mkdir(parents=True)
+    (tmp_path / "top/file").touch()
+    (tmp_path / "top/link").symlink_to("file")
+    with Fd(os.open(tmp_path, os.O_PATH)) as root:
+        vfs = Vfs(root, Gate(), Stats.in_memory(), max_fds=1000, timeout_s=HOUR_S)
+        tree = Tree(vfs, tmp_path)
+        assert tree.tell(ROOT, tree.top, tree.sub) == [HOUR_S] * 3
+        yield tree
+        tree.device.close()
+        vfs.close()
+
+
+CHANGES_IN_TOP: dict[str, Callable[[Vfs, int], object]] = {
+    "create": lambda vfs, top: vfs_write.create(vfs, top, b"new", 0o644, os.O_WRONLY, ME),
+    "mknod": lambda vfs, top: vfs_write.mknod(vfs, top, b"new", 0o100644, 0, ME),
+    "mkdir": lambda vfs, top: vfs_write.mkdir(vfs, top, b"new", 0o755, ME),
+    "symlink": lambda vfs, top: vfs_write.symlink(vfs, top, b"new", b"target", ME),
+    "link": lambda vfs, top: vfs_write.link(vfs, vfs.lookup(top, b"file", ME).nodeid, top, b"new"),
+    "unlink": lambda vfs, top: vfs_write.unlink(vfs, top, b"file"),
+    "rmdir": lambda vfs, top: vfs_write.rmdir(vfs, top, b"sub"),
+    "rename": lambda vfs, top: vfs_write.rename(vfs, top, b"file", top, b"new", 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_IN_TOP.values(), ids=CHANGES_IN_TOP)
+def test_the_kernel_hears_of_a_change_before_its_answer(tree: Tree, change: Callable[[Vfs, int], object]) -> None:
+    change(tree.vfs, tree.top)
+    assert tree.asks_again(tree.top)
+    assert tree.tell(ROOT) == [HOUR_S]
+
+
+def test_what_is_moved_and_where_from_and_where_to_are_new(tree: Tree) -> None:
+    vfs_write.rename(tree.vfs, tree.top, b"sub", ROOT, b"sub", 0)
+    assert tree.asks_again(ROOT, tree.top, tree.sub)
+
+
+def test_what_comes_back_from_a_store_is_looked_at_anew(tree: Tree) -> None:
+    """A reaper may have worked on it behind the mount, on any directory in it."""
+    (tree.path / ".trashd/u/0/orphans/id/tree").mkdir(parents=True)
+    at = ROOT
+    for name in (b".trashd", b"u", b"0", b"orphans", b"id"):
+        at = tree.vfs.lookup(at, name, ME).nodeid
+    vfs_write.rename(tree.vfs, at, b"tree", ROOT, b"tree", 0)
+    assert sorted(tree.device.voided()) == sorted([ROOT, tree.top, tree.sub])
+
+
+def test_a_change_that_is_made_but_not_seen_is_heard_of(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_args: object) -> None:
+        raise OSError(5, "refused")
+
+    monkeypatch.setattr(tree.vfs, "see", fails)
+    with pytest.raises(OSError, match="refused"):
+        vfs_write.mkdir(tree.vfs, tree.top, b"new", 0o755, ME)
+    assert tree.asks_again(tree.top)
+
+
+def test_many_changes_in_a_row_cost_one_notice(tree: Tree) -> None:
+    for number in range(10):
+        vfs_write.mknod(tree.vfs, tree.top, b"new%d" % number, 0o100644, 0, ME)
+        tree.tell(tree.top)
+    assert tree.device.voided() == [tree.top]
+
+
+def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    vfs_write.unlink(tree.vfs, tree.top, b"file")
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 1)
+    assert tree.tell(tree.top) == [HOUR_S]
+    assert tree.device.voided() == [tree.top]
+    vfs_write.unlink(tree.vfs, tree.top, b"link")
+    assert tree.asks_again(tree.top)
+
+
+def test_an_extended_attribute_makes_answers_void(tree: Tree) -> None:
+    xattrs = Xattrs(tree.vfs, are_shown=True)
+    file = tree.vfs.lookup(tree.top, b"file", ME).nodeid
+    xattrs.set(file, b"user.name", b"value")
+    xattrs.remove(file, b"user.name")
+    xattrs.set(tree.top, b"user.name", b"value")
+    assert tree.device.voided() == [file, file, tree.top]
+
+
+def test_reading_a_link_makes_answers_void(tree: Tree) -> None:
+    link = tree.vfs.lookup(tree.top, b"link", ME).nodeid
+    tree.vfs.readlink(link, ME)
+    assert tree.device.voided() == [link]
+
+
+def test_a_node_that_has_ended_is_nobodys(tree: Tree) -> None:
+    sub = tree.vfs.node(tree.sub)
+    tree.vfs.forget(tree.sub, 1)
+    tree.vfs.lasting.changed(sub)
+    assert tree.device.voided() == []
+
+
+def known_of(path: Path, **changes: object) -> Known:
+    with Fd(os.open(path, os.O_PATH)) as fd:
+        return Known(NodeId(2), look_at(fd), HOUR_S)._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_without_a_session_nothing_of_a_directory_lasts(tmp_path: Path) -> None:
+    lasting, known = Lasting(), known_of(tmp_path)
+    assert lasting.lifetimes(known) == (HOUR_S, SECOND_S)
+    lasting.changed(Node(NodeId(2), (1, b"x"), known.attributes))
+    lasting.renew(Node(NodeId(2), (1, b"x"), known.attributes))
+
+
+def test_what_else_does_not_last(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "twice").touch()
+    (tmp_path / "other").hardlink_to(tmp_path / "twice")
+    lasting = Lasting()
+    assert lasting.lifetimes(known_of(tmp_path / "file")) == (HOUR_S, HOUR_S)
+    assert lasting.lifetimes(known_of(tmp_path / "twice")) == (HOUR_S, SECOND_S)
+    assert lasting.lifetimes(known_of(tmp_path / "file", is_steady=False)) == (HOUR_S, 0)
+    assert lasting.lifetimes(known_of(tmp_path, timeout_s=0.5)) == (0.5, 0.5)
+    entry_s, attr_s = lasting.lifetimes(known_of(tmp_path, timeout_s=0, is_fickle=True))
+    assert entry_s == 0 < attr_s < 0.1
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("coherence", ["exclusive", "shared"])
+def test_who_looked_during_a_change_does_not_believe_it(coherence: str) -> None:
+    """Two look all the time while one changes names: in the end both see what is there."""
+    with tmpfs_volume() as volume:
+        (volume / "source/top/sub").mkdir(parents=True)
+        with trashd_mount(volume / "source", options=(f"coherence={coherence}",)) as mount:
+            seen, behind = mount.path / "top", mount.backing / "top"
+
+            def looks() -> None:
+                while True:
+                    os.stat(seen)
+                    with suppress(FileNotFoundError):
+                        os.stat(seen / "sub")
+
+            with workers([looks, looks]):
+                for number in range(N_CHANGES):
+                    match number % 4:
+                        case 0:
+                            (seen / "new").touch()
+                        case 1:
+                            (seen / "sub").rename(seen / "other")
+                        case 2:
+                            (seen / "new").unlink()
+                        case 3:
+                            (seen / "other").rename(seen / "sub")
+                    if number % 100 == 99:
+                        assert told(seen) == told(behind)
+                        assert told(seen / "sub") == told(behind / "sub")
+
+
+def told(path: Path) -> tuple[int, ...]:
+    seen = path.stat()
+    return seen.st_mode, seen.st_nlink, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns

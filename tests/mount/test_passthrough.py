@@ -1,0 +1,266 @@
+"""Reads and writes go past the daemon, and all that is told of a file stays true (docs/decisions/0012)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.passing import n_messages, opened, why_off
+from tests.support.volumes import (
+    loop_volume,
+    tmpfs_volume,
+)
+
+pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.rests_on("passthrough")]
+
+KINDS = ("xfs", "btrfs")
+"""On which a file has other blocks when it is closed, or written back, than when it was written."""
+_STATX_SIZE, _STATX_MTIME = 0x200, 0x40
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class File(NamedTuple):
+    """One, seen through the mount and below it."""
+
+    mounted: Mounted
+    seen: Path
+    below: Path
+
+    def agrees(self) -> bool:
+        """Whether a stat tells the same on both sides."""
+        seen, below = self.seen.stat(), self.below.stat()
+        return told(seen) == told(below)
+
+    def agrees_without_access_time(self) -> bool:
+        """Whether `ls -l` does: the kernel asks anew for what it knows to be old of what is asked, and no more."""
+        return some_times(self.seen) == some_times(self.below)
+
+
+def told(st: os.stat_result) -> tuple[int, ...]:
+    return st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_blocks, st.st_mode
+
+
+def some_times(path: Path) -> tuple[int, ...]:
+    """Size and time of change, and nothing else asked for."""
+    buffer = ctypes.create_string_buffer(256)
+    assert _libc.statx(-100, os.fsencode(path), 0, _STATX_SIZE | _STATX_MTIME, buffer) == 0
+    return struct.unpack_from("=Q", buffer, 40) + struct.unpack_from("=qI", buffer, 112)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["tmpfs", "ext4", "ext4 shared", *(pytest.param(kind, marks=pytest.mark.needs(kind)) for kind in KINDS)],
+)
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """A mount whose kernel believes attributes for an hour, or for a second."""
+    kind, *shared = request.param.split()
+    with tmpfs_volume("256m") if kind == "tmpfs" else loop_volume(kind, 320) as volume:
+        source = volume / "source"
+        source.mkdir()
+        options = [f"coherence={'shared' if shared else 'exclusive'}"]
+        with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
+            assert why_off(mounted) is None
+            yield mounted
+
+
+@pytest.fixture
+def file(mount: Mounted) -> Iterator[File]:
+    """A file of 8 KiB, looked at just now."""
+    seen, below = mount.path / "file", mount.backing / "file"
+    seen.write_bytes(b"a" * 8192)
+    yield File(mount, seen, below)
+    for path in mount.path.iterdir():
+        path.unlink()
+
+
+# Past the daemon.
+
+
+def test_neither_read_nor_write_nor_mapping_comes_to_the_daemon(file: File) -> None:
+    before = n_messages(file.mounted)
+    with opened(file.seen, os.O_RDWR) as fd:
+        os.pwrite(fd, b"b" * 100, 4000)
+        assert os.pread(fd, 100, 4000) == b"b" * 100
+        with mmap.mmap(fd, 8192) as mapped:
+            mapped[8000:8003] = b"map"
+        assert os.pread(fd, 3, 8000) == b"map"
+    with opened(file.seen.with_name("new"), os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+        os.write(fd, b"made and written")
+        assert os.pread(fd, 100, 0) == b"made and written"
+    assert n_messages(file.mounted) == before
+
+
+def test_what_is_written_on_one_side_is_read_on_the_other_at_once(file: File) -> None:
+    with opened(file.seen, os.O_RDWR) as seen, opened(file.below, os.O_RDWR) as below:
+        for number in range(50):
+            os.pwrite(seen, b"%04d" % number, 0)
+            assert os.pread(below, 4, 0) == b"%04d" % number
+            os.pwrite(below, b"%04d" % (number + 1), 0)
+            assert os.pread(seen, 4, 0) == b"%04d" % (number + 1)
+
+
+def test_a_mapping_and_a_handle_see_each_other(file: File) -> None:
+    with opened(file.seen, os.O_RDWR) as fd, opened(file.seen, os.O_RDWR) as other, mmap.mmap(fd, 8192) as mapped:
+        os.pwrite(other, b"new", 100)
+        assert mapped[100:103] == b"new"
+        mapped[200:203] = b"too"
+        assert os.pread(other, 3, 200) == b"too"
+
+
+def test_two_who_append_write_one_after_the_other(file: File) -> None:
+    with opened(file.seen, os.O_WRONLY | os.O_APPEND) as one, opened(file.seen, os.O_WRONLY | os.O_APPEND) as other:
+        for _ in range(20):
+            os.write(one, b"1" * 10)
+            os.write(other, b"2" * 10)
+    assert file.below.read_bytes()[8192:] == (b"1" * 10 + b"2" * 10) * 20
+
+
+def test_direct_writing_and_reading_is_direct_below(file: File) -> None:
+    with opened(file.seen, os.O_RDWR | os.O_DIRECT) as fd, mmap.mmap(-1, 4096) as aligned:
+        aligned[:] = b"d" * 4096
+        assert os.pwritev(fd, [aligned], 4096) == 4096
+        assert os.preadv(fd, [aligned], 0) == 4096
+        assert aligned[:] == b"a" * 4096
+    assert file.below.read_bytes() == b"a" * 4096 + b"d" * 4096
+    assert file.agrees()
+
+
+def test_what_is_open_without_a_name_goes_on(file: File) -> None:
+    with opened(file.seen, os.O_RDWR) as fd:
+        file.seen.unlink()
+        os.pwrite(fd, b"end", 8192)
+        st = os.fstat(fd)
+        assert (st.st_size, st.st_nlink) == (8195, 0)
+        assert os.pread(fd, 3, 8192) == b"end"
+        os.fsync(fd)
+        with opened(Path(f"/proc/self/fd/{fd}"), os.O_RDONLY) as again:
+            assert os.pread(again, 3, 8192) == b"end"
+
+
+def test_many_handles_of_one_file_are_one_file(file: File) -> None:
+    fds = [os.open(file.seen, flags) for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR) * 30]
+    try:
+        for number, fd in enumerate(fds[1::3]):
+            os.pwrite(fd, b"%08d" % number, 8 * number)
+        for fd in fds[::3] + fds[2::3]:
+            assert os.pread(fd, 8, 8 * 29) == b"%08d" % 29
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert file.agrees()
+
+
+def test_a_program_is_run_and_is_busy_as_long_as_it_runs(file: File) -> None:
+    program = file.seen.with_name("program")
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "60"]) as running:
+        try:
+            with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
+                os.open(program, os.O_WRONLY)
+        finally:
+            running.kill()
+    with opened(program, os.O_WRONLY), pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
+        subprocess.run([program, "0"], check=False)
+    assert subprocess.run([program, "0"], check=False).returncode == 0
+
+
+# What is told of it.
+
+
+def truncated(file: File) -> None:
+    file.seen.open("wb").close()
+
+
+def appended(file: File) -> None:
+    with opened(file.seen, os.O_WRONLY | os.O_APPEND) as fd:
+        os.write(fd, b"b" * 10_000)
+
+
+def rewritten(file: File) -> None:
+    file.seen.write_bytes(b"c" * 100)
+
+
+def copied(file: File) -> None:
+    with opened(file.seen, os.O_RDONLY) as source, opened(file.seen.with_name("copy"), os.O_WRONLY | os.O_CREAT) as to:
+        os.copy_file_range(source, to, 8192)
+    assert told(file.seen.with_name("copy").stat()) == told(file.below.with_name("copy").stat())
+
+
+def cut_open(file: File) -> None:
+    with opened(file.seen, os.O_RDWR) as fd:
+        os.ftruncate(fd, 100_000)
+        assert os.fstat(fd).st_size == 100_000
+        os.pwrite(fd, b"end", 99_997)
+
+
+def mapped(file: File) -> None:
+    with opened(file.seen, os.O_RDWR) as fd, mmap.mmap(fd, 8192) as memory:
+        memory[0] = 1
+
+
+@pytest.mark.parametrize("act", [truncated, appended, rewritten, copied, cut_open, mapped])
+def test_what_was_done_is_told_at_once(file: File, act: Callable[[File], None]) -> None:
+    assert file.agrees()
+    act(file)
+    assert file.agrees_without_access_time()
+    assert file.agrees()
+
+
+def test_each_write_is_told_while_the_file_is_open(file: File) -> None:
+    with opened(file.seen, os.O_WRONLY | os.O_APPEND) as fd, opened(file.seen, os.O_RDONLY) as reader:
+        for number in range(20):
+            os.write(fd, b"e" * 1000)
+            assert file.agrees_without_access_time()
+            assert os.fstat(fd).st_size == os.fstat(reader).st_size == 8192 + 1000 * (number + 1)
+            assert os.lseek(reader, 0, os.SEEK_END) == 8192 + 1000 * (number + 1)
+            assert file.agrees()
+
+
+def test_what_is_written_to_memory_is_told(file: File) -> None:
+    with opened(file.seen, os.O_RDWR) as fd:
+        memory = mmap.mmap(fd, 8192)
+        assert file.agrees()
+        memory[0] = 1
+        assert file.agrees_without_access_time()
+    assert file.agrees()
+    memory[4096] = 1  # nobody has it open any more
+    assert file.agrees_without_access_time()
+    memory.flush()
+    memory.close()
+    assert file.agrees()
+    with os.scandir(file.seen.parent) as entries:
+        assert [told(entry.stat()) for entry in entries] == [told(file.below.stat())]
+
+
+def test_a_listing_of_what_is_being_written_is_told_at_once(file: File) -> None:
+    with opened(file.seen, os.O_WRONLY | os.O_APPEND) as fd:
+        for number in range(5):
+            os.write(fd, b"e" * 1000)
+            file.mounted.forget_all()
+            with os.scandir(file.seen.parent) as entries:
+                assert [entry.stat().st_size for entry in entries] == [8192 + 1000 * (number + 1)]
+
+
+def test_attributes_of_what_nobody_writes_any_more_are_believed(file: File) -> None:
+    mapped(file)
+
+    def costs_nothing() -> bool:
+        asked = file.mounted.stats().operations["getattr"]
+        os.stat(file.seen)
+        before = asked.n()
+        os.stat(file.seen)
+        return file.mounted.stats().operations["getattr"].n() == before
+
+    assert until(costs_nothing)
+    assert file.agrees()

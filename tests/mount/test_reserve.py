@@ -1,0 +1,122 @@
+"""Blocks that are reserved for root stay root's, though root's daemon writes, or the kernel with the rights it has."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.mounted import Mounted, trashd_mount
+from tests.support.passing import errno_of, opened
+from tests.support.users import as_user
+from tests.support.volumes import loop_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+ALICE = 70_001
+KIB, MIB = 1 << 10, 1 << 20
+SIZE_MIB, PERCENT = 32, 20
+RESERVED = SIZE_MIB * MIB * PERCENT // 100
+NEARLY = 256 * KIB
+"""What the filesystem may take for itself."""
+N_FILES = 200
+LIMIT_S = 60.0
+
+
+@pytest.fixture(params=["auto", "off"])
+def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """Of an ext4 with such blocks: the kernel writes, or the daemon, or threads of the daemon's."""
+    options = ["passthrough=off", "backing=slow"] if request.param == "slow" else [f"passthrough={request.param}"]
+    with loop_volume("ext4", SIZE_MIB, ("-m", str(PERCENT))) as volume:
+        source = volume / "source"
+        source.mkdir()
+        source.chmod(0o777)
+        with trashd_mount(source, options=["coherence=exclusive", *options], limit_s=LIMIT_S) as mounted:
+            yield mounted
+
+
+def add(path: Path, most: int = 2 * SIZE_MIB * MIB) -> int:
+    """How many bytes a file takes, a new one if need be, until there are no more blocks for whoever writes."""
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd:
+        return add_to(fd, most)
+
+
+def add_to(fd: int, most: int = 2 * SIZE_MIB * MIB) -> int:
+    """The same of a file that is open."""
+    n = 0
+    for piece in (64 * KIB, KIB):
+        try:
+            while n < most:
+                n += os.write(fd, bytes(piece))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+    return n
+
+
+@pytest.mark.parametrize("mounted", ["auto", "off", "slow"], indirect=True)
+def test_a_user_has_as_much_room_through_the_mount_as_below(mounted: Mounted) -> None:
+    assert as_user(ALICE, lambda: add(mounted.path / "file")) > MIB
+    assert as_user(ALICE, lambda: add(mounted.backing / "below")) < NEARLY
+    (mounted.path / "file").unlink()
+    assert as_user(ALICE, lambda: add(mounted.backing / "below")) > MIB
+    assert as_user(ALICE, lambda: add(mounted.path / "again")) < NEARLY
+
+
+def test_root_has_the_reserve_still_when_users_have_all_else(mounted: Mounted) -> None:
+    as_user(ALICE, lambda: add(mounted.path / "file"))
+    assert RESERVED - MIB < add(mounted.path / "roots") < RESERVED + MIB
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_TRUNC, os.O_RDWR])
+def test_however_a_user_opens_his_file_nothing_of_the_reserve_is_his(mounted: Mounted, flags: int) -> None:
+    file = mounted.path / "file"
+    as_user(ALICE, lambda: file.write_bytes(b"his"))
+
+    def fill() -> int:
+        add(mounted.backing / "below")
+        with opened(file, flags) as fd:
+            return add_to(fd)
+
+    assert as_user(ALICE, fill) < NEARLY
+
+
+def test_whoever_has_a_users_file_open_already_nothing_of_the_reserve_is_his(mounted: Mounted) -> None:
+    file = mounted.path / "file"
+    as_user(ALICE, lambda: file.write_bytes(b"his"))
+    with opened(file, os.O_RDONLY):
+        as_user(ALICE, lambda: add(mounted.backing / "below"))
+        assert as_user(ALICE, lambda: add(file)) < NEARLY
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_file_of_roots_that_others_may_write_has_nothing_of_the_reserve(mounted: Mounted, is_new: bool) -> None:
+    file = mounted.path / "shared"
+    (mounted.path if is_new else mounted.backing).joinpath("shared").touch()
+    file.chmod(0o666)
+    with opened(file, os.O_RDONLY):
+        as_user(ALICE, lambda: add(mounted.backing / "below"))
+        assert as_user(ALICE, lambda: add(file)) < NEARLY
+
+
+def test_extended_attributes_take_nothing_of_the_reserve(mounted: Mounted) -> None:
+    files = [mounted.path / str(i) for i in range(N_FILES)]
+
+    def fill() -> int:
+        for file in files:
+            file.touch()
+        add(mounted.backing / "below")
+        return sum(errno_of(partial(os.setxattr, file, "user.name", os.urandom(KIB // 2))) == 0 for file in files)
+
+    assert as_user(ALICE, fill) < N_FILES / 4
+
+
+@pytest.mark.parametrize("mounted", ["auto", "off", "slow"], indirect=True)
+def test_a_write_that_was_refused_leaves_the_daemon_what_it_was(mounted: Mounted) -> None:
+    as_user(ALICE, lambda: add(mounted.path / "file"))
+    assert errno_of(lambda: os.mkdir(mounted.path / "roots")) == 0
+    assert (mounted.path / "roots").stat().st_uid == 0

@@ -1,0 +1,27 @@
+"""The workbench of the tests: what hangs in it is freed, and nothing else on the machine."""
+
+import os
+import signal
+
+import pytest
+
+from tests.support.daemons import daemon_of, mount, watchdog, workbench
+from tests.support.hammer import one_file
+from tests.support.mounted import trashd_mount
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+
+def test_a_test_that_died_frees_what_hangs_in_its_workbench_and_nothing_else() -> None:
+    with one_file() as source, trashd_mount(source) as elsewhere, workbench() as bench:
+        mount(bench / "source", bench / "target")
+        pid = daemon_of(bench / "target")
+        os.kill(pid, signal.SIGSTOP)
+        with watchdog(bench, 60) as guard:
+            guard.communicate()  # the end of its stdin
+        assert guard.returncode == 1
+        with pytest.raises(OSError, match=r"not connected|abort"):
+            os.lstat(bench / "target/new")
+        os.kill(pid, signal.SIGCONT)
+        (elsewhere.path / "made").touch()
+        assert (source / "made").exists()

@@ -1,0 +1,115 @@
+"""A tree of which the kernel knows each name, swapped through its mount: at once for clients, and for nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from fusefs.linux.kernel import Kernel
+from fusefs.mount.gate import Gate
+from fusefs.mount.hands import Hands
+from fusefs.mount.stats import kept
+from tests.support.mounted import Mounted, trashd_mount
+from tests.support.store import init, recover_all, swap
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.timeout(120)]
+
+N_FEW, N_MANY = 10, 5000
+N_FORGOTTEN = 10_000
+
+
+@pytest.fixture(params=["exclusive", "shared"])
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    with tmpfs_volume() as volume:
+        source = volume / "source"
+        source.mkdir()
+        init(source)
+        # Attributes and names grow old by time alone: no part of what is counted here.
+        with trashd_mount(source, options=[f"coherence={request.param}", "timeout=3600"]) as mounted:
+            yield mounted
+
+
+def make_known(victim: Path, n: int) -> Path:
+    victim.mkdir()
+    for number in range(n):
+        (victim / f"f{number}").touch()
+    with os.scandir(victim) as entries:
+        assert sum(entry.stat().st_nlink for entry in entries) == n
+    return victim
+
+
+def by_swap(_mount: Mounted, victim: Path) -> None:
+    swap(victim)
+    assert os.listdir(victim) == []
+
+
+def by_mv(mount: Mounted, victim: Path) -> None:
+    victim.rename(mount.path / ".trashd" / "drop" / victim.name)
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("way", [by_swap, by_mv])
+def test_the_daemon_is_asked_no_more_for_a_large_tree(mount: Mounted, way: Callable[[Mounted, Path], None]) -> None:
+    asked = []
+    for name, n in (("first", N_FEW), ("few", N_FEW), ("many", N_MANY)):
+        victim = make_known(mount.path / name, n)
+        before = n_requests(mount)
+        way(mount, victim)
+        asked.append(n_requests(mount) - before)
+    _first, few, many = asked
+    assert many <= few + 10  # attributes of directories grow old
+    assert recover_all(mount.backing) == []
+
+
+def n_requests(mount: Mounted) -> int:
+    """All that the kernel has asked the daemon; what it forgets, it tells when it likes."""
+    return sum(operation.n() for name, operation in mount.stats().operations.items() if name != "forget")
+
+
+def test_the_directory_is_empty_for_clients_when_the_exchange_returns(mount: Mounted) -> None:
+    victim = make_known(mount.path / "victim", N_MANY)
+    seen = []
+
+    class Watched(Kernel):
+        def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+            super().exchange(old_dir, old, new_dir, new)
+            seen.append((os.listdir(victim), (victim / "f0").exists()))
+
+    with os.scandir(victim) as entries:
+        next(entries)
+        swap(victim, Watched())
+        assert len(list(entries)) == N_MANY - 1  # who has begun to list goes on in the old tree
+    assert seen == [([], False)]
+
+
+def test_forgetting_many_names_leaves_others_their_turns_and_is_done_by_one_at_a_time(tmp_path: Path) -> None:
+    forgotten: list[int] = []
+    n_turns = 0
+
+    async def take_turns() -> None:
+        nonlocal n_turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            n_turns += 1
+
+    async def forget_all(hands: Hands) -> None:
+        async with trio.open_nursery() as others:
+            others.start_soon(take_turns)
+            async with trio.open_nursery() as nursery:
+                for batch in range(3):
+                    names = [(batch, 1)] * N_FORGOTTEN
+                    nursery.start_soon(hands.forget, lambda nodeid, _n: forgotten.append(nodeid), names)
+            others.cancel_scope.cancel()
+
+    with kept(os.fsencode(tmp_path)) as stats:
+        trio.run(forget_all, Hands(Gate(), stats, 1))
+    assert len(forgotten) == 3 * N_FORGOTTEN
+    assert sum(one != before for before, one in pairwise(forgotten)) == 2
+    assert n_turns > 3 * N_FORGOTTEN / 100

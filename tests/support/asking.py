@@ -1,0 +1,14 @@
+"""Who asks the vfs for something, where no kernel does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Somebody(NamedTuple):
+    """A process; linux.caller.Caller says what of it counts."""
+
+    uid: int
+    gid: int
+    pid: int
+    umask: int

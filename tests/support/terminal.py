@@ -1,0 +1,61 @@
+"""A command on a terminal, and somebody who reads and types there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+import subprocess
+import termios
+from pathlib import Path
+
+from tests.support.command import TRASHD, environment
+from tests.support.mounted import until
+
+_PATIENCE_S = 60.0
+
+
+class Terminal:
+    """`trashd WORDS` on a terminal of 80 columns and 24 lines."""
+
+    def __init__(self, *words: str | Path, **variables: str) -> None:
+        self._ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            [TRASHD, *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env={**environment({"TERM": "xterm", **variables})},
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def wait_for(self, words: str) -> None:
+        """Read until it showed that."""
+        while words not in self.seen:
+            assert select.select([self._ours], [], [], _PATIENCE_S)[0], self.seen
+            self.seen += os.read(self._ours, 1 << 16).decode()
+
+    def type(self, keys: str) -> None:
+        """Type something."""
+        os.write(self._ours, keys.encode())
+
+    def interrupt(self) -> int:
+        """Ctrl-C, when it waits for something: readline misses one that comes just before; the exit code."""
+        assert until(self._waits)
+        self.process.send_signal(signal.SIGINT)
+        return self.end()
+
+    def end(self) -> int:
+        """Read until it ends; the exit code."""
+        try:
+            while part := os.read(self._ours, 1 << 16):
+                self.seen += part.decode()
+        except OSError:
+            pass  # EIO: nobody has the other side any more
+        os.close(self._ours)
+        return self.process.wait(_PATIENCE_S)
+
+    def _waits(self) -> bool:
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "S"

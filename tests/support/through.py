@@ -1,0 +1,112 @@
+"""Files that are passed through, as tests use them: what shows that they are, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.mounted import Mounted, until
+from tests.support.store import init
+from tests.support.volumes import tmpfs_volume
+from tests.support.workers import workers
+
+LIMIT_S = 60.0
+SIZE = 4 << 20
+CONTENT = b"passed through, " * (SIZE // 16)
+NEARLY = 256 << 10
+"""What a filesystem may need for itself."""
+
+
+@contextmanager
+def stored_volume() -> Iterator[Path]:
+    """A directory with a store, in a filesystem of its own."""
+    with tmpfs_volume("256m") as volume:
+        path = volume / "source"
+        path.mkdir()
+        init(path)
+        yield path
+
+
+def put(path: Path) -> Path:
+    """Make a file with all of the content."""
+    path.write_bytes(CONTENT)
+    return path
+
+
+def free_bytes(path: Path) -> int:
+    """Of the filesystem."""
+    st = os.statvfs(path)
+    return st.f_bavail * st.f_frsize
+
+
+@contextmanager
+def space_comes_back(backing: Path) -> Iterator[None]:
+    """What the body takes of a filesystem, it gives back; perhaps a moment later."""
+    before = free_bytes(backing)
+    yield
+    assert until(lambda: free_bytes(backing) > before - NEARLY)
+
+
+def n_asked(mounted: Mounted) -> int:
+    """How often the daemon was asked to read or to write."""
+    operations = mounted.stats().operations
+    return operations["read"].n() + operations["write"].n()
+
+
+@contextmanager
+def not_asked(mounted: Mounted) -> Iterator[None]:
+    """The kernel reads and writes itself."""
+    before = n_asked(mounted)
+    yield
+    assert n_asked(mounted) == before
+
+
+@contextmanager
+def processes(n: int, work: Callable[[], None]) -> Iterator[list[int]]:
+    """So many, each of which has done its work, and is there until it is killed at the end."""
+    done, tells = os.pipe()
+
+    def work_and_stay() -> None:
+        work()
+        os.write(tells, b".")
+        signal.pause()
+
+    try:
+        with workers([work_and_stay] * n) as pids:
+            n_done = 0
+            while n_done < n:
+                n_done += len(os.read(done, n))
+            yield pids
+    finally:
+        os.close(done)
+        os.close(tells)
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
+    """An fd for a time."""
+    fd = os.open(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def works_on(fd: int) -> None:
+    """Whoever has it open reads, writes, maps and flushes."""
+    assert os.pread(fd, SIZE, 0) == CONTENT
+    assert os.pwrite(fd, b"PASSED", 0) == 6
+    with mmap.mmap(fd, SIZE) as mapped:
+        assert mapped[:7] == b"PASSED "
+        mapped[:6] = b"mapped"
+        mapped.flush()
+    os.fsync(fd)
+    assert os.pread(fd, 7, 0) == b"mapped "
+    os.ftruncate(fd, SIZE // 2)
+    assert os.fstat(fd).st_size == SIZE // 2
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, CONTENT, 0)
