@@ -29,20 +29,19 @@ so that nothing stays mounted, however it ends.
 
 import argparse
 import os
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bench import command
 from bench import listing_million as million
 from bench import listing_stalls as stalls
 from bench import listing_steps as steps
 from bench.listing_plot import draw
-from bench.listing_steps import HP, SLOW, SLOW_XATTRS, Course, Work, all_subjects, scene, take_courses
+from bench.listing_steps import SLOW, SLOW_XATTRS, Course, Work, scene, take_courses
 from bench.listing_targets import N_ROUNDS, newest, table, tables, verdicts
-from bench.subjects import EXAMPLE, NATIVE, OURS, Row, Unable, summary, versions
+from bench.subjects import EXAMPLE, HP, NATIVE, OURS, Row, all_subjects, take_turns, versions
 from bench.support import keep, measuring, tell
 from tests.support.namespaces import see_own_mounts_only
 
@@ -88,24 +87,10 @@ def compete(part: Part, asked: argparse.Namespace, where: str, n_rounds: int) ->
     """What each subject took in a scene, or why it is left out."""
     n = part.n_quick if asked.quick else part.n
     names = [name for name in asked.subject or part.subjects if name in all_subjects()]
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    taken_s = dict.fromkeys(names, 0.0)
-    out: dict[str, dict[str, str]] = {}
     with scene(where, lambda path: part.make(path, n)) as source:
-        for number in range(n_rounds):
-            begin = number % len(names)
-            for name in (*names[begin:], *names[:begin]):
-                if name in out or taken_s[name] > asked.patience:
-                    continue
-                tell(f"round {number + 1} of {n_rounds}: {name}")
-                began = time.monotonic()
-                try:
-                    turns[name].append(part.turn(Work(name, where, source, n, asked.example)))
-                except Unable as error:
-                    out[name] = {error.kind: error.told}
-                    tell(f"{name}: {error}")
-                taken_s[name] += time.monotonic() - began
-    return {name: out.get(name) or summary(turns[name]) for name in names}
+        return take_turns(
+            names, n_rounds, asked.patience, lambda name: part.turn(Work(name, where, source, n, asked.example))
+        )
 
 
 def measure(name: str, where: str, asked: argparse.Namespace) -> Row:
@@ -128,37 +113,12 @@ def measure(name: str, where: str, asked: argparse.Namespace) -> Row:
     }
 
 
-def parse() -> argparse.Namespace:
-    """What the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of less")
-    parser.add_argument("--part", action="append", choices=list(PARTS), help="only this one (may be repeated)")
-    parser.add_argument("--scene", choices=("tmpfs", "ext4", SLOW, SLOW_XATTRS), help="only there")
-    parser.add_argument("--subject", action="append", help="only this one (may be repeated)")
-    parser.add_argument("--rounds", type=int, help="turns of each subject")
-    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds; see above")
-    parser.add_argument("--example", type=Path, help="pyfuse3's passthroughfs.py")
-    parser.add_argument("--table", action="store_true", help="measure nothing; print what the newest results say")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="measure nothing; draw the newest results as an SVG")
-    asked = parser.parse_args()
-    if unknown := set(asked.subject or ()) - set(all_subjects()):
-        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
-    if not asked.table and not asked.plot and os.geteuid():
-        parser.error("only root may mount for all, and drop caches")
-    return asked
-
-
 def main() -> None:
     """Measure, append the results, print them."""
-    asked = parse()
-    if asked.table or asked.plot:
-        rows = newest(RESULTS, list(PARTS))
-        if not rows:
-            sys.exit("nothing measured yet")
-        if asked.plot:
-            asked.plot.write_text(draw(rows), encoding="utf-8")
-        if asked.table:
-            print(tables(rows))
+    scenes = ("tmpfs", "ext4", SLOW, SLOW_XATTRS)
+    asked = command.asked_of(command.parser(__doc__, PARTS, scenes, PATIENCE_S))
+    if command.is_to_show(asked):
+        command.show(asked, newest(RESULTS, list(PARTS)), tables, draw)
         return
     with measuring():
         see_own_mounts_only()

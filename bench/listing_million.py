@@ -4,9 +4,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from bench.listing_steps import Work, all_subjects, command, loop, rehearse, taking_part
+from bench.listing_steps import Work, command, loop, rehearse, taking_part
 from bench.operations import drop_caches
-from bench.subjects import OURS, SUBJECTS, cpu_s
+from bench.subjects import OURS, SUBJECTS, all_subjects, cpu_s
 from bench.support import make_flat, time_command
 from tests.support.fuse import FuseMount
 

@@ -2,23 +2,29 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.listing_steps import AGAIN, OF_SIZE, SLOW
-from bench.subjects import NATIVE, OURS, Row
+from bench.listing_steps import OF_SIZE, SLOW
+from bench.operations import AGAIN
+from bench.subjects import EXAMPLE, HP, LL, NATIVE, OURS, SINGLE, Row
 
 PARTS = ("sizes", "sizes on slow")
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _LEFT, _TOP = 360, 220, 70, 56, 70, 64
 _FONT = 'font-family="sans-serif" font-size="11" fill="#333"'
-_COLOURS = {
-    NATIVE: "#7f8c8d",
-    OURS: "#c0392b",
-    "bindfs": "#2471a3",
-    "mergerfs": "#1e8449",
-    "passthroughfs": "#7d3c98",
-    "passthrough_hp": "#b9770e",
-}
+COLOURS = MappingProxyType(
+    {
+        NATIVE: "#7f8c8d",
+        OURS: "#c0392b",
+        SINGLE: "#e59866",
+        "bindfs": "#2471a3",
+        "mergerfs": "#1e8449",
+        EXAMPLE: "#7d3c98",
+        HP: "#b9770e",
+        LL: "#17202a",
+    }
+)
 
 Points = Sequence[tuple[int, float]]  # entries, seconds
 
@@ -91,7 +97,7 @@ def _panels(y: float, row: Row) -> Iterator[str]:
         panel = _Panel(_LEFT + column * (_WIDTH + _GAP_X), y, sizes, times)
         yield from panel.frame(f"{told}, {where}")
         for name, line in lines[suffix].items():
-            yield from panel.line(line, _COLOURS[name], is_ours=name == OURS)
+            yield from panel.line(line, COLOURS[name], is_ours=name == OURS)
 
 
 def _lines(row: Row, suffix: str) -> Mapping[str, Points]:
@@ -115,5 +121,5 @@ def _legend(y: float, names: Sequence[str]) -> Iterator[str]:
     for at, name in enumerate(names):
         x = _LEFT + at * 125
         told = "native (slow: direct)" if name == NATIVE else name
-        yield f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{_COLOURS[name]}"/>'
+        yield f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{COLOURS[name]}"/>'
         yield f'<text x="{x + 15}" y="{y}">{told}</text>'

@@ -6,11 +6,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.operations import OPERATIONS, Worker, drop_caches
-from bench.subjects import NATIVE, OURS, SUBJECTS, Unable, Words, served
+from bench.operations import AGAIN, MISS, OPERATIONS, SCAN, Worker, drop_caches
+from bench.subjects import CPU, HP, LL, NATIVE, OURS, Unable, Words, all_subjects, cpu_s, served
 from bench.support import make_files, time_command, volume
 from tests.support.fuse import FuseMount
 from tests.support.slowfs import slow_volume
@@ -19,14 +18,11 @@ SLOW, SLOW_XATTRS = "slow", "xattrs"
 """Scenes whose directory takes 1 ms for each lookup and getattr, and is believed for 1 s: direct is `native`. The first
 has no extended attributes, as many a network's; the second has them, and `ls -l` asks for each file's."""
 SLOW_ONES = (SLOW, SLOW_XATTRS)
-HP = "passthrough_hp"
-HP_VARIABLE = "TRASHD_BENCH_PASSTHROUGH_HP"
 # Of one command. Direct on slow backing, a tree of 50,000 files takes a minute.
 LIMIT_S = 300.0
 
 FLAT, TREE = "flat", "tree"
 N_PER_DIRECTORY = 100
-AGAIN = " again"
 OF_SIZE = "ls -l of {}"
 
 
@@ -56,21 +52,16 @@ class Work(NamedTuple):
     example: Path | None
 
 
-def all_subjects() -> Words:
-    """What each runs; libfuse's own example, where the environment says where it is."""
-    program = os.environ.get(HP_VARIABLE)
-    return {**SUBJECTS, **({HP: (program, "--foreground", "{source}", "{point}")} if program else {})}
-
-
-# Who can do without extended attributes, so that ls -l has less to ask.
-WITHOUT_XATTRS = MappingProxyType(
-    {
+def without_xattrs() -> Words:
+    """Who can do without extended attributes, so that ls -l has less to ask; libfuse's examples have none anyhow."""
+    words = all_subjects()
+    found = {
         NATIVE: (),
-        OURS: (*SUBJECTS[OURS], "--no-xattr"),
-        "bindfs": (*SUBJECTS["bindfs"], "--xattr-none"),
-        "mergerfs": tuple(f"{word},xattr=nosys" if "," in word else word for word in SUBJECTS["mergerfs"]),
+        OURS: (*words[OURS], "--no-xattr"),
+        "bindfs": (*words["bindfs"], "--xattr-none"),
+        "mergerfs": tuple(f"{word},xattr=nosys" if "," in word else word for word in words["mergerfs"]),
     }
-)
+    return found | {name: words[name] for name in (HP, LL) if name in words}
 
 
 def command(name: str, *words: str, at: str = FLAT) -> Step:
@@ -106,13 +97,13 @@ def list_long(at: str = FLAT) -> Step:
 COLOURED = command("ls -l --color=always", "ls", "-l", "--color=always", "{}")
 NAMES = command("ls -U", "ls", "-U", "{}")
 NO_XATTRS = "ls -l, no xattrs"
-SCAN, STAT, MISS = "scandir, lstat", "stat", "missing name"
+STAT = "stat"
 
 
 def local_courses(n: int) -> list[Course]:
     """One directory on local backing."""
     loops = (
-        *(loop(SCAN, "ls -l, cold", n), loop(SCAN + AGAIN, "ls -l again", n)),
+        *(loop(SCAN, SCAN, n), loop(SCAN + AGAIN, SCAN + AGAIN, n)),
         *(loop(STAT, "stat, cold", n), loop(STAT + AGAIN, "stat again", n)),
         *(loop(MISS, MISS, n), loop(MISS + AGAIN, MISS, n, n_tries=3)),
     )
@@ -215,24 +206,28 @@ def rehearse(step: Step) -> None:
     if step.is_loop:
         return
     with tempfile.TemporaryDirectory(prefix="trashd-bench-") as name:
-        make_repository(Path(name), N_PER_DIRECTORY)
-        if step.at != TREE:
-            (Path(name) / TREE).rename(Path(name) / step.at)
+        if step.at == TREE:
+            make_repository(Path(name), N_PER_DIRECTORY)
+        else:
+            (Path(name) / step.at).mkdir()
+            make_files(Path(name) / step.at, N_PER_DIRECTORY)
         step.take(Path(name))
 
 
 def take_courses(courses: Sequence[Course], work: Work) -> dict[str, float]:
-    """Seconds of all steps, without those that the subject can't do.
+    """Seconds of all steps, without those that the subject can't do; and of the daemon's processor time, by `CPU`.
 
     Raises  Unable
     """
-    found: dict[str, float] = {}
+    found = {CPU: 0.0}
     for course in courses:
-        words = all_subjects() if course.has_xattrs else WITHOUT_XATTRS
+        words = all_subjects() if course.has_xattrs else without_xattrs()
         if work.subject in words:
-            with taking_part(work, words) as (path, _fuse):
+            with taking_part(work, words) as (path, fuse):
                 rehearse(course.steps[0])
+                before_s = cpu_s(fuse)
                 found |= {step.name: step.take(path) for step in course.steps}
+                found[CPU] += cpu_s(fuse) - before_s
     return found
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from bench import listing_million as million
 from bench import listing_stalls as stalls
-from bench.listing_steps import AGAIN, MISS, SCAN, SLOW, SLOW_ONES, STAT
-from bench.subjects import NATIVE, OURS, Row, conditions, markdown
+from bench.listing_steps import SLOW, SLOW_ONES, STAT
+from bench.operations import AGAIN, MISS, SCAN
+from bench.subjects import CPU, NATIVE, OURS, Row, conditions, markdown
 
 Medians = Mapping[str, Mapping[str, float]]
 """Of a subject, by step."""
@@ -135,7 +136,7 @@ def _medians(row: Row) -> Medians:
 def table(row: Row) -> str:
     """All medians of a row, who is left out, and who had fewer turns than the others."""
     medians = _medians(row)
-    steps = list(dict.fromkeys(step for found in medians.values() for step in found))
+    steps = list(dict.fromkeys(step for found in medians.values() for step in found if step != CPU))
     heads = [f"{title(row)}; ms", *(_called(name, row) for name in medians)]
     lines = ([step, *(_cell(step, found, medians.get(NATIVE, {})) for found in medians.values())] for step in steps)
     remarks = [f"- {_called(name, row)}: {remark}" for name in row["subjects"] if (remark := _remark(name, row))]

@@ -1,251 +1,165 @@
 """`trashd mount` against the filesystem below it and against other FUSE daemons that pass everything through.
 
-    python -m bench.mount            on ext4 in memory, five rounds; 3 to 4 minutes
-    python -m bench.mount --quick    one round of less; half a minute
-    python -m bench.mount --table    the tables of docs/performance.md
+    python -m bench.mount                       all parts, in four places; an hour
+    python -m bench.mount --quick               all parts in small, one round, on tmpfs and all cores; minutes
+    python -m bench.mount --part data --scene ext4 --cores one
+    python -m bench.mount --table               the tables and verdicts of docs/performance.md
+    python -m bench.mount --plot docs/mount.svg
 
-All subjects take turns in one run on the same volume, each with a fresh tree and a fresh mount; the order rotates,
-and the figures are medians. Cold is after the caches of the whole machine were dropped. One more turn of each, not
-timed, counts what the kernel asks the daemon. A subject that is not installed or has failed is left out, and named.
+listing  `ls -l` of 10,000 entries, as people type it and as a loop of system calls; plain listing again
+files    small files opened, read, and appended to; a held one appended to; names that are not there
+changes  create, rename, unlink, mkdir, rmdir; also by a mount for one user
+data     1 MiB at a time, mapped, and by fio 4 KiB at random, on files that are open and lie in memory; a new file, and
+         one that does not lie there
+tree     find -newer, du and git status on a repository of 50,000 files, the first, second and third run
+
+A swap through the mount, and how long others wait meanwhile, is bench/swap_through.py; --table shows that, too.
+
+All subjects take turns in one run, and the order rotates; the figures are medians of five rounds. Each turn has a fresh
+mount. Places are tmpfs and ext4, each on all cores and on one, where client and daemon share it. A subject whose turns
+of a part have taken more than --patience seconds gets no more of them. A subject that is not installed, or has failed,
+is left out and named. One more turn of each counts what the kernel asks the daemon.
 
 bindfs and mergerfs are Debian's packages, mergerfs with its caches on. passthroughfs is the example in pyfuse3's
-source: pip fetches it into ~/.cache/trashd-bench, or --example names it. On one core: taskset --cpu-list 0 python ...
+source: pip fetches it into ~/.cache/trashd-bench, or --example names it. libfuse's examples passthrough_hp and
+passthrough_ll take part where TRASHD_BENCH_PASSTHROUGH_HP and TRASHD_BENCH_PASSTHROUGH_LL name them.
 
-Each run appends a line to bench/results/mount.jsonl. As root only; in a mount namespace of its own, so that nothing
-stays mounted, however it ends.
+Each part appends a line for each place to bench/results/mount.jsonl. As root only; in a mount namespace of its own, so
+that nothing stays mounted, however it ends.
 """
 
 import argparse
 import contextlib
-import json
 import os
+import resource
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from bench.messages import can_count, counted
-from bench.operations import OPERATIONS, Operation, Worker, prepare
-from bench.subjects import (
-    NATIVE,
-    OURS,
-    SUBJECTS,
-    Row,
-    Unable,
-    conditions,
-    cpu_s,
-    markdown,
-    served,
-    summary,
-    versions,
-)
-from bench.support import keep, measuring, tell, volume
-from tests.support.fuse import FuseMount
+from bench import command, swap_through
+from bench.listing_steps import Work, scene
+from bench.messages import can_count
+from bench.mount_parts import PARTS, Part, count_turn, time_turn
+from bench.mount_plot import draw
+from bench.mount_targets import N_ROUNDS, judged_cpu, newest, table, tables, verdicts
+from bench.subjects import Row, Unable, all_subjects, take_turns, versions
+from bench.support import keep, kept_in_memory, measuring, tell
 from tests.support.namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "mount.jsonl"
-N_ROUNDS, N_ROUNDS_QUICK, SHARE_QUICK = 5, 1, 0.25
-SHARE_COUNTED = 0.25
-
-
-class Course(NamedTuple):
-    """What every subject is to do, and where."""
-
-    root: Path
-    operations: Sequence[Operation]
-    example: Path | None = None
-
-    def of(self, share: float) -> "Course":
-        """The same, with less of each operation."""
-        return self._replace(operations=[operation.of(share) for operation in self.operations])
+SCENES = ("tmpfs", "ext4")
+ALL_CORES, ONE_CORE = "all cores", "one core"
+CORES = {"all": ALL_CORES, "one": ONE_CORE}
+N_ROUNDS_QUICK = 1
+PATIENCE_S = 40.0
+SWAP_TOLD = "A tree of 200,000 entries that the kernel knows, swapped through the mount (`bench/swap_through.py`):"
+# libfuse's examples keep every file open that the kernel knows.
+N_FDS = 200_000
 
 
 @contextlib.contextmanager
-def turn_of(name: str, course: Course) -> Iterator[tuple[Worker, FuseMount | None]]:
-    """A worker in a fresh tree, as a subject shows it.
-
-    Raises  Unable: also for what fails in the body
-    """
-    source = course.root / "source"
-    prepare(source, course.operations)
+def on(cores: str) -> Iterator[None]:
+    """Who measures, and all whom he starts, on as many cores."""
+    before = os.sched_getaffinity(0)
+    if cores == ONE_CORE:
+        os.sched_setaffinity(0, {max(before)})
     try:
-        with served(name, source, course.example) as (path, fuse), Worker(path) as worker:
-            yield worker, fuse
-    except (OSError, RuntimeError) as error:
-        raise Unable("failed", str(error)) from error
+        yield
     finally:
-        shutil.rmtree(source)
+        os.sched_setaffinity(0, before)
 
 
-def time_turn(name: str, course: Course) -> dict[str, float]:
-    """Seconds of each operation, and of the daemon's processor time.
-
-    Raises  Unable
-    """
-    with turn_of(name, course) as (worker, fuse):
-        cpu_before = cpu_s(fuse) if fuse else 0.0
-        seconds = {operation.name: worker.do(operation) for operation in course.operations}
-        return seconds | {"cpu": cpu_s(fuse) - cpu_before if fuse else 0.0}
-
-
-def count_turn(name: str, course: Course) -> dict[str, Any]:
-    """The messages that each operation takes, by opcode, the most frequent first.
-
-    What comes once or twice a pass, however often the operation is done in it, does not count.
-    Raises  Unable
-    """
-    with turn_of(name, course) as (worker, fuse):
-        if fuse is None:
-            return {}
-        found = {}
-        with counted(int(fuse.connection.name)) as messages:
-            for operation in course.operations:
-                worker.do(operation)
-                found[operation.name] = {
-                    opcode: round(count / operation.n_passes / operation.n, 5)
-                    for opcode, count in messages.take().most_common()
-                    if count > 2 * operation.n_passes
-                }
-        return found
+def compete(part: Part, asked: argparse.Namespace, where: str, n_rounds: int) -> dict[str, Any]:
+    """What each subject took in a scene and what it was asked, or why it is left out."""
+    words = all_subjects()
+    names = [name for name in asked.subject or part.subjects if name in words and name in part.subjects]
+    with (
+        scene(where, lambda path: part.make(path, part.n)) as source,
+        kept_in_memory([source / name for name in part.kept]),
+    ):
+        works = {name: Work(name, where, source, part.n, asked.example) for name in names}
+        found = take_turns(names, n_rounds, asked.patience, lambda name: time_turn(part, works[name]))
+        if part.counts() and can_count():
+            for name in (name for name in names if "medians" in found[name]):
+                tell(f"counting: {name}")
+                with contextlib.suppress(Unable):
+                    found[name]["messages"] = count_turn(part, works[name])
+    return found
 
 
-def compete(names: Sequence[str], course: Course, n_rounds: int) -> dict[str, Any]:
-    """What each subject took and what it was asked, or why it is left out."""
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    messages: dict[str, dict[str, Any]] = {}
-    out: dict[str, dict[str, str]] = {}
-    for number in range(n_rounds + 1):
-        begin = number % len(names)
-        for name in (*names[begin:], *names[:begin]):
-            if name in out:
-                continue
-            tell(f"round {number} of {n_rounds}: {name}" if number else f"counting: {name}")
-            try:
-                if number:
-                    turns[name].append(time_turn(name, course))
-                else:
-                    messages[name] = count_turn(name, course.of(SHARE_COUNTED)) if can_count() else {}
-            except Unable as error:
-                out[name] = {error.kind: error.told}
-                tell(f"{name}: {error}")
-    return {name: out.get(name) or {**summary(turns[name]), "messages": messages[name]} for name in names}
-
-
-def measure(asked: argparse.Namespace) -> Row:
-    """The row of one run."""
+def measure(name: str, where: str, cores: str, asked: argparse.Namespace) -> Row:
+    """The row of one part in one place."""
+    part = PARTS[name].quick() if asked.quick else PARTS[name]
     n_rounds = asked.rounds or (N_ROUNDS_QUICK if asked.quick else N_ROUNDS)
-    operations = [one.of(SHARE_QUICK) if asked.quick else one for one in OPERATIONS]
-    names = asked.subject or list(SUBJECTS)
     load_before = round(os.getloadavg()[0], 2)
-    with volume(asked.filesystem) as root:
-        subjects = compete(names, Course(root, operations, asked.example), n_rounds)
+    tell(f"{name}, {where}, {cores}")
+    with on(cores):
+        n_cpus = len(os.sched_getaffinity(0))
+        subjects = compete(part, asked, where, n_rounds)
+    words = all_subjects()
     return {
-        "filesystem": asked.filesystem,
-        "options": {"quick": asked.quick, "n_rounds": n_rounds, "subjects": asked.subject},
-        "n_cpus": len(os.sched_getaffinity(0)),
-        "commands": {name: " ".join(SUBJECTS[name]) for name in names},
+        "part": name,
+        "scene": where,
+        "cores": cores,
+        "n_files": part.n,
+        "options": {"quick": asked.quick, "n_rounds": n_rounds, "subjects": asked.subject, "patience": asked.patience},
+        "n_cpus": n_cpus,
+        "commands": {one: " ".join(words[one]) for one in subjects},
         "versions": versions(),
-        "operations": {one.name: {"n": one.n, "n_passes": one.n_passes, "unit": one.unit} for one in operations},
+        "counts": part.counts(),
         "subjects": subjects,
+        "left_out": _left_out(name),
         "load_before": load_before,
     }
 
 
-def tables(row: Row) -> str:
-    """The Markdown of docs/performance.md: speeds, messages, and what it was measured on."""
-    absent = [
-        f"- {name}: {kind}: {found[kind]}"
-        for name, found in row["subjects"].items()
-        for kind in ("missing", "failed")
-        if kind in found
-    ]
-    parts = [
-        "In a second, medians; in brackets how many times native:",
-        _speeds(row),
-        "Messages for each operation, entry or MiB, without those that come once or twice in all:",
-        _messages(row),
-        *(["Left out:", "\n".join(absent)] if absent else []),
-        f"Measured on {conditions(row, row['filesystem'])}.",
-    ]
-    return "\n\n".join(parts)
-
-
-def _speeds(row: Row) -> str:
-    rates = {name: _rates(row, found["medians"]) for name, found in row["subjects"].items() if "medians" in found}
-    rivals = [name for name in rates if name not in (NATIVE, OURS)]
-    lines = []
-    for operation, about in row["operations"].items():
-        native = rates[NATIVE][operation] if NATIVE in rates else None
-        cells = [operation if about["unit"] == "ops" else f"{operation}, {about['unit']}"]
-        cells += [_speed(of[operation], None if name == NATIVE else native) for name, of in rates.items()]
-        best = max((rates[name][operation] for name in rivals), default=None)
-        cells.append(f"{rates[OURS][operation] / best:.2f}" if best and OURS in rates else "-")
-        lines.append(cells)
-    cpu = ["the daemon's processor time, s", *(_cpu(row["subjects"][name]["medians"]["cpu"]) for name in rates), "-"]
-    return markdown(["operation", *rates, f"{OURS} / best peer"], [*lines, cpu])
-
-
-def _rates(row: Row, medians: dict[str, float]) -> dict[str, float]:
-    return {name: about["n"] / medians[name] for name, about in row["operations"].items()}
-
-
-def _speed(rate: float, native: float | None) -> str:
-    """Three digits, and the ratio."""
-    told = next((f"{rate / size:.3g} {sign}" for size, sign in ((1e6, "M"), (1e3, "k")) if rate >= size), f"{rate:.3g}")
-    return f"{told} ({rate / native:.2g})" if native else told
-
-
-def _cpu(seconds: float) -> str:
-    return f"{seconds:.2f}" if seconds else "-"
-
-
-def _messages(row: Row) -> str:
-    asked = {name: found["messages"] for name, found in row["subjects"].items() if found.get("messages")}
-    lines = ([operation, *(_asked(of[operation]) for of in asked.values())] for operation in row["operations"])
-    return markdown(["operation", *asked], lines)
-
-
-def _asked(counts: dict[str, float]) -> str:
-    """Such as `lookup, read 8`."""
-    return ", ".join(_count(opcode.lower(), each) for opcode, each in counts.items()) or "none"
-
-
-def _count(opcode: str, each: float) -> str:
-    return opcode if f"{each:.2g}" == "1" else f"{opcode} {each:.2g}" if each < 100 else f"{opcode} {each:.0f}"
-
-
-def newest(results: Path) -> Row | None:
-    """The last complete run: full size, all subjects."""
-    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    complete = {"quick": False, "n_rounds": N_ROUNDS, "subjects": None}
-    return next((row for row in map(json.loads, reversed(lines)) if row["options"] == complete), None)
+def _left_out(part: str) -> str:
+    """Who would have taken part, and what would have been measured."""
+    found = [f"{name}: the environment does not name it" for name in PARTS[part].subjects if name not in all_subjects()]
+    if part == "data" and not shutil.which("fio"):
+        found.append("fio: it is not installed")
+    return "; ".join(found)
 
 
 def parse() -> argparse.Namespace:
     """What the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round, a quarter of each operation")
-    parser.add_argument("--filesystem", default="ext4", help="below the mounts: ext4, xfs, btrfs or tmpfs")
-    parser.add_argument("--rounds", type=int, help="turns of each subject")
-    parser.add_argument("--subject", action="append", choices=list(SUBJECTS), help="only this one (may be repeated)")
-    parser.add_argument("--example", type=Path, help="pyfuse3's passthroughfs.py")
-    parser.add_argument("--table", action="store_true", help="measure nothing; print what the newest result says")
-    asked = parser.parse_args()
-    if not asked.table and os.geteuid():
-        parser.error("only root may mount for all, and drop caches")
-    return asked
+    parser = command.parser(__doc__, PARTS, SCENES, PATIENCE_S)
+    parser.add_argument("--cores", choices=list(CORES), help="only on as many")
+    return command.asked_of(parser)
+
+
+def run(asked: argparse.Namespace) -> None:
+    """Measure what is asked for, append the results, print them."""
+    scenes = [asked.scene] if asked.scene else SCENES[:1] if asked.quick else SCENES
+    cores = [CORES[asked.cores]] if asked.cores else [ALL_CORES] if asked.quick else CORES.values()
+    for where, how_many in [(where, how_many) for where in scenes for how_many in cores]:
+        rows = []
+        for name in asked.part or PARTS:
+            row = keep(RESULTS, measure(name, where, how_many, asked))
+            rows.append(row)
+            print("\n".join([table([row]), "", *verdicts(row), ""]), flush=True)
+        if cpu := judged_cpu(rows):
+            print(f"{where}, {how_many}: {cpu.told}\n", flush=True)
+
+
+def tell_all(rows: Sequence[Row]) -> str:
+    """The Markdown of docs/performance.md, with what a swap costs."""
+    swaps = swap_through.newest()
+    return "\n\n".join([tables(rows), *([SWAP_TOLD, swap_through.table(swaps)] if swaps else [])])
 
 
 def main() -> None:
-    """Measure, append the result, print it."""
+    """Measure, or show what was measured."""
     asked = parse()
-    if asked.table:
-        row = newest(RESULTS)
-        print(tables(row) if row else "nothing measured yet")
+    if command.is_to_show(asked):
+        command.show(asked, newest(RESULTS), tell_all, draw)
         return
     with measuring():
         see_own_mounts_only()
-        print(tables(keep(RESULTS, measure(asked))))
+        with contextlib.suppress(ValueError):  # not every root may
+            resource.setrlimit(resource.RLIMIT_NOFILE, (N_FDS, N_FDS))
+        run(asked)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,21 @@ import statistics
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bench.support import PYTHON, TRASHD
-from tests.support.fuse import FuseMount, fuse_mount
+from bench.support import PYTHON, TRASHD, tell
+from tests.support.fuse import FuseMount, device_for_all, fuse_mount
 
 NATIVE, OURS, EXAMPLE = "native", "trashd", "passthroughfs"
+SINGLE = "trashd, one user"
+"""Mounted by a user, for himself: the filesystem below checks permissions, not the kernel."""
+HP, LL = "passthrough_hp", "passthrough_ll"
+"""Examples of libfuse's, where the environment says where they are."""
+USER = 1000
 MERGERFS_OPTIONS = (
     "allow_other,use_ino,minfreespace=0,cache.files=auto-full,cache.readdir=true,cache.symlinks=true,"
     "cache.attr=3600,cache.entry=3600,cache.negative_entry=3600"
@@ -32,6 +38,14 @@ SUBJECTS = MappingProxyType[str, tuple[str, ...]](
         EXAMPLE: (PYTHON, "{example}", "{source}", "{point}"),
     }
 )
+_PROGRAMS = MappingProxyType[str, tuple[str, tuple[str, ...]]](
+    {
+        HP: ("TRASHD_BENCH_PASSTHROUGH_HP", ("--foreground", "{source}", "{point}")),
+        LL: ("TRASHD_BENCH_PASSTHROUGH_LL", ("-f", "-o", "source={source}", "{point}")),
+    }
+)
+CPU = "cpu"
+"""By which a turn's figures have the seconds of the daemon's processor time."""
 # Ten times what the slowest needs for a turn; then its watchdog ends it.
 LIMIT_S = 60.0
 DOWNLOAD_LIMIT_S = 120.0
@@ -46,6 +60,16 @@ class Unable(Exception):
         super().__init__(f"{kind}: {told}")
         self.kind = kind  # missing or failed
         self.told = told
+
+
+def all_subjects() -> Words:
+    """What each runs, with those that the environment names."""
+    found = dict(SUBJECTS)
+    found[SINGLE] = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *SUBJECTS[OURS])
+    for name, (variable, words) in _PROGRAMS.items():
+        if program := os.environ.get(variable):
+            found[name] = (program, *words)
+    return found
 
 
 def fetch_example() -> Path:
@@ -85,7 +109,11 @@ def served(
     if name == NATIVE:
         yield source, None
         return
-    with tempfile.TemporaryDirectory(prefix="trashd-mount-") as point:
+    with contextlib.ExitStack() as stack:
+        point = stack.enter_context(tempfile.TemporaryDirectory(prefix="trashd-mount-"))
+        if name == SINGLE:
+            os.chown(point, USER, USER)
+            stack.enter_context(device_for_all())
         if "{example}" in words[name]:
             example = example or fetch_example()
         command = [word.format(source=source, point=point, example=example) for word in words[name]]
@@ -95,11 +123,40 @@ def served(
             yield fuse.path, fuse
 
 
-def cpu_s(fuse: FuseMount) -> float:
-    """Seconds of processor time that a mount's daemon has used so far, all its threads together."""
+def cpu_s(fuse: FuseMount | None) -> float:
+    """Seconds of processor time that a mount's daemon has used so far, all its threads together; native has none."""
+    if fuse is None:
+        return 0.0
     # pid (name) state …: the name may hold anything; user and system time are the 14th and 15th field.
     fields = Path(f"/proc/{fuse.pid}/stat").read_bytes().rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def take_turns(
+    names: Sequence[str], n_rounds: int, patience_s: float, turn: Callable[[str], dict[str, float]]
+) -> dict[str, Any]:
+    """What each subject took, or why it is left out; all take turns, and the order rotates.
+
+    patience_s  who has taken longer gets no more turns
+    turn        the figures of one; raises Unable
+    """
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    taken_s = dict.fromkeys(names, 0.0)
+    out: dict[str, dict[str, str]] = {}
+    for number in range(n_rounds):
+        begin = number % len(names)
+        for name in (*names[begin:], *names[:begin]):
+            if name in out or taken_s[name] > patience_s:
+                continue
+            tell(f"round {number + 1} of {n_rounds}: {name}")
+            began = time.monotonic()
+            try:
+                turns[name].append(turn(name))
+            except Unable as error:
+                out[name] = {error.kind: error.told}
+                tell(f"{name}: {error}")
+            taken_s[name] += time.monotonic() - began
+    return {name: out.get(name) or summary(turns[name]) for name in names}
 
 
 def summary(turns: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -112,11 +169,12 @@ def versions() -> dict[str, str]:
     """Of what takes part and is there."""
     told = {name: importlib.metadata.version(name) for name in ("trashd", "pyfuse3", "trio")}
     commands = {"commit": ["git", "describe", "--always", "--dirty"]}
-    commands |= {name: [name, "--version"] for name in ("bindfs", "mergerfs")}
+    commands |= {name: [name, "--version"] for name in ("bindfs", "mergerfs", "git", "fio")}
+    commands["libfuse"] = ["fusermount3", "--version"]
     for name, command in commands.items():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-            told[name] = said.stdout.splitlines()[0].rpartition(" ")[2]
+            told[name] = said.stdout.splitlines()[0].rpartition(" ")[2].removeprefix("fio-")
     return told
 
 

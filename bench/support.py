@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import errno
 import json
+import mmap
 import os
 import platform
 import select
@@ -24,6 +25,7 @@ FILES_PER_DIRECTORY = 1000
 # Enough for a million empty files and the directories that hold them.
 SIZE_MB = 3072
 N_INODES = 1_250_000
+_MAP_LOCKED = 0x2000  # the same number on every architecture but alpha, mips, powerpc, sparc
 
 
 @contextlib.contextmanager
@@ -106,6 +108,17 @@ def make_chain(path: Path, n_files: int) -> int:
     finally:
         os.close(fd)
     return n_files
+
+
+@contextlib.contextmanager
+def kept_in_memory(paths: Sequence[Path]) -> Iterator[None]:
+    """Files whose pages stay where they are in memory, whatever caches are dropped."""
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            with path.open("rb") as file:
+                pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | _MAP_LOCKED, prot=mmap.PROT_READ)
+            stack.callback(pages.close)
+        yield
 
 
 @contextlib.contextmanager

@@ -1,0 +1,56 @@
+"""The command line of bench/mount.py and bench/listing.py: parts to measure, or what was measured to be shown."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from bench.subjects import Row, all_subjects
+
+
+def parser(
+    told: str | None, parts: Collection[str], scenes: Sequence[str], patience_s: float
+) -> argparse.ArgumentParser:
+    """What both take. told: the text of --help"""
+    found = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--quick", action="store_true", help="one round of less; see above")
+    found.add_argument("--part", action="append", choices=list(parts), help="only this one (may be repeated)")
+    found.add_argument("--scene", choices=scenes, help="only there")
+    found.add_argument("--subject", action="append", help="only this one (may be repeated)")
+    found.add_argument("--rounds", type=int, help="turns of each subject")
+    found.add_argument("--patience", type=float, default=patience_s, help="seconds; see above")
+    found.add_argument("--example", type=Path, help="pyfuse3's passthroughfs.py")
+    found.add_argument("--table", action="store_true", help="measure nothing; print what the newest results say")
+    found.add_argument("--plot", type=Path, metavar="FILE", help="measure nothing; draw the newest results as an SVG")
+    return found
+
+
+def asked_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What the command line asks for; exits where that can't be."""
+    asked = parser.parse_args()
+    if unknown := set(asked.subject or ()) - set(all_subjects()):
+        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
+    if not is_to_show(asked) and os.geteuid():
+        parser.error("only root may mount for all, and drop caches")
+    return asked
+
+
+def is_to_show(asked: argparse.Namespace) -> bool:
+    """Whether nothing is to be measured."""
+    return asked.table or asked.plot is not None
+
+
+def show(
+    asked: argparse.Namespace,
+    rows: Sequence[Row],
+    tables: Callable[[Sequence[Row]], str],
+    draw: Callable[[Sequence[Row]], str],
+) -> None:
+    """What was measured; exits if that is nothing."""
+    if not rows:
+        sys.exit("nothing measured yet")
+    if asked.plot:
+        asked.plot.write_text(draw(rows), encoding="utf-8")
+    if asked.table:
+        print(tables(rows))
