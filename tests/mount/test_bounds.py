@@ -21,6 +21,7 @@ N_FDS = 256
 N_ENTRIES = 100_000
 N_DIRECTORIES = 10_000
 N_BYTES_AN_ENTRY = 1500
+SLACK_KIB, N_TRIES = 8192, 5
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +60,34 @@ def n_nodes(mounted: Mounted) -> int:
 
 
 def test_few_fds_list_many_entries_and_little_is_left_when_they_are_forgotten(mounted: Mounted) -> None:
-    """The second time costs no memory: what the kernel forgot, the daemon has not kept."""
-    top, before, full, after = mounted.path / "flat", memory_kib(mounted.pid), [], []
-    for _ in range(2):
-        names = set()
-        with os.scandir(top) as entries:
-            for entry in entries:
-                names.add(entry.name)
-                assert entry.stat(follow_symlinks=False).st_size == 0
-        assert len(names) == N_ENTRIES
-        assert mounted.n_fds() < N_FDS
-        full.append(memory_kib(mounted.pid))
-        assert mounted.settles()
-        assert until(lambda: n_nodes(mounted) == 1)
-        after.append(memory_kib(mounted.pid))
-    n_bytes = (full[0] - before) * 1024 / N_ENTRIES
+    """The second time costs no memory: what the kernel forgot, the daemon has not kept.
+
+    Python's memory comes in pieces, of which now more, now fewer are given back: what is kept is kept each time.
+    """
+    before = memory_kib(mounted.pid)
+    full, after = _memory_full_and_after(mounted)
+    n_bytes = (full - before) * 1024 / N_ENTRIES
     print(f"{n_bytes:.0f} bytes of memory for an entry that the kernel knows")
     assert n_bytes < N_BYTES_AN_ENTRY
-    assert full[1] < full[0] + 8192
-    assert after[1] < after[0] + 8192
+    later: list[tuple[int, int]] = []
+    while not any(again < full + SLACK_KIB and left < after + SLACK_KIB for again, left in later):
+        assert len(later) < N_TRIES, (full, after, later)
+        later.append(_memory_full_and_after(mounted))
+
+
+def _memory_full_and_after(mounted: Mounted) -> tuple[int, int]:
+    """The daemon's memory when the kernel knows all entries, and when it has forgotten them; KiB."""
+    names = set()
+    with os.scandir(mounted.path / "flat") as entries:
+        for entry in entries:
+            names.add(entry.name)
+            assert entry.stat(follow_symlinks=False).st_size == 0
+    assert len(names) == N_ENTRIES
+    assert mounted.n_fds() < N_FDS
+    full = memory_kib(mounted.pid)
+    assert mounted.settles()
+    assert until(lambda: n_nodes(mounted) == 1)
+    return full, memory_kib(mounted.pid)
 
 
 def test_few_fds_walk_many_directories(mounted: Mounted) -> None:
