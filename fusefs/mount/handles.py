@@ -13,6 +13,12 @@ from fusefs.mount.gate import Gate
 if TYPE_CHECKING:
     from fusefs.mount.listing import Listing
 
+_FOR_EXECUTION = 0x20
+"""Of the flags of OPEN: the file is a program, and its handle stays for as long as somebody runs it.
+
+Source  include/linux/fs.h, __FMODE_EXEC
+"""
+
 
 class Handles:
     """Open files and directories, by handle and by node."""
@@ -23,17 +29,20 @@ class Handles:
         self._nodes: dict[int, Node] = {}
         self._fds: dict[Node, list[Fd]] = {}
         self._listings: dict[int, Listing] = {}
+        self._executed: set[int] = set()
 
     def __len__(self) -> int:
         """How many are open."""
         return len(self._nodes)
 
-    def add(self, node: Node, fd: Fd, listing: Listing | None = None) -> int:
-        """A handle of a node; the fd is closed with it."""
+    def add(self, node: Node, fd: Fd, flags: int = 0, listing: Listing | None = None) -> int:
+        """A handle of a node, opened with flags; the fd is closed with it."""
         self._nodes[fd] = node
         self._fds.setdefault(node, []).append(fd)
         if listing is not None:
             self._listings[fd] = listing
+        if flags & _FOR_EXECUTION:
+            self._executed.add(fd)
         node.n_open += 1
         return int(fd)
 
@@ -41,6 +50,7 @@ class Handles:
         """Let a handle go; its fd is the caller's now."""
         node = self._nodes.pop(fh)
         self._listings.pop(fh, None)
+        self._executed.discard(fh)
         fds = self._fds[node]
         if len(fds) == 1:
             del self._fds[node]
@@ -64,6 +74,10 @@ class Handles:
     def has_writer(self, node: Node) -> bool:
         """Whether somebody has a node open for writing."""
         return any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE for fd in self._fds.get(node, ()))
+
+    def is_executed(self, node: Node) -> bool:
+        """Whether somebody runs a node as a program."""
+        return bool(self._executed) and not self._executed.isdisjoint(self._fds.get(node, ()))
 
     def listing(self, fh: int) -> Listing:
         """What a directory's handle reads."""

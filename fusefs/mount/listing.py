@@ -92,7 +92,7 @@ def opendir(vfs: Vfs, nodeid: int) -> int:
     vfs.make_room()
     path = b"/proc/self/fd/%d" % vfs.directories.fd_of(node)
     fd = Fd(vfs.gate.call(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    return vfs.handles.add(node, fd, Listing(node, Dirents(fd)))
+    return vfs.handles.add(node, fd, listing=Listing(node, Dirents(fd)))
 
 
 def releasedir(vfs: Vfs, fh: int) -> None:

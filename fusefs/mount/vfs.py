@@ -372,7 +372,7 @@ class Vfs:
             self.gate.call(fd.close)
             raise
         node.last = None  # if its last link went while it was being opened
-        self.handles.add(node, fd)
+        self.handles.add(node, fd, flags)
         return backing_id
 
     def release(self, fh: int) -> None:

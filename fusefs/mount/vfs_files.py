@@ -29,8 +29,14 @@ class Opened(NamedTuple):
 
 
 def open_(vfs: Vfs, nodeid: int, flags: int, pid: int) -> Opened:
-    """A handle of a file, for a thread of a client's."""
+    """A handle of a file, for a thread of a client's.
+
+    Raises  OSError ETXTBSY: it would cut a program that runs. The kernel asks us to before it looks at that itself,
+            unless the file is opened for writing as well.
+    """
     node = vfs.node(nodeid)
+    if flags & os.O_TRUNC and vfs.handles.is_executed(node):
+        raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
     vfs.make_room()
     wanted = (flags & ~_KERNELS_OWN) | os.O_CLOEXEC
     found = None if flags & os.O_TRUNC else vfs.directories.open_by_name(node, wanted, is_alone=not vfs.is_shared)

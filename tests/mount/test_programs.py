@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -58,6 +59,25 @@ def run(*argv: str | Path, cwd: Path | None = None) -> str:
     done = subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
     return done.stdout
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_TRUNC])
+def test_program_that_runs_is_not_cut(here: Path, flags: int) -> None:
+    """Not even by who opens it for reading only: FUSE's kernel has us cut it before it looks whether it runs."""
+    program = here / "program"
+    shutil.copy(shutil.which("sleep") or "", program)
+    whole = program.read_bytes()
+    os.link(program, here / "another name")
+    with subprocess.Popen([program, "1000"]) as running:
+        for path in (program, here / "another name"):
+            with pytest.raises(OSError, match="busy") as found:
+                os.close(os.open(path, flags))
+            assert found.value.errno == errno.ETXTBSY
+        assert program.read_bytes() == whole
+        assert running.poll() is None
+        running.kill()
+    os.close(os.open(program, flags))
+    assert program.read_bytes() == (b"" if flags & os.O_TRUNC else whole)
 
 
 def rich_tree(path: Path) -> Path:
