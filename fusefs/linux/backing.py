@@ -1,4 +1,4 @@
-"""Files below a FUSE filesystem that the kernel reads and writes itself, without its daemon (Linux 6.9)."""
+"""What a FUSE daemon and the kernel have to do beside requests: files that it reads itself, what it is to forget."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import struct
+from collections.abc import Collection
 from contextlib import suppress
 
 from fusefs.linux.fd import Fd
@@ -15,9 +16,11 @@ from fusefs.linux.libc import F_SETSIG
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _MAP = struct.Struct("=iIQ")
 _ID = struct.Struct("=I")
-_NOTIFY_INVAL_INODE = 2
+_NOTIFY_INVAL_INODE, _NOTIFY_PRUNE = 2, 9
 _INVAL_INODE = struct.Struct("=IiQQqq")
 """fuse_out_header (length, code, 0) and fuse_notify_inval_inode_out (nodeid, first byte, length)."""
+_PRUNE = struct.Struct("=IiQIIQ")
+"""fuse_out_header and fuse_notify_prune_out (how many nodeids follow)."""
 
 
 def open_backing(device: int, fd: int) -> int:
@@ -53,6 +56,18 @@ def forget_attributes(device: int, nodeid: int) -> None:
     """
     with suppress(FileNotFoundError):  # the kernel doesn't know it, or not any more
         os.write(device, _INVAL_INODE.pack(_INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0, nodeid, -1, 0))
+
+
+def forget_unused(device: int, nodeids: Collection[int]) -> None:
+    """Have the kernel forget inodes, and all of their names; those that are in use it passes over.
+
+    device  /dev/fuse
+    Raises  OSError: EINVAL: the kernel is older than Linux 6.18
+    Source  fs/fuse/dev.c: fuse_notify_prune
+    """
+    size = _PRUNE.size + 8 * len(nodeids)
+    told = struct.pack(f"={len(nodeids)}Q", *nodeids)
+    os.write(device, _PRUNE.pack(size, _NOTIFY_PRUNE, 0, len(nodeids), 0, 0) + told)
 
 
 def is_written(fd: int) -> bool:

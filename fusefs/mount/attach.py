@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -70,14 +71,12 @@ def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable
 
     Raises  OSError besides: not here, or not of this source, whose path may be too long
     """
-    fd = _open_fuse()
-    try:
+    with ExitStack() as undo:
+        fd = undo.enter_context(_open_fuse())
         words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
-        apart = mounting.new_mount(b"fuse", source, words | {b"subtype": _SUBTYPE}, _numbers(flags))
+        apart = undo.enter_context(mounting.new_mount(b"fuse", source, words | {b"subtype": _SUBTYPE}, _numbers(flags)))
         device = statx(apart).dev
-    except BaseException:
-        fd.close()
-        raise
+        undo.pop_all()
     told = b"%d:%d" % (os.major(device), os.minor(device))
     return Attached(fd, Mount(0, 0, told, b"/", target, OURS, source, b""), apart)
 

@@ -6,23 +6,18 @@ caller waits, and all who rename.
 
 No client holds what is waited for here, and what is in use is passed over. So the daemon itself may say it, without a
 teller, and who works in what was dropped stays where he is.
-
-Source  fuse_notify_prune in the kernel's fs/fuse/dev.c, since Linux 6.18
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import struct
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 
 import trio
 
-from fusefs.core.inodes import NodeId
+from fusefs.linux.backing import forget_unused
 from fusefs.mount.trashdir import is_dropped
 from fusefs.mount.vfs import Vfs
 
@@ -33,9 +28,6 @@ _SETTLE_S = 0.2
 _REST_PER_WORK = 4
 _N_AT_A_TIME = 128
 """Half a millisecond's work, for the kernel and for us, whom it tells what it has forgotten."""
-_HEAD = struct.Struct("=IiQIIQ")
-"""struct fuse_out_header (length, what it is, and 0: no answer to a request); then how many nodeids follow."""
-_PRUNE = 9
 
 
 async def forget_dropped(vfs: Vfs, device: int) -> None:
@@ -72,10 +64,5 @@ async def _forget_all(vfs: Vfs, device: int) -> None:
         with vfs.gate.lock:
             dropped = [node.nodeid for node in reversed(part) if is_dropped(node)]
         if dropped:
-            _forget(device, dropped)
+            forget_unused(device, dropped)
         await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
-
-
-def _forget(device: int, nodeids: Collection[NodeId]) -> None:
-    size = _HEAD.size + 8 * len(nodeids)
-    os.write(device, _HEAD.pack(size, _PRUNE, 0, len(nodeids), 0, 0) + struct.pack(f"={len(nodeids)}Q", *nodeids))

@@ -14,7 +14,7 @@ from fusefs.linux.attributes import look_at, peek
 from fusefs.linux.fd import Fd
 from fusefs.linux.peeks import DEPTH, Peeks, are_possible
 from tests.support.bulk import fill
-from tests.support.no_uring import denied
+from tests.support.denied import printed_without_uring
 from tests.support.slowfs import slow_volume
 from tests.support.volumes import tmpfs_volume
 
@@ -152,4 +152,4 @@ def test_they_are_possible_here() -> None:
 
 
 def test_they_are_not_where_io_uring_is_denied() -> None:
-    assert denied("from fusefs.linux.peeks import are_possible\nprint(are_possible())") == "False"
+    assert printed_without_uring("from fusefs.linux.peeks import are_possible\nprint(are_possible())") == "False"

@@ -13,7 +13,7 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.uring import OPENAT, READ, Ring
-from tests.support.no_uring import denied
+from tests.support.denied import printed_without_uring
 
 pytestmark = pytest.mark.needs("uring")
 
@@ -85,5 +85,7 @@ def test_a_closed_ring_leaves_no_fd() -> None:
 
 @pytest.mark.needs("root")
 def test_without_io_uring_there_is_no_ring() -> None:
-    done = denied("from fusefs.linux.uring import Ring\ntry: Ring(8, 1)\nexcept OSError as error: print(error.errno)")
+    done = printed_without_uring(
+        "from fusefs.linux.uring import Ring\ntry: Ring(8, 1)\nexcept OSError as error: print(error.errno)"
+    )
     assert int(done) == errno.EPERM

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from fusefs.linux.mountinfo import TOP
 from fusefs.mount.attach import attach_apart
 from fusefs.mount.options import Coherence, parse_options
 from fusefs.mount.seen import look, mount_at
-from tests.support import no_uring
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.command import TRASHD
+from tests.support.denied import without
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume
@@ -26,7 +25,7 @@ pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("kept-root
 
 ALICE, BOB = 70_001, 70_002
 N_LOOKS = 100
-OPEN_TREE = "428"
+OPEN_TREE = 428
 
 
 @pytest.fixture(params=["exclusive", "shared"])
@@ -109,8 +108,7 @@ def test_without_another_inode_the_root_itself_is_shown(mount: Mounted) -> None:
     """Before Linux 6.15 a mount that is apart can't be cloned."""
     target = mount.path.with_name("other")
     target.mkdir()
-    without: list[str | Path] = [sys.executable, no_uring.__file__, "--call", OPEN_TREE, TRASHD]
-    with trashd_mount(mount.backing, target, ["coherence=shared"], command=without) as other:
+    with trashd_mount(mount.backing, target, ["coherence=shared"], command=[*without(OPEN_TREE), TRASHD]) as other:
         assert os.listdir(other.path) == ["sub"]
         [state] = [state for state in look(mount_at(os.fsencode(target))).fast_paths if state.name == "kept-root-acl"]
         assert not state.is_on

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from fusefs.core.errors import NotFound
 from fusefs.core.mountstats import MountStats
 from fusefs.mount.seen import look, mount_at
 from tests.support.command import TRASHD, fast_paths_off
+from tests.support.denied import IO_URING_SETUP, without
 from tests.support.fuse import FuseMount, fuse_mount
 
 SHARED_LIMIT_S = 1000.0
@@ -121,7 +121,7 @@ def trashd_mount(
         mount_point = source.with_name(source.name + "-mounted")
         mount_point.mkdir(exist_ok=True)
     limit = [] if n_fds_max is None else ["prlimit", f"--nofile={n_fds_max}"]
-    denied: list[str | Path] = [] if has_uring else [sys.executable, Path(__file__).with_name("no_uring.py")]
+    denied = [] if has_uring else without(IO_URING_SETUP)
     options = [*options, *fast_paths_off()]
     words = ["-o", ",".join(options)] if options else []
     with tempfile.NamedTemporaryFile(prefix="trashd-mount-log-") as log:

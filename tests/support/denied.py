@@ -1,6 +1,6 @@
-"""A command without io_uring, as seccomp filters of containers have it: `python no_uring.py COMMAND...`
+"""A command that has not one of the system calls, as seccomp filters of containers have it.
 
-Or without another system call: `python no_uring.py --call NUMBER COMMAND...`
+python denied.py NUMBER COMMAND...
 
 Source  seccomp(2), linux/filter.h
 """
@@ -13,13 +13,13 @@ import subprocess
 import sys
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
-_NR_IO_URING_SETUP = 425  # the same number on every architecture
+IO_URING_SETUP = 425  # the same number on every architecture
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _RULE = struct.Struct("=HBBI")
 
 
-def deny(call: int = _NR_IO_URING_SETUP) -> None:
+def deny(call: int) -> None:
     """From now on this process, and what it becomes or starts, has not that call. Root's to do."""
     wanted = (
         (_LOAD, 0, 0, 0),  # the call's number
@@ -35,17 +35,17 @@ def deny(call: int = _NR_IO_URING_SETUP) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def denied(code: str) -> str:
+def without(call: int) -> list[str]:
+    """What goes before a command so that it has not that call."""
+    return [sys.executable, __file__, str(call)]
+
+
+def printed_without_uring(code: str) -> str:
     """What Python code prints without io_uring."""
-    argv = [sys.executable, __file__, sys.executable, "-c", code]
+    argv = [*without(IO_URING_SETUP), sys.executable, "-c", code]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":
-    command = sys.argv[1:]
-    if command[0] == "--call":
-        deny(int(command[1]))
-        del command[:2]
-    else:
-        deny()
-    os.execvp(command[0], command)
+    deny(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])
