@@ -8,7 +8,7 @@ from itertools import accumulate
 from sys import getsizeof
 
 Dirent = tuple[bytes, int, int, int]
-"""Name, inode number, offset of the next entry, kind (d_type)."""
+"""Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""
 
 
 class Entries:

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fusefs.core.entries import Dirent
 from fusefs.linux.fd import Fd
 from fusefs.linux.libc import checked
 
@@ -17,10 +18,6 @@ _SIZE = 32768
 _HEAD = struct.Struct("=QqHB")
 """struct linux_dirent64: inode number, offset of the next entry, length of this one, type; then the name."""
 _NAME_AT = 19
-
-Dirent = tuple[bytes, int, int, int]
-"""Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""
-
 
 _DOTS = (b".", b"..")
 _DOT_LENGTH = 24

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fusefs.core.attributes import Attributes
-from fusefs.core.entries import Entries
+from fusefs.core.entries import Dirent, Entries
 from fusefs.core.inodes import Node, NodeId, source_key
 from fusefs.core.names import STORE
-from fusefs.linux.dirents import Dirent, Dirents
+from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.mount import trashdir
 from fusefs.mount.known import Known

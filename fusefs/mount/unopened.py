@@ -13,8 +13,9 @@ import os
 import re
 from collections.abc import Iterator
 
+from fusefs.core.entries import Dirent
 from fusefs.core.inodes import Node
-from fusefs.linux.dirents import Dirent, Dirents
+from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
 from fusefs.mount.listing import Listed, Listing, left_out, looked_at
