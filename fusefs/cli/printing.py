@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from collections.abc import Callable, Sequence
 
 from fusefs.cli import output
 from fusefs.core.names import join, printable
+from fusefs.core.selection import letter_of
 from fusefs.linux.batches import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 
-_KINDS = {
-    stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l", stat.S_IFIFO: "p", stat.S_IFSOCK: "s",
-    stat.S_IFBLK: "b", stat.S_IFCHR: "c",
-}  # fmt: skip
 Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], Refused]
 """Called with an open directory, its path relative to the sweep's, and names in it; gives those that it can't tell."""
 
@@ -45,7 +41,7 @@ def objects(directory: bytes) -> Prints:
         for st in looked:
             found = {
                 "path": output.plain(above + b"/" + os.fsencode(st.name)),
-                "type": _KINDS.get(stat.S_IFMT(st.st_mode), "?"),
+                "type": letter_of(st.st_mode),
                 "size": st.st_size,
                 "mtime_ns": st.st_mtime_ns,
                 "uid": st.st_uid,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.bar import Shows, bar
 from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.cli.ordered import InOrder
 from fusefs.cli.reaping import reap_ids
 from fusefs.cli.restore import tell_restored
 from fusefs.cli.stop import Stop
@@ -29,14 +29,14 @@ from fusefs.core.errors import (
     from_os,
 )
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, printable
+from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure
 from fusefs.core.report import Reaped, Report
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import Lost
 from fusefs.store.find import all_entries, find_container, opened_folder, tend_all
-from fusefs.store.listing import Entry
+from fusefs.store.listing import Entry, explain_failure
 from fusefs.store.restore_verb import restore_by_id
 from fusefs.store.seize import seize
 from fusefs.store.verbs import own_folder
@@ -44,14 +44,6 @@ from fusefs.store.verbs import own_folder
 _FIRST = 3
 """Reasons that a list shows of each; --json has all."""
 _LOST: dict[str, type[TrashdError]] = {Lost.BUSY.value: Busy, Lost.GONE.value: NotFound}
-
-
-class InOrder(click.Group):
-    """A group whose commands are listed in the order in which people need them: the one that deletes is the last."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """As they were defined."""
-        return list(self.commands)
 
 
 @click.group("quarantine", cls=InOrder, short_help="See to what could not be deleted.")
@@ -222,19 +214,12 @@ def _count(n_failed: int) -> str:
 
 
 def _reasons(failures: Sequence[Failure]) -> list[str]:
-    lines = [_told(failure) for failure in failures[:_FIRST]]
+    lines = [explain_failure(failure) for failure in failures[:_FIRST]]
     if not failures:
         lines = ["no reason was recorded: the volume was full, or somebody put it there"]
     elif len(failures) > _FIRST:
         lines.append(f"… and {_count(len(failures) - _FIRST)} more: --json shows them")
     return lines
-
-
-def _told(failure: Failure) -> str:
-    """One reason. Its words may be a user's own: any number, any text."""
-    known = failure.errno in errno.errorcode
-    reason = os.strerror(failure.errno) if known else f"error {failure.errno}"
-    return f"{printable(os.fsencode(failure.call))} {printable(failure.name or b'.')}: {reason}"
 
 
 def _ask(chosen: Sequence[Entry]) -> None:

@@ -59,6 +59,7 @@ class Config(NamedTuple):
         return next((volume for volume in self.volumes if volume.path == path), self.defaults._replace(path=path))
 
 
+# Keys in the order of the fields of Rules, and of Hooks.
 RULES: Schema = {
     "retention": kinds.or_none(kinds.DURATION, "never"),
     "minimum_age": kinds.DURATION,
@@ -201,8 +202,7 @@ class _Building:
         )
 
     def _rules(self, at: Key, base: Rules) -> Rules:
-        keys = ("retention", "minimum_age", "keep", "authority", "users", "clears_flags")
-        rules = Rules(*(self._get((*at, key), value) for key, value in zip(keys, base, strict=True)))
+        rules = Rules(*(self._get((*at, key), value) for key, value in zip(RULES, base, strict=True)))
         if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
             self._wrong(
                 [(*at, "retention"), (*at, "minimum_age")],
@@ -232,17 +232,7 @@ class _Building:
         return Watermark(low, high)
 
     def _hooks(self, base: Hooks) -> Hooks:
-        def get(key: str, otherwise: Any) -> Any:
-            return self._get(("hooks", key), otherwise)
-
-        return Hooks(
-            on_reaped=get("on_reaped", base.on_reaped),
-            on_quarantine=get("on_quarantine", base.on_quarantine),
-            on_low_space=get("on_low_space", base.on_low_space),
-            on_swap=get("on_swap", base.on_swap),
-            timeout_s=get("timeout", base.timeout_s),
-            user=get("user", base.user),
-        )
+        return Hooks(*(self._get(("hooks", key), value) for key, value in zip(HOOKS, base, strict=True)))
 
     def _metrics(self, base: Metrics) -> Metrics:
         metrics = Metrics(*(self._get(("metrics", key), getattr(base, key)) for key in Metrics._fields))

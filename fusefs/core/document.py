@@ -144,7 +144,7 @@ def _resolved(key: tuple[str, ...], n_tables: dict[KeyPath, int], is_array: bool
 def _statements(text: str) -> Iterator[tuple[int, bool, bool, tuple[str, ...]]]:
     """Each header and key with its line: whether it is a header, whether of an array, and its parts."""
     line, begins, depth, written, in_value = 1, 1, 0, "", False
-    for token in _TOKEN.findall(text):
+    for token in _TOKEN.findall(text + "\n"):
         if token == "\n" and (depth == 0 or not in_value):
             if written.strip().startswith("["):
                 yield begins, True, written.strip().startswith("[["), _parts(written.strip().strip("[]"))
@@ -158,8 +158,6 @@ def _statements(text: str) -> Iterator[tuple[int, bool, bool, tuple[str, ...]]]:
         elif not token.startswith("#"):
             written += token
         line += token.count("\n")
-    if written.strip().startswith("["):
-        yield begins, True, written.strip().startswith("[["), _parts(written.strip().strip("[]"))
 
 
 def _parts(key: str) -> tuple[str, ...]:

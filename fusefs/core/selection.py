@@ -6,16 +6,28 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from fusefs.core.glob import Matches, compile_glob
 
 Field = Literal["mtime", "atime", "ctime", "btime"]
-KINDS = "fdlpsbc"
-"""Kinds of entries as find writes them: file, directory, link, pipe, socket, block and character device."""
+FORMATS: Final = {
+    "f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK, "b": stat.S_IFBLK,
+    "c": stat.S_IFCHR,
+}  # fmt: skip
+"""Kinds of entries as find writes them (file, directory, link, pipe, socket, block and character device), and as modes
+do.
+"""
+KINDS: Final = "".join(FORMATS)
+_LETTERS = {format_: letter for letter, format_ in FORMATS.items()}
 DIRECTORY = frozenset("d")
 _ALL = frozenset(KINDS)
 _FOREVER = 1 << 100
+
+
+def letter_of(mode: int) -> str:
+    """What a mode says of the kind, as in KINDS; `?` for one that find has no letter for."""
+    return _LETTERS.get(stat.S_IFMT(mode), "?")
 
 
 class SizeBound(NamedTuple):

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import checked
-
-_NR_FSOPEN, _NR_FSCONFIG, _NR_FSMOUNT = 430, 431, 432  # one number on every architecture; Linux 5.2
-_CLOEXEC = 1
-_CMD_CREATE = 6
-
-_libc = ctypes.CDLL(None, use_errno=True)
+from fusefs.linux.mounting import new_mount
 
 
 def open_abort(connection: int) -> Fd:
@@ -22,10 +15,7 @@ def open_abort(connection: int) -> Fd:
     Raises      OSError: EPERM without CAP_SYS_ADMIN, ENOENT if there is none of that number
     Source      Documentation/filesystems/fuse.rst; mounted for ourselves, as /sys/fs/fuse/connections may be empty
     """
-    with Fd(checked(_libc.syscall(_NR_FSOPEN, b"fusectl", _CLOEXEC))) as context:
-        checked(_libc.syscall(_NR_FSCONFIG, int(context), _CMD_CREATE, None, None, 0))
-        mount = Fd(checked(_libc.syscall(_NR_FSMOUNT, int(context), _CLOEXEC, 0)))
-    with mount:
+    with new_mount(b"fusectl", b"fusectl", {}, 0) as mount:
         return Fd(os.open(b"%d/abort" % connection, os.O_WRONLY | os.O_CLOEXEC, dir_fd=mount))
 
 

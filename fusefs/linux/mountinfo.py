@@ -95,15 +95,9 @@ def below(path: bytes, directory: bytes) -> bytes:
 
 
 def covering(path: bytes, mounts: Iterable[Mount]) -> int:
-    """The id of the mount that a path, absolute and without links, leads into; 0 if none does.
-
-    Of several at the deepest mount point the last one, which lies over the others.
-    """
-    found, depth = 0, -1
-    for mount in mounts:
-        if len(mount.point) >= depth and is_inside(path, mount.point):
-            found, depth = mount.mnt_id, len(mount.point)
-    return found
+    """The id of the mount that a path, absolute and without links, leads into; 0 if none does."""
+    found = _deepest(path, mounts)
+    return 0 if found is None else found.mnt_id
 
 
 def place_of(path: bytes, mount: Mount) -> Place:
@@ -112,12 +106,18 @@ def place_of(path: bytes, mount: Mount) -> Place:
 
 
 def find_place(path: bytes, mounts: Iterable[Mount]) -> Place | None:
-    """The place of a path by the longest, latest mount point that holds it."""
+    """The place of a path, absolute and without links; None if no mount holds it."""
+    found = _deepest(path, mounts)
+    return None if found is None else place_of(path, found)
+
+
+def _deepest(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
+    """What holds a path. Of several at the deepest mount point the last one, which lies over the others."""
     best: Mount | None = None
     for mount in mounts:
         if is_inside(path, mount.point) and (best is None or len(mount.point) >= len(best.point)):
             best = mount
-    return None if best is None else place_of(path, best)
+    return best
 
 
 def place_below(directory: Place, path: bytes) -> Place:

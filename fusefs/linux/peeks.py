@@ -11,7 +11,6 @@ import math
 import os
 import threading
 from functools import cache
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from fusefs.core.attributes import Attributes
@@ -70,9 +69,7 @@ class Peeks(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._ring.close()
 
     @property

@@ -13,7 +13,6 @@ import errno
 import math
 import mmap
 import struct
-from types import TracebackType
 from typing import Self
 
 from fusefs.linux.fd import Fd
@@ -84,9 +83,7 @@ class Ring:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:

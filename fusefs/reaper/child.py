@@ -48,7 +48,7 @@ from fusefs.reaper.messages import (
 from fusefs.reaper.reap import reap
 from fusefs.reaper.survey import survey
 from fusefs.reaper.upcoming import Chosen
-from fusefs.store.claim import open_record, read_record
+from fusefs.store.claim import look_at_record
 from fusefs.store.discover import with_lower
 from fusefs.store.layout import UserFolder, read_volume
 from fusefs.store.tend import tend
@@ -175,15 +175,9 @@ class Child:
 
     def _read(self, folder: UserFolder, name: str, state: State) -> Seen | None:
         """What a record says; None if it is gone meanwhile."""
-        kernel = folder.store.kernel
         is_claimed = state is State.REAPING
         try:
-            with (
-                folder.open(state) as state_fd,
-                kernel.open_dir(state_fd, name.encode()) as fd,
-                open_record(kernel, fd, folder.uid) as record_fd,
-            ):
-                record = read_record(kernel, record_fd, folder, ContainerId(name))
+            record = look_at_record(folder, state, ContainerId(name))
         except FileNotFoundError:
             return None
         except (BadRecord, OSError) as error:

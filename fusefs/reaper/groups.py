@@ -11,7 +11,6 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from fusefs.linux.fd import Fd
@@ -54,9 +53,7 @@ class Groups:
         """Own the locks for the block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Let go of them."""
         if self._locks is not None:
             self._locks.close()

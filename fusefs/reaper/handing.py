@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fusefs.core.events import show
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, printable
-from fusefs.core.record import RECORD_MAX_BYTES
+from fusefs.core.names import ContainerId
 from fusefs.core.report import Progress
 from fusefs.core.space import Kind, Reason, Survey
-from fusefs.core.wire import decode
 from fusefs.reaper.survey import survey
 from fusefs.store.ballast import FOR_REAPER, with_room
-from fusefs.store.claim import Lost, hold, open_record
+from fusefs.store.claim import Lost, hold, look_at_record
 from fusefs.store.container import move
 from fusefs.store.layout import UserFolder
+from fusefs.store.listing import explain_failure
 
 
 class Handed(NamedTuple):
@@ -62,14 +58,11 @@ def explain_left(folder: UserFolder, container: ContainerId) -> Reason:
     kernel = folder.store.kernel
     with folder.open(State.QUARANTINE) as state_fd, kernel.open_dir(state_fd, container.encode()) as fd:
         n_bytes = survey(kernel, fd).n_bytes
-        with open_record(kernel, fd, folder.uid) as record_fd:
-            failures = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1)).failures
+    failures = look_at_record(folder, State.QUARANTINE, container).failures
     why = ""
     if failures:
-        first = failures[0]  # its words may be a user's own: any number, any text
-        reason = os.strerror(first.errno) if first.errno in errno.errorcode else f"error {first.errno}"
-        why = f": {show(first.call)} {printable(first.name or b'.')}: {reason}"
-        why += f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        why = f": {explain_failure(failures[0])}{more}"
     return Reason(Kind.LEFT, n_bytes, f"could not be removed, in quarantine{why}")
 
 
@@ -78,10 +71,4 @@ def expires_ns(folder: UserFolder, container: ContainerId) -> int | None:
 
     Raises  BadRecord, OSError; FileNotFoundError if it is no orphan any more
     """
-    kernel = folder.store.kernel
-    with (
-        folder.open(State.ORPHANS) as state_fd,
-        kernel.open_dir(state_fd, container.encode()) as fd,
-        open_record(kernel, fd, folder.uid) as record_fd,
-    ):
-        return decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1)).expires_ns()
+    return look_at_record(folder, State.ORPHANS, container).expires_ns()

@@ -25,6 +25,7 @@ from fusefs.reaper.upcoming import Chosen
 from fusefs.reaper.user import Part, Sofar, User
 from fusefs.reaper.volume import Opened, Space
 from fusefs.store.claim import Lost
+from fusefs.store.listing import explain_failure
 
 _LOG = logging.getLogger(__name__)
 
@@ -248,14 +249,9 @@ def _sofar(ended: Ended) -> Sofar:
     return Sofar(ended.n_removed, ended.n_bytes, ended.seconds)
 
 
-def _reason(number: int) -> str:
-    return os.strerror(number) if number in errno.errorcode else f"error {number}"
-
-
 def _why(ended: Ended) -> str:
     """The first thing that could not be removed, and how many more."""
     if ended.failure is None:
         return ""
-    failure = ended.failure
-    why = f"{printable(failure.call.encode())} {printable(failure.name or b'.')}: {_reason(failure.errno)}"
+    why = explain_failure(ended.failure)
     return why if ended.n_failed == 1 else f"{why}, and {ended.n_failed - 1:,} more"

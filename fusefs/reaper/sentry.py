@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 
@@ -17,11 +16,11 @@ from fusefs.linux.mountinfo import below
 from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.user import Part, User
 from fusefs.store.layout import DROP, USERS, Store, find_folder
+from fusefs.store.sides import DIRECTORY
 
 _LOG = logging.getLogger(__name__)
 _COPY_S = 30.0
 """What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Sentry:
@@ -82,7 +81,7 @@ class Sentry:
     def _open_folder(self, store: Store, base: bytes) -> Fd:
         """The user's folder in that store or in one below it. His own pointer leads there: through no link."""
         kernel = store.kernel
-        with kernel.open_beneath(store.base_fd, join(*filter(None, (below(base, store.base_path), STORE))), _DIR) as fd:
+        with kernel.open_beneath(store.base_fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
             users = kernel.open_dir(fd, USERS)
         with users:
             found = find_folder(kernel, users, self.user.uid)
@@ -93,7 +92,7 @@ class Sentry:
     def _add(
         self, store: Store, folder: Fd, name: Name, wanted: Happened, part: Part, notice: Callable[[Part, Event], None]
     ) -> None:
-        with store.kernel.open_beneath(folder, name, _DIR) as fd:
+        with store.kernel.open_beneath(folder, name, DIRECTORY) as fd:
             number = self._context.watcher.add(fd, wanted, partial(self._on, part, notice))
         self._watches[part.base].append(number)
 

@@ -26,12 +26,12 @@ from fusefs.reaper.large import LargeFiles
 from fusefs.reaper.strategy import Strategy
 from fusefs.reaper.window import read_window
 from fusefs.store.layout import HOISTED
+from fusefs.store.sides import DIRECTORY
 
 _AT_ONCE = 128
 """Names between two looks at the clock: about a millisecond's work."""
 _MOST_FRAMES = 400
 """Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
-_LOOKED_AT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
@@ -259,7 +259,7 @@ class _Run:
             pass
         for is_last in (False, True):
             try:
-                with self._kernel.open_beneath(frame.fd, raw(name), _LOOKED_AT) as fd:
+                with self._kernel.open_beneath(frame.fd, raw(name), DIRECTORY) as fd:
                     self._kernel.chmod(fd, stat.S_IRWXU)
                 break
             except PermissionError:

@@ -194,7 +194,7 @@ class User:
         if now_s < self._retry_at_s:
             return None
         if now_s >= self.tend_at_s:
-            self.tend_at_s = float("inf")
+            self.tend_at_s = math.inf
             return Tend()
         orders = (part.next_order(now_s) for part in self.parts.values() if part.wants(now_s))
         return next((order for order in orders if order is not None), None)
@@ -346,4 +346,4 @@ def _bound(remembered: dict[str, Any]) -> None:
 
 
 def _or_never(at_s: float | None) -> float:
-    return float("inf") if at_s is None else at_s
+    return math.inf if at_s is None else at_s

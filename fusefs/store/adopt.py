@@ -13,9 +13,9 @@ from fusefs.core.names import ContainerId, Name, RelPath, printable
 from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
-from fusefs.store.container import Held, create_record, dissolve, make_directory, move, new_id
+from fusefs.store.container import dissolve, move
 from fusefs.store.layout import DROP, TREE, UserFolder
-from fusefs.store.stage import ATTEMPTS, discard_unmade, identify_at, lend, loan, take_back
+from fusefs.store.stage import identify_at, lend, loan, stage_new, take_back
 
 
 class Problem(NamedTuple):
@@ -45,22 +45,28 @@ def take_in(
     with ExitStack() as owned:
         fd = owned.enter_context(kernel.open_beneath(dir_fd, name))
         lent = loan(kernel.fstat(fd)) if lent is None else lent
-        record = Record(
-            id=new_id(kernel, name if origin is None else os.path.basename(origin)),
-            volume=folder.store.volume.id,
-            method=Method.DROPPED if origin is None else Method.REMOVED,
-            origin=origin,
-            parent=None,
-            fresh=None,
-            victim=identify_at(kernel, dir_fd, name),
-            host=host_id(),
-            boot=boot_id(),
-            created_ns=kernel.now_ns(),
-            retention_s=retention_s,
-            note=note,
-            lent_mode=lent,
-        )
-        held = owned.enter_context(_make_container(folder, record))
+        method = Method.DROPPED if origin is None else Method.REMOVED
+        victim = identify_at(kernel, dir_fd, name)
+
+        def draft(container: ContainerId, _fresh: Fd | None) -> Record:
+            return Record(
+                id=container,
+                volume=folder.store.volume.id,
+                method=method,
+                origin=origin,
+                parent=None,
+                fresh=None,
+                victim=victim,
+                host=host_id(),
+                boot=boot_id(),
+                created_ns=kernel.now_ns(),
+                retention_s=retention_s,
+                note=note,
+                lent_mode=lent,
+            )
+
+        called = name if origin is None else os.path.basename(origin)
+        held = owned.enter_context(stage_new(folder, called, method, draft)).held
         try:
             lend(held, fd, lent)
             kernel.rename(dir_fd, name, held.fd, TREE)
@@ -74,23 +80,6 @@ def take_in(
             kernel.fsync(dir_fd)
         move(held, State.ORPHANS)
     return held.id
-
-
-def _make_container(folder: UserFolder, record: Record) -> Held:
-    """A container in stage/ with that record. Recovery may sweep it away before it has one: then once more."""
-    kernel = folder.store.kernel
-    for attempt in range(ATTEMPTS):
-        with ExitStack() as owned:
-            try:
-                fd = owned.enter_context(make_directory(folder, record.id))
-                owned.enter_context(create_record(kernel, fd, record))
-            except BaseException as error:
-                discard_unmade(folder, record.id)
-                if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
-                    continue
-                raise
-            return Held(folder, record.id, State.STAGE, fd, record, owned.pop_all())
-    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Problem]]:

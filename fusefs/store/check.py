@@ -30,6 +30,7 @@ from fusefs.store.layout import (
 )
 from fusefs.store.pointers import pointed
 from fusefs.store.reserve import is_stocked
+from fusefs.store.sides import DIRECTORY
 from fusefs.store.stage import identify_at
 
 _RECOVER = "trashd doctor VOLUME --repair completes or undoes it"
@@ -167,7 +168,7 @@ def _check_pointers(folder: UserFolder) -> Iterator[Problem]:
             yield Problem(where, "not a relative path", "remove it")
             continue
         try:
-            base_fd = kernel.open_beneath(folder.store.base_fd, lower, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            base_fd = kernel.open_beneath(folder.store.base_fd, lower, DIRECTORY)
             store = open_store(kernel, base_fd, os.path.join(folder.store.base_path, lower))
         except TrashdError as error:
             yield Problem(where, error.message(), error.hint)

@@ -29,13 +29,19 @@ class Lost(Enum):
 
 
 def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
-    """The record's fd, not locked yet.
+    """The record's fd, not locked yet; to be read only where the volume is read-only.
 
     Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user with no other
             name: he may have put a FIFO, a link to somebody's file, or a gigabyte there
     """
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        fd = kernel.open_beneath(container_fd, RECORD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fd = kernel.open_beneath(container_fd, RECORD, flags | os.O_RDWR)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            fd = kernel.open_beneath(container_fd, RECORD, flags | os.O_RDONLY)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -64,6 +70,20 @@ def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: Co
     if record.volume != folder.store.volume.id:
         raise BadRecord("it was made in another volume's store")
     return record
+
+
+def look_at_record(folder: UserFolder, state: State, container: ContainerId) -> Record:
+    """What the record of a container says at the moment, whoever has its lock.
+
+    Raises  FileNotFoundError if it is not there, or not any more; BadRecord, OSError
+    """
+    kernel = folder.store.kernel
+    with (
+        folder.open(state) as state_fd,
+        kernel.open_dir(state_fd, container.encode()) as fd,
+        open_record(kernel, fd, folder.uid) as record_fd,
+    ):
+        return read_record(kernel, record_fd, folder, container)
 
 
 def hold(folder: UserFolder, state: State, container: ContainerId) -> Held | Lost:

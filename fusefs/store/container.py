@@ -16,7 +16,7 @@ from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.store.layout import RECORD, UserFolder
-from fusefs.store.sides import Sides, open_shown_as
+from fusefs.store.sides import DIRECTORY, Sides, open_shown_as
 
 RECORD_NEW = Name(b"record.json.new")
 _HIDDEN = b".fuse_hidden"  # what libfuse makes of a record that was replaced or unlinked while we hold it open
@@ -59,7 +59,7 @@ class Held(NamedTuple):
 def open_inside(held: Held, name: Name) -> Sides:
     """A directory in a container, on both sides if a mount of ours shows it. Raises  OSError"""
     store = held.folder.store
-    fd = store.kernel.open_beneath(held.fd, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
     with ExitStack() as owned:
         owned.enter_context(fd)
         mounted = open_shown_as(store.kernel, store.mounted, join(held.way(), name), fd)
@@ -183,8 +183,7 @@ def dissolve(held: Held) -> None:
     others = {name for name in kernel.list(held.fd) if not name.startswith(_HIDDEN)} - {RECORD, RECORD_NEW}
     if others:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
-    with suppress(FileNotFoundError):
-        kernel.unlink(held.fd, RECORD_NEW)
+    _drop_new(kernel, held.fd)
     kernel.unlink(held.fd, RECORD)
     # Without a record it is nobody's any more: recovery may have swept it away by now.
     with held.folder.open(held.state) as state, suppress(FileNotFoundError):

@@ -24,11 +24,10 @@ from fusefs.linux.likeness import is_frozen
 from fusefs.store.container import Held, flush_directory, open_inside
 from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.locate import Victim
-from fusefs.store.sides import Sides, between, open_shown_as
+from fusefs.store.sides import DIRECTORY, Sides, between, open_shown_as
 from fusefs.store.stage import Staged, identify_at
-from fusefs.store.swap import NO_EXCHANGE
+from fusefs.store.visible import NO_EXCHANGE
 
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _NAMES_MAX_BYTES = 48 * 1024
 """What a record has room for, with the longest origin beside it."""
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
@@ -311,7 +310,7 @@ def _bring(kernel: Kernel, kept: Iterable[KeptDirectory], source: Sides, target:
     here, there = between(source, target)
     for one in kept:
         try:
-            with kernel.open_beneath(source.fd, one.name, _DIR) as fd:
+            with kernel.open_beneath(source.fd, one.name, DIRECTORY) as fd:
                 if compare(kernel.identify(fd), Identity("", one.ino, 0)) is Likelihood.OTHER:
                     continue
         except OSError as error:

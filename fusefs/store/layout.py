@@ -15,7 +15,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.sides import Sides
+from fusefs.store.sides import DIRECTORY, READABLE, Sides
 
 FORMAT = 1
 MAGIC = "trashd"
@@ -39,7 +39,6 @@ RESERVE = Name(b"reserve")
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
-_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
@@ -160,10 +159,10 @@ def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
         if mounted is not None:
             owned.enter_context(mounted)
         try:
-            fd = owned.enter_context(kernel.open_beneath(base_fd, STORE, _DIR))
+            fd = owned.enter_context(kernel.open_beneath(base_fd, STORE, READABLE))
             owner = _check(kernel, fd, base_path)
             volume = read_volume(kernel, fd, base_path)
-            u_fd = owned.enter_context(kernel.open_beneath(fd, USERS, _DIR))
+            u_fd = owned.enter_context(kernel.open_beneath(fd, USERS, READABLE))
             _check(kernel, u_fd, base_path, sticky=True)
         except OSError as error:
             if error.errno in _NO_STORE:
@@ -292,7 +291,7 @@ def _open_folder(store: Store, name: Name) -> UserFolder | None:
 def _find(kernel: Kernel, u_fd: int, name: Name) -> Found | None:
     """What has a name below `u/`; None if it is no directory, a link, or something is mounted over it."""
     try:
-        fd = kernel.open_beneath(u_fd, name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fd = kernel.open_beneath(u_fd, name, DIRECTORY)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
             return None

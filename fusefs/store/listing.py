@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from fusefs.core.errors import BadRecord
+from fusefs.core.events import show
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, is_container_id
+from fusefs.core.names import ContainerId, is_container_id, printable
 from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
 from fusefs.core.wire import decode
 from fusefs.store.claim import open_record
@@ -92,3 +94,10 @@ def _unreadable(folder: UserFolder, state: State, container: ContainerId, proble
 
 def _path(folder: UserFolder, state: State, container: ContainerId) -> bytes:
     return os.path.join(folder.path(), state.value.encode(), container.encode())
+
+
+def explain_failure(failure: Failure) -> str:
+    """A reason for a quarantine, in words. They may be a user's own: any number, any text."""
+    known = failure.errno in errno.errorcode
+    reason = os.strerror(failure.errno) if known else f"error {failure.errno}"
+    return f"{show(failure.call)} {printable(failure.name or b'.')}: {reason}"

@@ -22,7 +22,8 @@ from fusefs.store.container import Held, move, open_inside
 from fusefs.store.gathered import drop_empty_tree, flush
 from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE
-from fusefs.store.recover import Origin, rescue_hoisted, retire_restored
+from fusefs.store.origin import Origin
+from fusefs.store.recover import rescue_hoisted, retire_restored
 from fusefs.store.restore import Destination, Restored, restore, settle
 from fusefs.store.sides import Sides, between, wholly_beneath
 from fusefs.store.way_back import way_back

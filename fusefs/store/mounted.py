@@ -13,17 +13,16 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self, TypeVar
 
-from fusefs.core.errors import NoBacking, NotFound
+from fusefs.core.errors import NoBacking, NotFound, from_os
 from fusefs.core.names import STORE, Name, RelPath, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, below, place_of, read_mounts, views
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 from fusefs.store.locate import Victim, open_victim, victim_in
-from fusefs.store.scope import Scope
-from fusefs.store.sides import is_shown_as
+from fusefs.store.scope import Scope, find_mount
+from fusefs.store.sides import DIRECTORY, is_shown_as
 
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 T = TypeVar("T")
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
@@ -53,9 +52,9 @@ class Shown(NamedTuple):
 
     def beneath(self, kernel: Kernel, path: bytes) -> Shown:
         """A directory beneath it, on both sides; empty for itself. Raises  OSError"""
-        fd = kernel.open_beneath(self.fd, path or b".", _DIR)
+        fd = kernel.open_beneath(self.fd, path or b".", DIRECTORY)
         try:
-            mounted = None if self.mounted is None else kernel.open_beneath(self.mounted, path or b".", _DIR)
+            mounted = None if self.mounted is None else kernel.open_beneath(self.mounted, path or b".", DIRECTORY)
         except BaseException:
             fd.close()
             raise
@@ -70,7 +69,7 @@ def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -
     mounts = read_mounts() if mounts is None else mounts
     with ExitStack() as owned:
         fd = owned.enter_context(kernel.open_path(path))
-        mount = mount_of(kernel, fd, mounts) if any(one.is_ours() for one in mounts) else None
+        mount = find_mount(kernel, fd, mounts) if any(one.is_ours() for one in mounts) else None
         if mount is not None:
             real = os.readlink(b"/proc/self/fd/%d" % fd)
             root = find_root(kernel, real, mount, mounts)
@@ -93,7 +92,8 @@ def find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) ->
         try:
             return _open_root(kernel, mount, mounts)
         except OSError as error:
-            raise _no_backing(mount, error.strerror or "") from error
+            is_dead = error.errno == errno.ENOTCONN
+            raise _no_backing(mount, error.strerror or "", from_os(error, path).hint if is_dead else "") from error
     place = place_of(path, mount)
     for view in views(mounts, trusted_owners(os.geteuid())):
         if not view.backing.holds(place):
@@ -156,7 +156,7 @@ def _found_in_mount(
             assert above.mounted is not None
             if not is_shown_as(kernel.fstat(above.fd), kernel.fstat(above.mounted)):
                 raise _no_backing(mount, "it shows another directory there than its source has")
-            on = mount_of(kernel, root.fd, mounts)
+            on = find_mount(kernel, root.fd, mounts)
             if on is None or not _is_same(kernel, above, wanted):
                 raise NotFound(path, "its directory was moved meanwhile")
             place = place_of(os.readlink(b"/proc/self/fd/%d" % root.fd), on)
@@ -188,7 +188,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Shown:
         if kernel.statx(mounted).mnt_id != mount.mnt_id:
             raise _no_backing(mount, "something else is mounted over it")
         backing = owned.enter_context(_open_backing(kernel, mount))
-        found = mount_of(kernel, backing, mounts)
+        found = find_mount(kernel, backing, mounts)
         # In a container the source's path may lead nowhere, to this very mount, or to something else.
         if found is None or found.is_ours() or _volume_text(kernel, backing) != _volume_text(kernel, mounted):
             raise _no_backing(mount, f"{printable(mount.source)} is something else here")
@@ -201,13 +201,14 @@ def _open_backing(kernel: Kernel, mount: Mount) -> Fd:
     if mount.root == b"/":
         return source
     with source:
-        return kernel.open_beneath(source, mount.root[1:], _DIR)
+        return kernel.open_beneath(source, mount.root[1:], DIRECTORY)
 
 
-def _no_backing(mount: Mount, why: str) -> NoBacking:
+def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
     where = printable(mount.point)
-    hint = f"mv DIR {where.rstrip('/')}/.trashd/drop/ needs nothing but the mount"
-    return NoBacking(f"{where}: {why}", hint if mount.root == b"/" else "")
+    if not hint and mount.root == b"/":
+        hint = f"mv DIR {where.rstrip('/')}/.trashd/drop/ needs nothing but the mount"
+    return NoBacking(f"{where}: {why}", hint)
 
 
 def _volume_text(kernel: Kernel, base: Fd) -> bytes:
@@ -221,15 +222,9 @@ def _volume_text(kernel: Kernel, base: Fd) -> bytes:
         return b""
 
 
-def mount_of(kernel: Kernel, fd: int, mounts: list[Mount]) -> Mount | None:
-    """What an fd is on; None if we don't see that mounted (a chroot)."""
-    mnt_id = kernel.statx(fd).mnt_id
-    return next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
-
-
 def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
     """Nothing is reaped through a mount of ours. Raises  NoBacking"""
     if kernel.filesystem(fd) == FUSE_MAGIC:
-        mount = mount_of(kernel, fd, read_mounts())
+        mount = find_mount(kernel, fd, read_mounts())
         if mount is not None and mount.is_ours():
             raise _no_backing(mount, "nothing is reaped through it")

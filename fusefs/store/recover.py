@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import NamedTuple, Self, assert_never
+from contextlib import suppress
+from typing import NamedTuple, assert_never
 
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable, split
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
@@ -26,13 +25,10 @@ from fusefs.store.container import RECORD_NEW, Held, dissolve, move
 from fusefs.store.gathered import drop_empty_tree, drop_prepared
 from fusefs.store.keeping import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
-from fusefs.store.sides import Sides, open_shown_as
+from fusefs.store.origin import Origin
 from fusefs.store.stage import identify_at, take_back, unmake
-from fusefs.store.visible import Direct, Move
+from fusefs.store.visible import Move
 
-_OUT_OF_REACH = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-_MOVED = {Move.PLACE: FRESH, Move.BACK: TREE}
 _HINT = "trashd doctor shows it; nothing of it was touched"
 
 
@@ -144,91 +140,6 @@ def _may_be_alive(held: Held) -> bool:
     if held.record.boot == boot_id() or held.record.host == host_id():
         return False
     return not held.folder.store.kernel.is_local(held.fd)
-
-
-class Origin:
-    """The directory and name that a tree came from, if they can still be reached beneath the store's base."""
-
-    def __init__(self, held: Held, path: RelPath | None = None) -> None:
-        """path: another one than the record's origin. Users write records, so the way there goes through no link."""
-        self._held = held
-        self._kernel = held.folder.store.kernel
-        self._upper = RelPath(b"")
-        self.parent_fd: Fd | None = None
-        self.name = Name(b"")
-        if path is None and held.record.method is not Method.SWEEP:  # whose tree never had a name there
-            path = held.record.origin
-        if path is not None:
-            *parents, self.name = split(path)
-            self._upper = join(*parents)
-            try:
-                self.parent_fd = self._kernel.open_beneath(held.folder.store.base_fd, self._upper or b".", _DIR)
-            except OSError as error:
-                if error.errno not in _OUT_OF_REACH:
-                    raise
-
-    def __enter__(self) -> Self:
-        """Own its fd for the block."""
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Close it."""
-        if self.parent_fd is not None:
-            self.parent_fd.close()
-
-    def identity(self) -> Identity | None:
-        """What has the name now; None if nothing has, or the directory can't be reached."""
-        return None if self.parent_fd is None else identify_at(self._kernel, self.parent_fd, self.name)
-
-    @contextmanager
-    def visible(self) -> Iterator[Direct]:
-        """Who changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
-        assert self.parent_fd is not None
-        # Not opened before it is needed: to look at what needs no repair there, nobody waits for a mount's daemon.
-        mounted = open_shown_as(self._kernel, self._held.folder.store.mounted, self._upper, self.parent_fd)
-        try:
-            yield Direct(self._kernel, self.parent_fd, self.name, mounted)
-        finally:
-            if mounted is not None:
-                mounted.close()
-
-    def take_back(self, mode: int | None, lent_to: Identity | None) -> None:
-        """End a loan at the name, if what has it is what the loan was for."""
-        if mode is None or self.parent_fd is None:
-            return
-        with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
-            if compare(self._kernel.identify(fd), lent_to) is Likelihood.SAME:
-                with self.visible() as visible:
-                    take_back(self._held, fd, mode, visible)
-
-    def place(self, move_to_it: Move) -> bool:
-        """Move something of the container to the name and end its loan; whether it could, the name being free."""
-        if self.parent_fd is None:
-            return False
-        with self._kernel.open_beneath(self._held.fd, _MOVED[move_to_it]) as fd, self.visible() as visible:
-            try:
-                visible.make(move_to_it, self._held)
-            except FileExistsError:
-                return False
-            self.settle_kept()
-            take_back(self._held, fd, self._held.record.lent_mode, visible)
-        return True
-
-    def settle_kept(self) -> list[str]:
-        """Settle what `swap --keep` keeps in view, while a loan lasts; what did not come, in words. Raises  OSError"""
-        if self._held.record.kept is None:
-            return []
-        if self.parent_fd is None:
-            return settle_kept(self._held, None)
-        try:
-            fd = self._kernel.open_beneath(self.parent_fd, self.name, _DIR)
-        except OSError as error:
-            if error.errno not in _OUT_OF_REACH:
-                raise
-            return settle_kept(self._held, None)
-        above = self._held.folder.store.mounted
-        with Sides(fd, open_shown_as(self._kernel, above, join(self._upper, self.name), fd)) as here:
-            return settle_kept(self._held, here)
 
 
 def _found(held: Held, name: Name) -> Identity | None:

@@ -20,13 +20,13 @@ from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held, flush_directory, move, rewrite
 from fusefs.store.keeping import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.recover import Kept, Origin, rescue_hoisted, retire_restored, settle_restoring
+from fusefs.store.origin import Origin
+from fusefs.store.recover import Kept, rescue_hoisted, retire_restored, settle_restoring
+from fusefs.store.sides import DIRECTORY
 from fusefs.store.stage import lend, loan, take_back
-from fusefs.store.swap import NO_EXCHANGE
-from fusefs.store.visible import Direct, Move, Visible
+from fusefs.store.visible import NO_EXCHANGE, Direct, Move, Visible
 from fusefs.store.way_back import way_back
 
-_ANCESTOR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
 
 
@@ -270,8 +270,8 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
     try:
         with ExitStack() as stack:
             *parents, name = split(inside)
-            tree = stack.enter_context(kernel.open_beneath(held.fd, TREE, _ANCESTOR))
-            source = stack.enter_context(kernel.open_beneath(tree, join(*parents) or b".", _ANCESTOR))
+            tree = stack.enter_context(kernel.open_beneath(held.fd, TREE, DIRECTORY))
+            source = stack.enter_context(kernel.open_beneath(tree, join(*parents) or b".", DIRECTORY))
             thing = stack.enter_context(kernel.open_beneath(source, name))
             if elsewhere is not None:
                 names, path = elsewhere.visible, elsewhere.path

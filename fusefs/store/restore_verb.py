@@ -19,7 +19,7 @@ from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
 from fusefs.store.merge import merge_back
 from fusefs.store.mounted import open_shown
-from fusefs.store.recover import Origin
+from fusefs.store.origin import Origin
 from fusefs.store.restore import Destination, Restored, claim_for_restore, restore, restore_inside, settle
 from fusefs.store.visible import Direct, Visible
 

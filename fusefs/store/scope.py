@@ -13,10 +13,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, below, place_below, place_of, read_mounts
 from fusefs.store.layout import is_stores_own
-from fusefs.store.sides import Sides
+from fusefs.store.sides import DIRECTORY, Sides
 
 _PATH_MAX = 4000
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Scope(NamedTuple):
@@ -87,7 +86,7 @@ def find_scope(kernel: Kernel, path: bytes) -> Scope:
 def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
     """A directory by its name in another one: what is mounted there, if anything is."""
     try:
-        return Fd(os.open(name, _DIR | os.O_CLOEXEC, dir_fd=above))
+        return Fd(os.open(name, DIRECTORY | os.O_CLOEXEC, dir_fd=above))
     except NotADirectoryError as error:
         raise NotADirectory(path, "name the directory itself") from error
 
@@ -120,7 +119,7 @@ def plain_scope(kernel: Kernel, wanted: Fd, typed: bytes, real: bytes, mount: Mo
         root_fd, root_path = _open_root(kernel, mount, real)
         owned.enter_context(root_fd)
         parent = RelPath(below(real, root_path))
-        fd = owned.enter_context(kernel.open_beneath(root_fd, parent or b".", _DIR))
+        fd = owned.enter_context(kernel.open_beneath(root_fd, parent or b".", DIRECTORY))
         if not os.path.samestat(kernel.fstat(wanted), kernel.fstat(fd)):
             raise NotFound(typed, "its directory was moved meanwhile")
         owned.pop_all()
@@ -154,7 +153,7 @@ def _open_chunks(dir_fd: Fd, path: bytes) -> Fd:
     fd = dir_fd
     for name in path.split(b"/"):
         try:
-            following = Fd(os.open(name, _DIR | os.O_CLOEXEC, dir_fd=fd))
+            following = Fd(os.open(name, DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
         finally:
             if fd is not dir_fd:
                 fd.close()
@@ -174,11 +173,16 @@ def real_path(fd: Fd, typed: bytes) -> bytes:
 
 def mount_of(kernel: Kernel, fd: Fd, mounts: list[Mount], path: bytes) -> Mount:
     """What an fd is on, which a path led to. Raises  NoStore if we don't see that mounted"""
+    mount = find_mount(kernel, fd, mounts)
+    if mount is None:
+        raise NoStore(path, "its mount is not visible from here (a chroot?): run trashd outside of it")
+    return mount
+
+
+def find_mount(kernel: Kernel, fd: int, mounts: list[Mount]) -> Mount | None:
+    """What an fd is on; None if we don't see that mounted (a chroot)."""
     mnt_id = kernel.statx(fd).mnt_id
-    for mount in mounts:
-        if mount.mnt_id == mnt_id:
-            return mount
-    raise NoStore(path, "its mount is not visible from here (a chroot?): run trashd outside of it")
+    return next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
 
 
 def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from fusefs.core.errors import BadRecord, NoStore
+from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, ContainerId, Name, RelPath, join
 from fusefs.linux.fd import Fd
@@ -21,8 +21,8 @@ from fusefs.linux.mountinfo import place_of, read_mounts
 from fusefs.store.claim import Lost
 from fusefs.store.layout import RECORD, USERS, UserFolder, is_regular
 from fusefs.store.locate import Victim
-from fusefs.store.mounted import mount_of
 from fusefs.store.remove import remove
+from fusefs.store.scope import mount_of
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
 from fusefs.store.verbs import explain
@@ -80,9 +80,7 @@ def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
     if st.st_uid != folder.uid:
         raise BadRecord(f"its directory belongs to uid {st.st_uid}")
     mounts = read_mounts()
-    mount = mount_of(kernel, fd, mounts)
-    if mount is None:
-        raise NoStore(store.base_path, "its mount is not visible from here (a chroot?): run trashd outside of it")
+    mount = mount_of(kernel, fd, mounts, store.base_path)
     relative = RelPath(join(STORE, USERS, folder.name, _QUARANTINE))
     place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base_fd), mount)
     return Victim(store.base_fd, store.base_path, place, relative, parent, name, fd, st, mount, tuple(mounts))

@@ -87,7 +87,7 @@ def stage_as(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> S
 
 def _stage(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
     try:
-        return _stage_new(folder, name, method, draft)
+        return stage_new(folder, name, method, draft)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -97,7 +97,8 @@ def _stage(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Sta
         return staged
 
 
-def _stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
+def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
+    """The same, of a container made now, whatever was kept for a full volume."""
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
         container = new_id(kernel, name)
@@ -110,7 +111,7 @@ def _stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) ->
                 record = draft(container, fresh)
                 owned.enter_context(create_record(kernel, fd, record))
             except BaseException as error:
-                discard_unmade(folder, container)
+                _discard_unmade(folder, container)
                 # Recovery may sweep away a container that has no record yet: its maker starts again.
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue
@@ -125,7 +126,7 @@ def _make_fresh(kernel: Kernel, container_fd: Fd, method: Method) -> Fd:
     return kernel.open_dir(container_fd, name)
 
 
-def discard_unmade(folder: UserFolder, container: ContainerId) -> None:
+def _discard_unmade(folder: UserFolder, container: ContainerId) -> None:
     """Remove what there is of a container that never got its record, as recovery would; it may have done so."""
     kernel = folder.store.kernel
     with suppress(OSError), folder.open(State.STAGE) as state:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,13 +23,10 @@ from fusefs.store.stage import (
     take_back,
     unstage,
 )
-from fusefs.store.visible import Move, Visible
+from fusefs.store.visible import NO_EXCHANGE, Move, Visible
 
 if TYPE_CHECKING:
     from fusefs.store.keeping import Keeping
-
-NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
-"""What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
 
 
 class Swapped(NamedTuple):
@@ -150,13 +146,11 @@ def _judge(staged: Staged, victim: Victim, visible: Visible) -> Outcome:
     """Verify both sides by the fds held since before."""
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
-    tree_is_victim = kernel.is_named(victim.fd, staged.held.fd, TREE)
-    found = visible.found()
-    fresh = kernel.fstat(staged.fresh)
-    name_is_fresh = found == (fresh.st_dev, fresh.st_ino)
-    if tree_is_victim:
+    if kernel.is_named(victim.fd, staged.held.fd, TREE):
         # Whatever has the name now: somebody may already have moved the fresh directory, which is his right.
         return Outcome.DONE
+    fresh = kernel.fstat(staged.fresh)
+    name_is_fresh = visible.found() == (fresh.st_dev, fresh.st_ino)
     if kernel.is_named(staged.fresh, staged.held.fd, TREE) and not name_is_fresh:
         return Outcome.NOTHING
     return Outcome.RACED

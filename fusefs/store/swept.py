@@ -35,7 +35,7 @@ from fusefs.store.pointers import add_pointer
 from fusefs.store.scope import Scope
 from fusefs.store.sides import DIRECTORY, READABLE, Sides
 from fusefs.store.stage import Options, Staged, stage_as
-from fusefs.store.verbs import own_folder, point_to
+from fusefs.store.verbs import own_folder, point_to, volume_to_tell
 
 
 class Basket(NamedTuple):
@@ -170,9 +170,7 @@ def _open(
     except (OSError, TrashdError):
         _discard(staged)
         raise
-    found_by_itself = any(mount.point == folder.store.base_path for mount in scope.mounts)
-    volume = None if found_by_itself else folder.store.base_path
-    return Basket(scope, staged.held, tree, options, volume, made)
+    return Basket(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), made)
 
 
 def _record(

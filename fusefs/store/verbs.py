@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, NotPermitted, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import is_frozen
-from fusefs.linux.mountinfo import below
+from fusefs.linux.mountinfo import Mount, below
 from fusefs.store.layout import Store, UserFolder, make_user, open_user
 from fusefs.store.locate import Located, Victim, existing_stores, find_victim, stores_for
 from fusefs.store.refuse import refusals
@@ -105,13 +105,18 @@ def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, poi
                         raise
                     crossed = True
                 else:
-                    found_by_itself = any(mount.point == store.base_path for mount in victim.mounts)
-                    return done._replace(volume=None if found_by_itself else store.base_path)
+                    return done._replace(volume=volume_to_tell(store, victim.mounts))
     except NoStore as error:
         if not crossed:
             raise
         raise CrossesBoundary(victim.path()) from error
     raise CrossesBoundary(victim.path())
+
+
+def volume_to_tell(store: Store, mounts: Iterable[Mount]) -> bytes | None:
+    """The directory that holds a store, for commands that don't find it by themselves, at the root of a mount."""
+    found_by_itself = any(mount.point == store.base_path for mount in mounts)
+    return None if found_by_itself else store.base_path
 
 
 def own_folder(store: Store) -> UserFolder:

@@ -16,9 +16,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import Held
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.sides import is_shown_as, patiently, refresh
+from fusefs.store.sides import DIRECTORY, is_shown_as, patiently, refresh
 
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
+"""What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 """What a mount says whose daemon has ended."""
 
@@ -85,7 +86,7 @@ class Direct:
         upper, _, last = join(TREE, path).rpartition(b"/")
         with (
             self._renamed_at(held.folder, held.state, held.name(), held.fd) as (inside, parent),
-            self._kernel.open_beneath(inside, upper, _DIR) as source,
+            self._kernel.open_beneath(inside, upper, DIRECTORY) as source,
         ):
             self._kernel.rename_free(source, last, parent, self._name)
 
@@ -119,7 +120,7 @@ class Direct:
             return None
 
     def _open_mounted(self, base: Fd, way: RelPath) -> Fd:
-        fd = self._kernel.open_beneath(base, way, _DIR)
+        fd = self._kernel.open_beneath(base, way, DIRECTORY)
         try:
             with suppress(FileNotFoundError):
                 self._kernel.stat(fd, TREE)  # so that the rename finds it where it is now

@@ -29,13 +29,13 @@ from fusefs.store.layout import (
     open_store,
     read_volume,
 )
-from fusefs.store.sides import Sides
+from fusefs.store.sides import READABLE, Sides
+from fusefs.store.visible import NO_EXCHANGE
 
 _PROBE = (Name(b"probe-a"), Name(b"probe-b"))
 _ATTEMPTS = 8
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200
-_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class Initialised(NamedTuple):
@@ -216,7 +216,7 @@ def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
         try:
             kernel.exchange(dir_fd, a, dir_fd, b)
         except OSError as error:
-            if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno in NO_EXCHANGE:
                 return False
             raise
         after = kernel.list_inos(dir_fd)
@@ -246,7 +246,7 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
         base = owned.enter_context(Sides(base_fd, mounted))
         repaired = discard_abandoned(kernel, base)
         try:
-            fd = kernel.open_beneath(base_fd, STORE, _DIR)
+            fd = kernel.open_beneath(base_fd, STORE, READABLE)
         except FileNotFoundError:
             owned.pop_all()
             store = make_store(kernel, base_fd, base_path, mounted)
@@ -274,7 +274,7 @@ def _take_over(kernel: Kernel, fd: Fd) -> list[str]:
         _own(kernel, fd, 0o755)
         repaired.append("took over .trashd")
     _make_way(kernel, fd, repaired)
-    with kernel.open_beneath(fd, USERS, _DIR) as users:
+    with kernel.open_beneath(fd, USERS, READABLE) as users:
         if _is_wrong(kernel, users, 0o1777):
             _own(kernel, users, 0o1777)
             repaired.append("took over .trashd/u")

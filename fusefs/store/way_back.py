@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from functools import partial
 
@@ -13,9 +12,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import make_like, read_likeness
 from fusefs.store.container import Held
 from fusefs.store.gathered import making
-from fusefs.store.sides import Sides, between, open_shown_as, refresh
-
-_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+from fusefs.store.sides import DIRECTORY, Sides, between, open_shown_as, refresh
 
 
 def way_back(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides:
@@ -25,7 +22,7 @@ def way_back(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides
     """
     if held.record.origin is None:
         raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
-    base, like = held.folder.store.base(), kernel.open_beneath(tree, b".", _DIR)
+    base, like = held.folder.store.base(), kernel.open_beneath(tree, b".", DIRECTORY)
     with ExitStack() as owned:
         owned.enter_context(like)
         if held.record.origin:
@@ -44,7 +41,7 @@ def way_back(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides
 def _descend(kernel: Kernel, held: Held, here: Sides, like: Fd, name: Name) -> tuple[Sides, Fd]:
     """One level down on both sides; closes the two that it starts from."""
     with here, like, ExitStack() as owned:
-        model = owned.enter_context(kernel.open_beneath(like, name, _DIR))
+        model = owned.enter_context(kernel.open_beneath(like, name, DIRECTORY))
         made = _enter(kernel, held, here, name, model)
         owned.pop_all()
     return made, model

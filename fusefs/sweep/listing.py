@@ -11,17 +11,13 @@ from typing import NamedTuple
 
 from fusefs.core.glob import Matches
 from fusefs.core.names import STORE
-from fusefs.core.selection import Matcher
+from fusefs.core.selection import FORMATS, Matcher
 from fusefs.linux.batches import look_at_all, read_on
 from fusefs.linux.dirents import Block
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.layout import is_stores_own
 
-_FORMATS = {
-    "p": stat.S_IFIFO, "c": stat.S_IFCHR, "d": stat.S_IFDIR, "b": stat.S_IFBLK, "f": stat.S_IFREG, "l": stat.S_IFLNK,
-    "s": stat.S_IFSOCK,
-}  # fmt: skip
 _OWN = STORE.decode()
 _LEAST = 8192
 """Entries that are listed whatever the time: on ext4 a window that is too small is no order at all."""
@@ -34,11 +30,11 @@ def kind_of(mode: int) -> int:
 
 def kinds_of(matcher: Matcher) -> frozenset[int]:
     """The same of what a selection means."""
-    return frozenset(kind_of(_FORMATS[kind]) for kind in matcher.types)
+    return frozenset(kind_of(FORMATS[kind]) for kind in matcher.types)
 
 
 _DIR = kind_of(stat.S_IFDIR)
-_ALL = frozenset(map(kind_of, _FORMATS.values()))
+_ALL = frozenset(map(kind_of, FORMATS.values()))
 
 
 class Wanted(NamedTuple):
