@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from fusefs.cli import dry_run
-from fusefs.cli.options import every_path, json_option, paths_argument
+from fusefs.cli.options import PathBytes, every_path, json_option
 
 
 @click.command("check", short_help="Say what a swap would do, touching nothing.", no_args_is_help=True)
-@paths_argument
+@click.argument("paths", type=PathBytes(), nargs=-1, metavar="DIR…")
 @json_option
 def command(paths: tuple[bytes, ...], as_json: bool) -> int:
     """Say what a swap of each directory would do, without touching anything.

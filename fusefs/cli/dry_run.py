@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusefs.cli import output
+from fusefs.cli.swepttext import counted
 from fusefs.core.errors import Refused, TrashdError
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
@@ -44,6 +45,6 @@ def _tell(found: Preflight) -> None:
     if found.kept:
         print(f"  keep     {output.names(found.kept)}")
     if found.n_holders:
-        print(f"  holders  {found.n_holders} processes (trashd holders {printable(found.path)})")
+        print(f"  holders  {counted(found.n_holders, 'process', 'processes')} (trashd holders {printable(found.path)})")
     for message, hint in found.refusals:
         print(f"  against  {message}\n           {hint}")

@@ -6,7 +6,8 @@ from importlib import import_module
 
 import click
 
-from fusefs.cli.output import EXIT_PIPE
+from fusefs.cli.output import EXIT_PIPE, failed, wants_json
+from fusefs.core.errors import UsageError
 
 _COMMANDS = {
     "init": "fusefs.cli.init",
@@ -83,12 +84,14 @@ def dispatch(arguments: list[str]) -> int:
     try:
         code = trashd.main(arguments, prog_name="trashd", standalone_mode=False)
     except click.ClickException as error:
+        if wants_json(arguments):
+            return failed(UsageError(error.format_message()), as_json=True)
         error.show()
         return error.exit_code
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.Abort:
         return 130
-    except SystemExit:
-        return EXIT_PIPE  # click's own end when nobody reads its output any more
+    except SystemExit as end:
+        return EXIT_PIPE if end.code else 0  # click's own: nobody reads its output any more; what a shell asked is told
     return code if isinstance(code, int) else 0

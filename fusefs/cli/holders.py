@@ -23,12 +23,13 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
     """List the processes that have something in a tree open: fd, cwd, root, executable or mapping.
 
     For an orphan's id: who still works in the old tree (reload or restart them). For a directory: who would.
-    Without root only your own processes can be seen.
+    Without root only your own processes can be seen. ID may be cut short as long as it is unique, and no name of a
+    file here.
 
     \b
     Examples:
       trashd holders /var/log/app
-      trashd holders 20261121T032253.555Z-app-2fe7e4cb8ba8
+      trashd holders 2fe7e4cb8ba8
     """
     held = _held(what, volumes)
     if as_json:
@@ -44,7 +45,18 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
 
 def _held(what: bytes, volumes: tuple[bytes, ...]) -> HeldTree:
     text = what.decode("ascii", "replace")
-    if not is_container_id(text):
+    if not is_container_id(text) and _is_path(what):
         return holders_of_path(Kernel(), what)
     entry = find_container(Kernel(), volumes, text)
     return holders_of([os.path.join(entry.path, b"tree")])[0]
+
+
+def _is_path(what: bytes) -> bool:
+    """Whether it is no end of an id: it has a slash, or something here has that name, be it a mount that is dead."""
+    try:
+        os.lstat(what)
+    except FileNotFoundError:
+        return b"/" in what
+    except OSError:
+        pass
+    return True

@@ -147,6 +147,9 @@ class Installation:
         assert self.manifest is not None
         if os.path.isdir(self._at(path)):
             return
+        if path == "/":
+            os.makedirs(self._root, _DIRECTORY_MODE)
+            return
         self._make_directory(os.path.dirname(path))
         with suppress(FileExistsError):
             os.mkdir(self._at(path))

@@ -18,6 +18,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.find import all_entries, tend_all
 from fusefs.store.listing import Entry
 
+_PAST = (State.REAPING, State.QUARANTINE)
+"""Where the retention says nothing any more: it goes when the reaper comes to it, or when somebody decides."""
 _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
 
 
@@ -63,10 +65,11 @@ def _left_s(entry: Entry, now_ns: int) -> int | None:
 def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
     left = _left_s(entry, now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
+    shown = "-" if entry.state in _PAST else kept
     state = _TOLD.get(entry.state, entry.state.value) + (" (partly reaped)" if entry.partial else "")
     note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
         return (entry.id, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
     age = format_duration((now_ns - entry.created_ns) // 1_000_000_000)
     swept = " (swept)" if entry.method is Method.SWEEP else ""
-    return (entry.id, age, kept, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)
+    return (entry.id, age, shown, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)

@@ -23,10 +23,20 @@ def main() -> None:
     process is too short to have any, and each costs more than the swap itself (docs/decisions/0002).
     """
     gc.disable()
+    if sys.stderr is None:
+        _open_stderr()
     code = run(sys.argv[1:])
-    if sys.stderr is not None:
-        sys.stderr.flush()
+    sys.stderr.flush()
     os._exit(code)
+
+
+def _open_stderr() -> None:
+    """Have errors go nowhere if standard error was closed: its number would be that of whatever is opened next."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    if null != 2:
+        os.close(null)
+    sys.stderr = os.fdopen(2, "w")
 
 
 def run(arguments: list[str]) -> int:
@@ -36,15 +46,17 @@ def run(arguments: list[str]) -> int:
 
     try:
         code = _run(arguments)
-        print(end="", flush=True)
+        _flush()
         return code
     except TrashdError as error:
-        return output.failed(error, as_json="--json" in arguments)
+        _refuses(_flush)
+        return output.failed(error, as_json=output.wants_json(arguments))
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             return output.EXIT_PIPE
-        return output.failed(_told(error), as_json="--json" in arguments)
+        return output.failed(_told(error), as_json=output.wants_json(arguments))
     except KeyboardInterrupt:
+        _refuses(_flush)
         return output.EXIT_INTERRUPTED
 
 
@@ -54,13 +66,20 @@ def _told(error: OSError) -> TrashdError:
 
     number = error.errno or errno.EIO
     if error.filename is not None:
-        return from_os(error, str(error.filename))
-    if _refuses(lambda: print(end="", flush=True)) == number:  # what it has not taken is tried again
+        name = error.filename
+        _refuses(_flush)
+        return from_os(error, name if isinstance(name, bytes) else os.fsencode(str(name)))
+    if _refuses(_flush) == number:  # what it has not taken is tried again
         hint = "what was done is done, and was not told to the end"
         return KernelRefused(f"standard output: {os.strerror(number)}", hint, number)
     if _refuses(os.getcwdb) == number:
         return NotFound("the working directory was removed", "go to another one: cd /")
     return from_os(error, "a system call")
+
+
+def _flush() -> None:
+    """Have out what was printed: the process ends without Python's own care for that."""
+    print(end="", flush=True)
 
 
 def _refuses(act: Callable[[], object]) -> int | None:

@@ -6,14 +6,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fusefs.core.durations import format_duration, parse_duration
-from fusefs.core.errors import UsageError
+from fusefs.core.errors import UsageError, from_os
 from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.core.sizes import parse_rate
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _CHUNK = 1 << 16
 
@@ -57,6 +60,12 @@ class PathBytes(click.ParamType[bytes]):
         """Bytes of an argument."""
         return value if isinstance(value, bytes) else os.fsencode(value)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Have the shell look for it."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="file")]
+
 
 class Note(click.ParamType[str]):
     """A sentence for whoever looks at the list later."""
@@ -74,12 +83,25 @@ class Note(click.ParamType[str]):
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+
+
+def _existing(_ctx: click.Context, _param: click.Parameter, volumes: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The same ones. Raises  TrashdError if one can't be looked at: it would seem to have nothing in it"""
+    for volume in volumes:
+        try:
+            os.stat(volume)
+        except OSError as error:
+            raise from_os(error, volume) from error
+    return volumes
+
+
 volume_option: Decorator = click.option(
     "--volume",
     "volumes",
     type=PathBytes(),
     multiple=True,
     metavar="DIR",
+    callback=_existing,
     help="Look in the stores at and above DIR only (may be repeated); default: every mounted volume.",
 )
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")

@@ -21,6 +21,11 @@ EXIT_INTERRUPTED = 130
 _NAMED_MAX = 5
 
 
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, be it right or wrong otherwise."""
+    return "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
+
+
 def failed(error: TrashdError, *, as_json: bool = False) -> int:
     """Tell an error on stderr; its exit code."""
     if as_json:

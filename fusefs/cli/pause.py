@@ -8,9 +8,9 @@ import time
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import Duration, PathBytes
+from fusefs.cli.options import Duration, PathBytes, json_option
 from fusefs.core.durations import format_duration
-from fusefs.core.names import printable
+from fusefs.core.names import STORE, printable
 from fusefs.linux.credentials import user_name
 
 _PATIENCE_S, _GLANCE_S = 3.0, 0.05
@@ -19,9 +19,10 @@ volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar
 
 
 @click.command("pause", short_help="Have the reaper leave volumes alone.")
-@click.option("--for", "duration_s", type=Duration(), metavar="TIME", help="Go on by itself after TIME (2h, 1d).")
+@click.option("--for", "duration_s", type=Duration(), metavar="DURATION", help="Go on by itself after that (2h, 1d).")
 @volumes_argument
-def command(duration_s: int | None, volumes: tuple[bytes, ...]) -> int:
+@json_option
+def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
     """Have the reaper leave volumes alone, all of them if none is named, until it is resumed or the machine restarts.
 
     It lets go of a volume within a second, so that it can be unmounted. What was being reaped stays as it is.
@@ -40,7 +41,12 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...]) -> int:
     runtime = runtime_dir()
     for volume in named(volumes):
         write_pause(runtime, volume, pause)
-        print(f"{told(volume)}: {pause.why}")
+        if as_json:
+            output.as_json({"volume": output.plain(volume), **output.plain(pause)})
+        else:
+            print(f"{told(volume)}: {pause.why}")
+        if volume is not None and not os.path.lexists(os.path.join(volume, STORE)):
+            output.warn(f"{told(volume)}: there is no trash store now")
     _wait_until_let_go(runtime, named(volumes))
     if not is_running(runtime):
         output.warn("no reaper runs now; the next one will be paused")

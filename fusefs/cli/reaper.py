@@ -6,7 +6,7 @@ import os
 
 import click
 
-from fusefs.cli.options import PathBytes, volume_option
+from fusefs.cli.options import PathBytes
 
 
 @click.command("reaper", short_help="Be the service that reaps in the background.")
@@ -17,7 +17,14 @@ from fusefs.cli.options import PathBytes, volume_option
     metavar="DIR",
     help="Read DIR/config.toml and DIR/config.d/; default: /etc/trashd, or ~/.config/trashd for a user.",
 )
-@volume_option
+@click.option(
+    "--volume",
+    "volumes",
+    type=PathBytes(),
+    multiple=True,
+    metavar="DIR",
+    help="Serve the store in DIR only (may be repeated); default: every one, mounted now or later.",
+)
 def command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     """Reap what is due on all volumes, in the background, and make way for whoever uses the disk.
 

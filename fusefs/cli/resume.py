@@ -5,13 +5,15 @@ from __future__ import annotations
 import click
 
 from fusefs.cli import output
+from fusefs.cli.options import json_option
 from fusefs.cli.pause import is_running, named, told, volumes_argument
 from fusefs.core.errors import NotFound, NotRunning
 
 
 @click.command("resume", short_help="Let the reaper go on.")
 @volumes_argument
-def command(volumes: tuple[bytes, ...]) -> int:
+@json_option
+def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     """Let the reaper go on with volumes, with all of them if none is named.
 
     \b
@@ -26,10 +28,13 @@ def command(volumes: tuple[bytes, ...]) -> int:
     paused = named(volumes) if volumes else list(read_pauses(runtime, 0.0))
     codes = []
     for volume in paused:
-        if remove_pause(runtime, volume):
-            print(f"{told(volume)}: goes on")
+        if not remove_pause(runtime, volume):
+            error = NotFound(f"no pause of {told(volume)}", "trashd status shows what is paused")
+            codes.append(output.failed(error, as_json=as_json))
+        elif as_json:
+            output.as_json({"volume": output.plain(volume)})
         else:
-            codes.append(output.failed(NotFound(f"no pause of {told(volume)}", "trashd status shows what is paused")))
+            print(f"{told(volume)}: goes on")
     if not paused and not is_running(runtime):
-        codes.append(output.failed(NotRunning()))
+        codes.append(output.failed(NotRunning(), as_json=as_json))
     return output.exit_code(codes)

@@ -10,6 +10,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.installing import Installation, Outcome, Told
 from fusefs.cli.options import json_option
+from fusefs.cli.ordered import InOrder
 from fusefs.cli.pieces import Piece, find_command, pieces_for_all, pieces_for_user, who_else_may_change
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
 from fusefs.core.names import printable
@@ -30,14 +31,6 @@ prefix_option = click.option(
     "--prefix", default="/usr/local", show_default=True, metavar="DIR", help="Where units and man page belong."
 )
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-
-
-class InOrder(click.Group):
-    """A group whose commands are listed in the order of their use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """As they were defined."""
-        return list(self.commands)
 
 
 @click.group("service", cls=InOrder, short_help="Install and look at the services for systemd.")

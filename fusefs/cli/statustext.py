@@ -73,7 +73,10 @@ def rate(volume: VolumeStatus) -> str:
     if volume.bytes_per_s:
         parts.append(f"{format_size(int(volume.bytes_per_s))}/s")
     may = volume.tempo_entries_per_s
-    parts.append("at full speed" if may is None else "held" if may == 0 else f"may {may:,}/s")
+    if may is not None:
+        parts.append("held" if may == 0 else f"may {may:,}/s")
+    elif volume.phase is not Phase.YIELDING:  # which has a share of the time, and no number
+        parts.append("at full speed")
     return ", ".join(parts)
 
 
@@ -121,7 +124,7 @@ def done(volume: VolumeStatus) -> str | None:
     """What it did since the service started; None if nothing."""
     if not volume.removed_entries and not volume.n_reaped:
         return None
-    parts = [_count(volume.n_reaped, "orphan"), f"{volume.removed_entries:,} entries"]
+    parts = [_count(volume.n_reaped, "orphan"), _count(volume.removed_entries, "entry", "entries")]
     if volume.freed_bytes:
         parts.append(format_size(volume.freed_bytes))
     return ", ".join(parts)
@@ -165,5 +168,5 @@ def _rows(volume: VolumeStatus, now_ns: int) -> list[tuple[str, str | None]]:
     ]
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+def _count(n: int, what: str, several: str = "") -> str:
+    return f"{n:,} {what if n == 1 else several or what + 's'}"

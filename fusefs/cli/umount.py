@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import PathBytes
+from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import UsageError
 from fusefs.core.names import printable
 
@@ -14,7 +14,8 @@ from fusefs.core.names import printable
 @click.argument("mount_point", type=PathBytes(), metavar="MNT")
 @click.option("--lazy", is_flag=True, help="At once, but whoever has something open there may go on with it.")
 @click.option("--force", is_flag=True, help="At once; whoever has something open there gets errors.")
-def command(mount_point: bytes, lazy: bool, force: bool) -> int:
+@json_option
+def command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
     """Unmount MNT and wait until its daemon has ended, so that what is below can be unmounted too.
 
     Refused while somebody has something open there, or works there. A daemon that hangs lets go of everybody with
@@ -28,9 +29,14 @@ def command(mount_point: bytes, lazy: bool, force: bool) -> int:
     if lazy and force:
         raise UsageError("--lazy with --force", "let them go on, or don't")
     from fusefs.mount.attach import Way
+    from fusefs.mount.points import real_path
     from fusefs.mount.unmount import unmount
 
-    if not unmount(mount_point, Way.FORCE if force else Way.LAZY if lazy else Way.PLAIN):
-        where = printable(mount_point)
+    path = real_path(mount_point)
+    is_ended = unmount(path, Way.FORCE if force else Way.LAZY if lazy else Way.PLAIN)
+    if as_json:
+        output.as_json({"path": output.plain(path), "is_ended": is_ended})
+    if not is_ended:
+        where = printable(path)
         output.warn(f"{where}: unmounted, but its daemon goes on: another mount namespace has it too, or it hangs")
     return 0

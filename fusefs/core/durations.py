@@ -13,10 +13,14 @@ _DIGITS_MAX = 15
 
 
 def parse_duration(text: str) -> int:
-    """Seconds from `90`, `90s`, `15m`, `24h`, `3d`, `2w` or sums such as `1d12h`.
+    """Seconds from `90s`, `15m`, `24h`, `3d`, `2w` or sums such as `1d12h`; `0` is none.
 
+    Another number alone is refused: who types 3 for how long something is kept may mean days.
     Raises  ValueError with a message for the person who typed it
     """
+    if re.fullmatch(r"0*[1-9][0-9]*", text, re.ASCII):
+        short = text[:_DIGITS_MAX]
+        raise ValueError(f"{short!r} of what? Write {short}s for seconds, {short}m, {short}h, {short}d for days")
     if not re.fullmatch(r"[0-9]+|([0-9]+[smhdw])+", text):
         raise ValueError(f"{text!r} is not a duration: write 90s, 15m, 24h, 3d, 2w or a sum such as 1d12h")
     parts = [(number.lstrip("0") or "0", unit) for number, unit in re.findall(r"([0-9]+)([smhdw]?)", text)]

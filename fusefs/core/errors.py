@@ -126,7 +126,7 @@ class NotPermitted(TrashdError):
 
     exit_code = 4
     errno = _errno.EACCES
-    hint = "moving a directory needs write permission on its parent and on the directory itself"
+    hint = "to move it takes write permission on its parent, and on itself if it is a directory; to look, on the way"
 
 
 class NotFound(TrashdError):
@@ -259,6 +259,7 @@ _HINTS = {
     _errno.EROFS: "the filesystem is mounted read-only",
     _errno.EIO: "the disk reported an error: look at the kernel's log (dmesg) before anything else",
     _errno.EMFILE: "too many open files: raise ulimit -n",
+    _errno.ENOTCONN: "its daemon is gone: trashd mount --replace SRC MNT brings a mount of trashd back",
     _errno.ENAMETOOLONG: "change into a directory nearer to it and use a relative path",
 }
 

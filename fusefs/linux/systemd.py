@@ -39,10 +39,11 @@ def run(program: str, *words: str, for_user: bool = False) -> str:
 
 
 def properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user: bool = False) -> list[dict[str, str]]:
-    """Those properties of each unit; a pattern stands for the units of that kind that are loaded.
+    """Those properties of each unit, empty where its kind has none; a pattern stands for the units that are loaded.
 
     Raises  SystemdFailed, FileNotFoundError without systemctl
     """
     text = run("systemctl", "show", f"--property={','.join(names)}", "--", *units, for_user=for_user)
     blocks = (block.splitlines() for block in text.strip().split("\n\n") if block)
-    return [dict(line.split("=", 1) for line in lines if "=" in line) for lines in blocks]
+    none = dict.fromkeys(names, "")
+    return [none | dict(line.split("=", 1) for line in lines if "=" in line) for lines in blocks]

@@ -40,8 +40,8 @@ from fusefs.reaper.outlets import Outlets
 from fusefs.reaper.pause import Pause, pause_dir, read_pauses
 from fusefs.reaper.portrait import portray
 from fusefs.reaper.status import write_status
+from fusefs.reaper.volume import volume_paths
 from fusefs.reaper.watcher import Watcher
-from fusefs.store.discover import mount_points
 
 _LOG = logging.getLogger(__name__)
 _TELL_S, _IDLE_TELL_S = 1.0, 300.0
@@ -195,7 +195,7 @@ class _Service:
         """Begin to keep the volumes that are not kept yet. A mount point that does not answer is passed over."""
         mounts = await trio.to_thread.run_sync(read_mounts)
         named = self._wanted.volumes or tuple(volume.path for volume in context.config.volumes if volume.is_served)
-        paths = named if self._wanted.volumes else (*named, *mount_points(mounts))
+        paths = named if self._wanted.volumes else (*named, *volume_paths(mounts))
         for path in await self._finder.find(paths, mounts):
             if context.config.volume(path).is_served:
                 self._keep(context, nursery, path, stays=path in named)

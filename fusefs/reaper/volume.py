@@ -13,11 +13,13 @@ from fusefs.core.names import Name, printable
 from fusefs.core.status import Phase
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.mountinfo import Mount, find_place, read_mounts, views
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
-from fusefs.store.layout import Store, UserFolder, find_folder, open_store, open_user
-from fusefs.store.mounted import mount_of, open_shown, refuse_mounted
+from fusefs.store.discover import mount_points
+from fusefs.store.layout import Store, UserFolder, find_folder, open_store, open_user, trusted_owners
+from fusefs.store.mounted import open_shown, refuse_mounted
+from fusefs.store.scope import find_mount
 from fusefs.store.verbs import own_folder
 
 LOCK = Name(b"reaper.lock")
@@ -120,7 +122,7 @@ def open_volume(kernel: Kernel, path: bytes) -> Opened:
         lock_fd = _lock(kernel, hold, path)
         if lock_fd is not None:
             owned.enter_context(lock_fd)
-        mount = mount_of(kernel, store.fd, mounts)
+        mount = find_mount(kernel, store.fd, mounts)
         filesystem = "" if mount is None else printable(mount.fstype)
         return Opened(store, filesystem, hold, lock_fd, owned.pop_all())
 
@@ -165,6 +167,16 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
         fd.close()
         raise Elsewhere(path)
     return fd
+
+
+def volume_paths(mounts: list[Mount]) -> list[bytes]:
+    """The mount points where there may be a store to serve, each by the path that rules know it by.
+
+    What a mount of ours shows is known by that mount's path, be its daemon dead or hung: by the backing one it would be
+    another volume, for which neither its rules nor its pauses hold. Who wants that path served names it.
+    """
+    shown = {view.backing for view in views(mounts, trusted_owners(os.geteuid()))}
+    return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
 
 
 def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -86,7 +87,7 @@ def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) ->
     exact = [entry for entry in listed if entry.id == identifier]
     found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not found:
-        raise lost[0] if lost else NotFound(identifier)
+        raise lost[0] if lost else NotFound(os.fsencode(identifier))
     if len(found) > 1:
         raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
     return found[0]

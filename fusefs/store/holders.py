@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
+from fusefs.core.errors import IsMountPoint
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, View, below, every_place, find_place, read_mounts, views
 from fusefs.linux.processes import Holder, find_holders
@@ -66,9 +67,13 @@ def _serves(pid: int) -> bool:
 
 
 def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:
-    """The holders of the directory or file that a person named.
+    """The holders of the directory or file that a person named, or of what is mounted there.
 
     Raises  TrashdError as `find_victim`
     """
-    with find_victim(kernel, path) as victim:
-        return holders_of([victim.path()])[0]
+    try:
+        with find_victim(kernel, path) as victim:
+            found = victim.path()
+    except IsMountPoint:
+        found = os.path.realpath(path)
+    return holders_of([found])[0]

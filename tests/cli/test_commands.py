@@ -190,33 +190,20 @@ def test_names_from_standard_input_may_hold_anything_but_nul(volume: Path) -> No
     assert [os.fsencode(entry["origin"]) for entry in listed(volume)] == [victim]
 
 
-def test_holders_names_who_works_in_the_tree(volume: Path) -> None:
-    victim = make_victim(volume)
-    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
-        done = done_well("holders", victim)
-        assert holder.stdin is not None
-        holder.stdin.close()
-    assert f"{holder.pid}" in done.out
-    assert "cwd" in done.out
-
-
-def test_swap_tells_the_holders_on_request(volume: Path) -> None:
-    victim = make_victim(volume)
-    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
-        done = done_well("swap", "--holders", victim)
-        assert holder.stdin is not None
-        holder.stdin.close()
-    assert f"held  pid {holder.pid} (cat): cwd" in done.out
-
-
-def test_holders_finds_an_orphan_by_its_id(volume: Path) -> None:
-    victim = make_victim(volume)
-    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
-        told = swapped(victim)
-        (held,) = done_well("holders", "--json", "--volume", volume, told["id"]).objects()
-        assert holder.stdin is not None
-        holder.stdin.close()
-    assert [one["pid"] for one in held["holders"]] == [holder.pid]
+def test_a_volume_that_became_read_only_is_listed_all_the_same() -> None:
+    with tmpfs_volume() as volume:
+        done_well("init", volume)
+        victim = make_victim(volume)
+        identifier = swapped(victim)["id"]
+        subprocess.run(["mount", "-o", "remount,ro", volume], check=True)
+        assert [entry["origin"] for entry in listed(volume)] == [str(victim)]
+        assert_silent(volume)
+        for words in ("restore", "reap --now"):
+            done = trashd(*words.split(), "--volume", volume, identifier)
+            assert (done.code, "mounted read-only" in done.err) == (11, True)
+        subprocess.run(["mount", "-o", "remount,rw", volume], check=True)
+        done_well("restore", "--volume", volume, identifier)
+        assert_silent(volume)
 
 
 def test_restore_takes_an_id_cut_short(volume: Path) -> None:

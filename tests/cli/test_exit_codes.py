@@ -1,12 +1,17 @@
 """What a person or a program is told when something goes wrong: exit codes, hints, and nothing else."""
 
+import errno
+import io
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import TRASHD, swapped, trashd
+from fusefs.cli import main
+from fusefs.core.errors import NotFound
+from tests.support.command import TRASHD, done_well, swapped, trashd
 from tests.support.tree import make_tree
 
 pytestmark = pytest.mark.needs("root")
@@ -69,6 +74,35 @@ def test_a_full_output_is_told() -> None:
     assert b"No space left on device" in done.stderr
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "2>&- >&-", "2>&- >&- <&-"])
+@pytest.mark.parametrize("words", ["sweep {} --name file --delete", "swap --now {}", "reap --all --now --volume {}/.."])
+def test_who_has_no_standard_error_is_served_all_the_same(volume: Path, words: str, closed: str) -> None:
+    swapped(make_victim(volume, "before"))
+    command = f"exec {TRASHD} {words.format(make_victim(volume))} {closed}"
+    assert subprocess.run(["sh", "-c", command], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_what_is_told_to_a_closed_standard_error_is_in_no_file(volume: Path) -> None:
+    victim = make_victim(volume)
+    refused = f"exec {TRASHD} rm missing {victim} 2>&-"
+    assert subprocess.run(["sh", "-c", refused], cwd=volume, stdout=subprocess.DEVNULL, check=False).returncode == 13
+    (found,) = done_well("list", "--json", "--volume", volume).objects()
+    assert found["origin"] == str(victim)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), NotFound("x"), OSError(errno.EIO, "x", "x")])
+def test_what_was_printed_is_out_however_it_ends(monkeypatch: pytest.MonkeyPatch, end: BaseException) -> None:
+    def prints(_arguments: list[str]) -> int:
+        print("done so far")
+        raise end
+
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out))
+    monkeypatch.setattr(main, "_run", prints)
+    assert main.run([]) != 0
+    assert out.getvalue() == b"done so far\n"
+
+
 def test_a_closed_pipe_ends_it_silently() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -98,6 +132,36 @@ def test_a_json_error_is_one_object_on_standard_error(volume: Path, words: tuple
     assert done.out == ""
     assert error["exit_code"] == done.code
     assert error["hint"]
+
+
+@pytest.mark.parametrize("words", ["list --bogus", "bogus", "keep --for soon x", "list extra", "restore"])
+def test_a_wrong_command_line_is_json_where_that_was_asked_for(words: str) -> None:
+    done = trashd(*words.split(), "--json")
+    (error,) = done._replace(out=done.err).objects()
+    assert (done.code, done.out, error["exit_code"], error["error"]) == (2, "", 2, "UsageError")
+
+
+def test_a_name_that_looks_like_an_option_asks_for_nothing(volume: Path) -> None:
+    assert trashd("rm", "--", "--json", cwd=volume).err.startswith("trashd: Not found")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["list", "reap", "restore x", "keep x", "holders x", "quarantine list", "quarantine retry --all"],
+)
+def test_a_volume_that_is_missing_is_no_empty_one(volume: Path, words: str) -> None:
+    done = trashd(*words.split(), "--volume", volume / "mistyped")
+    assert done.code == 5
+    assert str(volume / "mistyped") in done.err
+
+
+def test_where_a_user_may_not_write_is_told_as_he_knows_it(volume: Path) -> None:
+    home = volume / "home"
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", TRASHD, "pause"]
+    variables = {**os.environ, "HOME": str(home), "XDG_RUNTIME_DIR": "", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert done.returncode == 4
+    assert f"Not permitted: {home}" in done.stderr
 
 
 @pytest.mark.parametrize("words", ["swap .", "sweep . --name x --print"])

@@ -35,6 +35,21 @@ def test_with_a_reaper_there_is_nothing_to_warn_of(base: Path, volume: Path) -> 
         assert done_well("pause", volume).err == ""
 
 
+def test_what_has_no_store_is_paused_and_told(tmp_path: Path) -> None:
+    done = done_well("pause", tmp_path)
+    assert done.out == f"{tmp_path}: paused by root until it is resumed\n"
+    assert f"{tmp_path}: there is no trash store now" in done.err
+
+
+def test_json_names_the_volumes(volume: Path) -> None:
+    (one,) = done_well("pause", "--json", "--for", "2h", volume).objects()
+    (every,) = done_well("pause", "--json").objects()
+    assert (one["volume"], every["volume"], every["until_s"]) == (str(volume), None, None)
+    assert one["until_s"] > 0
+    assert done_well("resume", "--json", volume).objects() == [{"volume": str(volume)}]
+    assert trashd("resume", "--json", volume).out == ""
+
+
 def test_resume_ends_what_is_named(volume: Path) -> None:
     done_well("pause", volume)
     done_well("pause")

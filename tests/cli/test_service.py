@@ -154,6 +154,12 @@ def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_root_that_is_missing_is_made(tmp_path: Path) -> None:
+    package = tmp_path / "not" / "there"
+    assert set(install(package).values()) == {"WRITTEN"}
+    assert MANIFEST in files_of(package)
+
+
 @pytest.mark.needs("root")
 def test_the_machines_services_are_roots() -> None:
     done = run_as(12345, ["/bin/sh", "-c", f"{REPO}/.venv/bin/trashd service install"])

@@ -13,10 +13,10 @@ import pytest
 
 from fusefs.core.status import Phase
 from tests.support.bulk import roomy_volume
-from tests.support.daemons import mount, our_mount, workbench
+from tests.support.daemons import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.orphans import EXPIRED, ids, orphan_in
 from tests.support.served import SLOW, begin_large, outwait
-from tests.support.service import Service, places, service
+from tests.support.service import QUICK, Service, places, service
 from tests.support.store import assert_silent, init, tmpfs_store, tree_of
 from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume, unmount
 
@@ -77,6 +77,7 @@ def test_unmounted_volume_is_gone_and_served_again_when_it_is_back(base: Path) -
             identifier = orphan_in(volume, options=EXPIRED).id
             with bind_mount(volume, place):
                 running.until(lambda: identifier not in ids(volume))
+                running.stop()
 
 
 def test_volume_that_is_mounted_later_is_served(base: Path) -> None:
@@ -149,6 +150,34 @@ def test_volume_mounted_over_itself_while_it_is_served_goes_on_being_served(base
             running.until_phase(bench / "source", Phase.IDLE)
             running.stop()
         assert_silent(bench / "source")
+
+
+@pytest.mark.needs("fuse")
+@pytest.mark.parametrize("is_over_itself", [True, False])
+def test_volume_whose_mount_lost_its_daemon_is_not_served_by_another_name(base: Path, is_over_itself: bool) -> None:
+    """Its rules are known by the mount's path: by that of its backing tree it would have those of any volume."""
+    with workbench() as bench, ExitStack() as mounted:
+        source, shown = bench / "source", bench / ("source" if is_over_itself else "target")
+        init(source)
+        if not is_over_itself:
+            mounted.enter_context(bind_mount(source, source))
+        places_of = [source] if is_over_itself else [source, shown]
+        mount(*places_of)
+        kept = f'[[volume]]\npath = "{shown}"\nretention = "9d"\n'
+        with service(base, config=f'poll = "1s"\n{QUICK}retention = "0s"\nminimum_age = "0s"\n{kept}') as running:
+            identifier = orphan_in(source, "kept").id
+            running.until(lambda: running.volume(shown).n_orphans == 1)
+            kill_daemon(shown)
+            running.until_phase(shown, Phase.GONE)
+            with tmpfs_store() as other:  # when it is served, all have been looked at
+                orphan_in(other, "due", EXPIRED)
+                running.until(lambda: not ids(other))
+            assert identifier in ids(backing_of(shown))
+            mount("--replace", *places_of)
+            running.until_phase(shown, Phase.IDLE)
+            assert identifier in ids(shown)
+            running.stop()
+        assert_silent(shown)
 
 
 def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(base: Path, volume: Path) -> None:

@@ -34,6 +34,13 @@ def test_what_is_installed_is_known_and_does_not_run(bare: System) -> None:
     ]  # fmt: skip
 
 
+def test_status_tells_each_unit_on_a_line(bare: System) -> None:
+    bare.trashd("service", "install")
+    told = bare.trashd("service", "status")
+    for unit in ("trashd-reaper.service", "trashd-sweep.timer", "trashd-sweep.service"):
+        assert f"\n{unit}  inactive (dead), " in told
+
+
 def test_group_and_directories_are_there_after_it(bare: System) -> None:
     bare.trashd("service", "install")
     gid = bare.run("getent", "group", "trashd").stdout.split(":")[2]

@@ -13,7 +13,7 @@ from fusefs.core.durations import DURATION_MAX_S, SECONDS, format_duration, pars
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0", 0), ("90", 90), ("90s", 90), ("15m", 900), ("24h", 86_400), ("3d", 259_200), ("2w", 1_209_600)],
+    [("0", 0), ("90s", 90), ("15m", 900), ("24h", 86_400), ("3d", 259_200), ("2w", 1_209_600)],
 )
 def test_number_and_unit_are_seconds(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
@@ -29,10 +29,17 @@ def test_anything_else_is_refused(text: str) -> None:
         parse_duration(text)
 
 
-@pytest.mark.parametrize("text", ["9" * 5000, "9" * 20 + "d", f"{DURATION_MAX_S + 1}", "1" * 5000 + "s"])
+@pytest.mark.parametrize("text", ["9" * 5000 + "w", "9" * 20 + "d", f"{DURATION_MAX_S + 1}s", "1" * 5000 + "s"])
 def test_longer_than_a_record_can_hold_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="too long"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["3", "90", "007", "9" * 5000])
+def test_number_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="of what") as refused:
+        parse_duration(text)
+    assert len(str(refused.value)) < 150
 
 
 @given(st.text(max_size=12))

@@ -1,0 +1,69 @@
+"""trashd holders: who works in a tree, by its path, by an orphan's id, and on a whole volume."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import done_well, swapped, trashd
+from tests.support.tree import make_tree
+
+pytestmark = pytest.mark.needs("root")
+
+
+def make_victim(volume: Path, name: str = "victim") -> Path:
+    return make_tree(volume / name, {"file": "content"})
+
+
+def test_holders_names_who_works_in_the_tree(volume: Path) -> None:
+    victim = make_victim(volume)
+    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
+        done = done_well("holders", victim)
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert f"{holder.pid}" in done.out
+    assert "cwd" in done.out
+
+
+def test_swap_tells_the_holders_on_request(volume: Path) -> None:
+    victim = make_victim(volume)
+    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
+        done = done_well("swap", "--holders", victim)
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert f"held  pid {holder.pid} (cat): cwd" in done.out
+
+
+def test_holders_finds_an_orphan_by_its_id(volume: Path) -> None:
+    victim = make_victim(volume)
+    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
+        told = swapped(victim)
+        (held,) = done_well("holders", "--json", "--volume", volume, told["id"]).objects()
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert [one["pid"] for one in held["holders"]] == [holder.pid]
+
+
+def test_holders_takes_an_id_cut_short(volume: Path) -> None:
+    identifier = swapped(make_victim(volume))["id"]
+    (held,) = done_well("holders", "--json", "--volume", volume, identifier[-12:], cwd=volume).objects()
+    assert Path(held["path"]).parent.name == identifier
+
+
+def test_holders_takes_a_directory_that_has_the_name_of_a_short_id(volume: Path) -> None:
+    short = make_victim(volume, swapped(make_victim(volume))["id"][-12:])
+    (held,) = done_well("holders", "--json", short.name, cwd=volume).objects()
+    assert held["path"] == str(short)
+
+
+def test_holders_of_a_volume_are_who_works_on_it(volume: Path) -> None:
+    with subprocess.Popen(["cat"], cwd=make_victim(volume), stdin=subprocess.PIPE) as holder:
+        (held,) = done_well("holders", "--json", volume).objects()
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert holder.pid in [one["pid"] for one in held["holders"]]
+
+
+def test_holders_of_what_is_neither_are_not_found(volume: Path) -> None:
+    for what in ("nothing", "no/such/thing"):
+        assert trashd("holders", what, cwd=volume).code == 5
