@@ -86,7 +86,7 @@ def command(
         click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
-    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced)
+    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, expired=not now)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or (Incomplete.exit_code if early or lost else 0)
 
 

@@ -16,15 +16,18 @@ from fusefs.core.budget import Tempo
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, from_os
 from fusefs.core.names import printable
+from fusefs.core.record import Record
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
 from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import Lost
 from fusefs.store.find import act_on, find_container
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
 from fusefs.store.visible import Visible
 
 _TOLD_FAILURES = 10
+_WHY_LOST = {Lost.BUSY: "somebody else has it", Lost.GONE: "it is gone already", Lost.CHANGED: "it is kept by now"}
 
 
 class How(NamedTuple):
@@ -34,6 +37,7 @@ class How(NamedTuple):
     counts     count first
     waits      until the space has come back
     paced      make way for others; the tempo is the most that it may be
+    expired    only what has expired, also when its turn comes: somebody may have kept it meanwhile (I11)
     """
 
     n_workers: int | None = None
@@ -41,6 +45,7 @@ class How(NamedTuple):
     counts: bool = False
     waits: bool = False
     paced: bool = False
+    expired: bool = False
 
 
 PLAINLY = How()
@@ -89,7 +94,16 @@ def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, 
     counted = shows.counted if counts else None
     with led(folder, how.tempo, output.tell_why if how.paced else None) as leads:
         wishes = Wishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
-        return reap(folder, entry.id, wishes._replace(waits=how.waits))
+        return reap(folder, entry.id, wishes._replace(waits=how.waits), _has_expired if how.expired else _is_named)
+
+
+def _has_expired(record: Record) -> bool:
+    expires_ns = record.expires_ns()
+    return expires_ns is not None and expires_ns <= time.time_ns()
+
+
+def _is_named(_record: Record) -> bool:
+    return True
 
 
 def _title(entry: Entry) -> str:
@@ -106,7 +120,7 @@ def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:
     if as_json:
         output.as_json(reaped)
     elif reaped.lost:
-        print(f"{entry.id}: skipped, {'somebody else has it' if reaped.lost == 'busy' else 'it is gone already'}")
+        print(f"{entry.id}: skipped, {_WHY_LOST[Lost(reaped.lost)]}")
     elif report.stopped:
         print(f"{entry.id}: {gone}, then stopped; the next reap goes on")
     elif report.n_failed:

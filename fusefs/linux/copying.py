@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from fusefs.linux import libc
 from fusefs.linux.attributes import set_times
+from fusefs.linux.caller import written_by
 from fusefs.linux.contents import GoesOn, copy_contents, forget_pages, is_same_content
 from fusefs.linux.extents import has_same_blocks
 from fusefs.linux.fd import Fd
@@ -31,6 +32,8 @@ _ABOUT_THE_PLACE = (
 )  # fmt: skip
 """Extended attributes by which a filesystem tells of itself, and not of the file."""
 _ACL = "system.posix_acl_access"
+_ACL_AGAIN_PREFIX = "trusted.SGI_ACL_"
+"""What xfs tells of an ACL besides, in its own words."""
 _LABEL_PREFIX = "security."
 
 
@@ -103,7 +106,7 @@ def open_original(kernel: Kernel, dir_fd: int, name: bytes) -> Original:
         fd = kernel.reopen(found, _READ)
     try:
         _leave_atime(fd)
-        is_leased = _lease(kernel, fd)
+        is_leased = _lease(kernel, fd, seen.st_uid)
         seen = kernel.fstat(fd)
         return Original(fd, seen, _version(seen), is_leased)
     except BaseException:
@@ -111,15 +114,17 @@ def open_original(kernel: Kernel, dir_fd: int, name: bytes) -> Original:
         raise
 
 
-def _lease(kernel: Kernel, fd: Fd) -> bool:
+def _lease(kernel: Kernel, fd: Fd, uid: int) -> bool:
     """Whether we have a read lease, which says that nobody has it open for writing; False where that can't be had.
 
+    uid     its owner, who needs no capability for that: root in a container, or as a service, may lack it (CAP_LEASE)
     Raises  OSError: ETXTBSY if somebody has
     """
     try:
         kernel.reach("lease")
         fcntl.fcntl(fd, libc.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        with written_by(uid):
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
         # A network filesystem says the same when its server doesn't tell.
         if error.errno == errno.EAGAIN and kernel.is_local(fd):
@@ -327,7 +332,8 @@ def _all_xattrs(kernel: Kernel, fd: Fd) -> dict[str, bytes]:
     magic = b"/proc/self/fd/%d" % fd
     try:
         kernel.reach("listxattr")
-        return {name: os.getxattr(magic, name) for name in os.listxattr(magic)}
+        names = [name for name in os.listxattr(magic) if not name.startswith(_ACL_AGAIN_PREFIX)]
+        return {name: os.getxattr(magic, name) for name in names}
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
             return {}

@@ -16,7 +16,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
 _NOT_COPIED = ("security.evm", "security.ima")
-_NOT_COPIED_PREFIX = "trusted.overlay."
+_NOT_COPIED_PREFIXES = ("trusted.overlay.", "trusted.SGI_ACL_")
+"""The latter is an ACL once more, as xfs has it: on another filesystem it would be some attribute."""
 
 _GETFLAGS, _SETFLAGS = 0x80086601, 0x40086602
 _GETXATTR, _SETXATTR = 0x801C581F, 0x401C5820
@@ -170,7 +171,7 @@ def _xattrs(kernel: Kernel, fd: int) -> dict[str, bytes]:
     return {
         name: value
         for name, value in kernel.xattrs(fd).items()
-        if name not in _NOT_COPIED and not name.startswith(_NOT_COPIED_PREFIX)
+        if name not in _NOT_COPIED and not name.startswith(_NOT_COPIED_PREFIXES)
     }
 
 

@@ -19,6 +19,8 @@ from fusefs.store.listing import Entry, entries
 from fusefs.store.tend import tend
 from fusefs.store.visible import Direct, Visible
 
+_LEAST_CHARS = 4
+"""Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
 T = TypeVar("T")
 
 
@@ -80,8 +82,12 @@ def tend_all(kernel: Kernel, volumes: Sequence[bytes]) -> list[str]:
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> Entry:
     """The one container with that id, or whose id begins or ends with it.
 
-    Raises  NotFound; UsageError if several have it
+    Raises  NotFound; UsageError if several have it, or it is too short to be meant
     """
+    if len(identifier) < _LEAST_CHARS:
+        raise UsageError(
+            f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {_LEAST_CHARS} characters of it"
+        )
     lost: list[TrashdError] = []
     listed = all_entries(kernel, volumes, lost)
     exact = [entry for entry in listed if entry.id == identifier]

@@ -13,15 +13,17 @@ from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.swept import Sums
 from fusefs.linux.batches import Looked, look_at_all
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.layout import is_stores_own
 from fusefs.store.sides import Sides
 from fusefs.sweep.listing import depth_in, kind_of, kinds_of, wanted_in
-from fusefs.sweep.request import Action, Identified
+from fusefs.sweep.request import Action, Identified, identify
 from fusefs.sweep.tally import Tally
 
 _NONE = Sums()
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What was listed is no directory any more; what a link leads to is nobody's business here."""
 
 
 def missing(n: int, are_again: bool) -> Sums:
@@ -98,12 +100,24 @@ class Chooser:
         if self._matcher.needs_stat or self._avoided:
             found = self._look(upper, sides, names, tells_mounts=is_last)
             looked = self._taken(one for one in found if stat.S_ISDIR(one.st_mode))
-            names = _names(one for one in looked if _identify(one) not in self._avoided)
+            names = _names(one for one in looked if (one.st_dev, one.st_ino) not in self._avoided)
         if self._way.mounts:
             names = [name for name in names if not self._is_mounted(join(upper, os.fsencode(name)), is_last)]
         if self._matcher.needs_emptiness:
             names = [name for name in names if self._is_empty(upper, sides, name, is_last)]
         return names
+
+    def is_chosen_still(self, fd: Fd) -> bool:
+        """Whether a directory that is open would be chosen now, as far as its stat tells."""
+        return self._matcher.takes(self._kernel.fstat(fd), self._kernel.statx(fd).btime_ns)
+
+    def chosen_still(self, sides: Sides, names: list[str]) -> list[str]:
+        """Of directories that were chosen some time ago those that would be now; and what can't be looked at."""
+        if not self._matcher.needs_stat:
+            return names
+        looked, _refused = look_at_all(self._kernel, sides.fd, names)
+        others = {one.name for one in looked if not self._matcher.takes(one, one.btime_ns)}
+        return [name for name in names if name not in others]
 
     def choose(
         self, upper: bytes, sides: Sides, names: Sequence[str], *, are_again: bool
@@ -135,8 +149,8 @@ class Chooser:
                 return False
             if self._avoided:
                 with self._kernel.open_beneath(self._root.fd, path) as fd:
-                    st = self._kernel.fstat(fd)
-                if (st.st_dev, st.st_ino) in self._avoided:
+                    found = identify(self._kernel, fd)
+                if found in self._avoided:
                     return False
         return True
 
@@ -189,17 +203,13 @@ class Chooser:
         except OSError as error:
             if error.errno == errno.EXDEV:
                 self._tally.count(Sums(n_mounts=int(is_last)))
-            elif error.errno not in _GONE and (is_last or error.errno != errno.EACCES):
+            elif error.errno not in GONE and (is_last or error.errno != errno.EACCES):
                 self._tally.fail(join(upper, os.fsencode(name)), error.errno, "open")
             return False
 
 
 def _names(looked: Iterable[Looked]) -> list[str]:
     return [one.name for one in looked]
-
-
-def _identify(one: Looked) -> Identified:
-    return one.st_dev, one.st_ino
 
 
 def _fitting(looked: Sequence[Looked], n_bytes: int) -> int:

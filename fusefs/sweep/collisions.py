@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 from fusefs.linux.kernel import Kernel
@@ -24,13 +24,28 @@ def numbered(name: bytes, number: int) -> bytes:
     return b"%s.%d" % (name, number)
 
 
-def check_replaceable(kernel: Kernel, dir_fd: int, name: bytes, began_ns: int) -> os.stat_result:
-    """What has a name, if it may be replaced: what came there since the sweep began may be another match of it.
+class Arrivals:
+    """What came to the destination since the sweep began is not replaced: it may be another match of it."""
 
-    began_ns  by the clock that the filesystem gives ctimes from
-    Raises    OSError: EEXIST
-    """
-    st = kernel.stat(dir_fd, name)
-    if st.st_ctime_ns >= began_ns:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-    return st
+    def __init__(self, began_ns: int, *, remembers: bool) -> None:
+        """Begin.
+
+        began_ns   by the clock that the filesystem gives ctimes from
+        remembers  matches of different directories may get one name: which were given is remembered, since ctimes may
+                   be whole seconds, a server's, or no more than mtimes (sshfs)
+        """
+        self._began_ns = began_ns
+        self._remembers = remembers
+        self._given: set[int] = set()
+
+    def note(self, names: Iterable[bytes]) -> None:
+        """The sweep gave names to matches."""
+        if self._remembers:
+            self._given.update(map(hash, names))  # of two names with one hash the second is left, and told
+
+    def check_replaceable(self, kernel: Kernel, dir_fd: int, name: bytes) -> os.stat_result:
+        """What has a name, if it may be replaced. Raises  OSError: EEXIST"""
+        st = kernel.stat(dir_fd, name)
+        if st.st_ctime_ns >= self._began_ns or hash(name) in self._given:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        return st

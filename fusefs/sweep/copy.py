@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fusefs.core.identity import Identity
+from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.space import STAT_BLOCK_BYTES
 from fusefs.linux.copying import Made, Original, is_copy, make_copy, open_like, open_original, verify
 from fusefs.linux.fd import Fd
@@ -20,7 +20,7 @@ from fusefs.linux.private import Private
 from fusefs.store.layout import COPY_PREFIX
 from fusefs.store.sides import Sides
 from fusefs.store.volume import discard_abandoned
-from fusefs.sweep.collisions import candidates, check_replaceable
+from fusefs.sweep.collisions import Arrivals, candidates
 from fusefs.sweep.destination import Destination
 from fusefs.sweep.request import Here, IfExists, Taken
 
@@ -34,11 +34,10 @@ _NO_LINK = frozenset({errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP})
 class Copier:
     """Copies matches to a destination. For one process and one thread alone: it remembers hard links."""
 
-    def __init__(self, destination: Destination, if_exists: IfExists, began_ns: int) -> None:
-        """began_ns: what came to the destination since then is not replaced."""
+    def __init__(self, destination: Destination, if_exists: IfExists, arrivals: Arrivals) -> None:
         self.destination = destination
         self.if_exists = if_exists
-        self.began_ns = began_ns
+        self.arrivals = arrivals
         self.links: dict[Identity, bytes] = {}
         """Where the copy of a file with more names is, from the destination."""
         self._tidied: bytes | None = None
@@ -48,6 +47,8 @@ class Copier:
         if here.are_dirs:
             return Taken([(name, errno.EISDIR) for name in names], "copy")
         with here.kernel.open_dir(target) as readable, Private(here.kernel, readable, COPY_PREFIX) as private:
+            if _is_shown_by_another(here, readable, private):
+                return Taken([(name, errno.EINVAL) for name in names], "copy")
             self._tidy(here, readable)
             batch = _Batch(self, here, readable, private)
             try:
@@ -68,6 +69,16 @@ class Copier:
             st = here.kernel.fstat(target)
             if st.st_uid in (0, os.geteuid()) and (st.st_mode & stat.S_ISVTX or not st.st_mode & _OTHERS_WRITE):
                 discard_abandoned(here.kernel, Sides(target), COPY_PREFIX)
+
+
+def _is_shown_by_another(here: Here, target: Fd, private: Private) -> bool:
+    """Whether the directory that names go to is the one that they are in, as another mount shows it.
+
+    Numbers and times say nothing where a server, or a filesystem below, gives others (sshfs: ctime is mtime): the
+    original would pass for its own copy. What is made in one appears in the other.
+    """
+    sides = (here.sides.fd, target)
+    return not all(map(here.kernel.answers_at_once, sides)) and private.is_in(here.sides.fd)
 
 
 class _Copy:
@@ -181,8 +192,7 @@ class _Batch:
         self._copies.append(copy)
         self._n_bytes += original.seen.st_blocks * STAT_BLOCK_BYTES
         if original.seen.st_nlink > 1 or self._copier.links:
-            copy.identity = self._kernel.identify(original.fd)
-            self._groups.setdefault(copy.identity, []).append(copy)
+            self._find_links(copy)
         self._find_name(copy)
         if not copy.is_there and not self._find_link(copy):
             self._make(copy)
@@ -203,7 +213,7 @@ class _Batch:
                 other.close()
                 copy.other = None
             if self._copier.if_exists is IfExists.REPLACE:
-                there = check_replaceable(self._kernel, self._target, copy.new, self._copier.began_ns)
+                there = self._copier.arrivals.check_replaceable(self._kernel, self._target, copy.new)
                 if stat.S_ISDIR(there.st_mode):
                     raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
                 copy.replaces = there
@@ -216,6 +226,19 @@ class _Batch:
         if original.may_be(kernel.fstat(other)):
             return False
         return is_copy(kernel, original, other, original.goes_on(kernel, self._goes_on))
+
+    def _find_links(self, copy: _Copy) -> None:
+        """Put it to the other names of the same file, where its filesystem tells which these are.
+
+        Elsewhere each is copied by itself, in a batch that ends with it: the end of one name changes what is seen of
+        the others.
+        """
+        identity = self._kernel.identify(copy.original.fd)
+        if compare(identity, identity) is Likelihood.SAME:
+            copy.identity = identity
+            self._groups.setdefault(identity, []).append(copy)
+        elif copy.original.seen.st_nlink > 1:
+            self._end = min(self._end, copy.at + 1)
 
     def _find_link(self, copy: _Copy) -> bool:
         """Whether another name of the same file has a copy already, or will have one of this batch."""
@@ -266,7 +289,11 @@ class _Batch:
         if copy.replaces is not None:
             self._check_still_replaceable(copy.new, copy.replaces)
             made.replace(self._kernel, self._private, self._target, copy.new)
-            return
+        else:
+            self._name_free(copy, made)
+        self._copier.arrivals.note([copy.new])
+
+    def _name_free(self, copy: _Copy, made: Made) -> None:
         while True:
             try:
                 made.put(self._kernel, self._target, copy.new)
@@ -286,7 +313,7 @@ class _Batch:
         with suppress(FileNotFoundError):
             st = self._kernel.stat(self._target, name)
             if not os.path.samestat(st, seen) or st.st_mtime_ns != seen.st_mtime_ns:
-                check_replaceable(self._kernel, self._target, name, self._copier.began_ns)
+                self._copier.arrivals.check_replaceable(self._kernel, self._target, name)
 
     def _flush(self) -> None:
         """Have the names on disk, and what they mean: the directory by one call for all.

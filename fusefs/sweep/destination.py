@@ -25,7 +25,7 @@ from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
 from fusefs.store.scope import Scope, find_scope
 from fusefs.store.sides import Sides
 from fusefs.sweep.directories import found_directory
-from fusefs.sweep.request import Identified, Top
+from fusefs.sweep.request import Top, identify
 
 
 class Destination:
@@ -42,8 +42,7 @@ class Destination:
         self._root = Sides(scope.sides().names())
         self._flat = flat
         self.path = scope.path()
-        seen = kernel.fstat(scope.parent_fd)
-        self.identified: Identified = (seen.st_dev, seen.st_ino)
+        self.identified = identify(kernel, scope.parent_fd)
         self.is_distant = _is_distant(kernel, top.sides, scope.sides())
         # A tree kept below a directory that the swept one is in may lead back into that.
         self._way_back = b"" if flat or not is_inside(top.path, self.path) else below(top.path, self.path)

@@ -100,7 +100,10 @@ class _Walk:
         # Servers that tell an entry's offset by its position pass over some when others go meanwhile.
         lists_whole = strategy.workers is Workers.THREADS
         first = self._first(top, request)
-        self.agenda = Agenda(first, strategy.n_workers, request.most, splits=strategy.splits, lists_whole=lists_whole)
+        self.agenda = Agenda(
+            first, strategy.n_workers, request.most,
+            splits=strategy.splits, lists_whole=lists_whole, asks_late=request.late,
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +116,7 @@ class _Walk:
         if request.names is None:
             return iter([Job(Kind.ENTER, b"", [""])])
         tops = dict.fromkeys((os.path.abspath(request.directory), top.path))
-        return jobs_of(self._read(request.names), tops, self._refuse)
+        return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
 
     def _read(self, names: Iterable[bytes]) -> Iterator[bytes]:
         """Listed names; a list that can't be read to its end is an end, too, of which is told what was done."""

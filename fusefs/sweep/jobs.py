@@ -38,6 +38,7 @@ class Job(NamedTuple):
     fd      its listing, where that goes on
     inode   the directory that the names were found in
     strips  what is in there goes with a directory that was chosen, whatever it is
+    is_chosen  the names are of such directories themselves
     again   a worker was lost with it: part of it may be done
     """
 
@@ -48,6 +49,7 @@ class Job(NamedTuple):
     fd: int = -1
     inode: Identified | None = None
     strips: bool = False
+    is_chosen: bool = False
     again: bool = False
 
     def pack(self) -> Job:
@@ -127,7 +129,14 @@ class Agenda:
     """The jobs, last in first out: so few directories are begun at a time, whatever the tree's shape."""
 
     def __init__(
-        self, first: Iterator[Job], n_workers: int, most: int | None, *, splits: bool, lists_whole: bool
+        self,
+        first: Iterator[Job],
+        n_workers: int,
+        most: int | None,
+        *,
+        splits: bool,
+        lists_whole: bool,
+        asks_late: bool = False,
     ) -> None:
         """Begin.
 
@@ -135,18 +144,20 @@ class Agenda:
         most    matches that may be acted on; then there is one worker
         splits  two workers may be at one directory's names
         lists_whole  see Share
+        asks_late  `first` is not asked to see whether there is more, only for what runs then
         """
         self._first = first
         self._n_workers = n_workers
         self._splits = splits
         self._lists_whole = lists_whole
+        self._may_be_more = asks_late
         self._jobs: list[Job] = []
         self._running: list[Job] = []
         self._left = most
 
     def is_dry(self) -> bool:
         """Whether there is no work that `next` could give."""
-        return self._find() is None
+        return not self._may_be_more and self._find() is None
 
     def next(self) -> Share | None:
         """A slice that may run beside those that do; None if there is none at the moment."""
@@ -185,6 +196,7 @@ class Agenda:
             passed.append(job)
         job_or_none = next(self._first, None)
         if job_or_none is None:
+            self._may_be_more = False
             return None
         self._jobs.append(job_or_none)
         return len(self._jobs) - 1

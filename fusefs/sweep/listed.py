@@ -19,12 +19,16 @@ class BrokenList(UsageError):
     """The list of names can't be read"""
 
 
-def jobs_of(names: Iterable[bytes], tops: Iterable[bytes], refuse: Callable[[bytes], None]) -> Iterator[Job]:
+def jobs_of(
+    names: Iterable[bytes], tops: Iterable[bytes], refuse: Callable[[bytes], None], most: int | None = None
+) -> Iterator[Job]:
     """Jobs for names relative to the sweep's directory, or absolute and in it; their order stays, nearly.
 
     tops    the absolute paths that the directory has
     refuse  called with a name that is outside of it, or no plain path
+    most    names of a job; with 1 no name is asked for before what is done to the last one has begun
     """
+    most = most or _TOGETHER
     prefixes = [top.rstrip(b"/") + b"/" for top in tops]
     upper, together = b"", list[str]()
     for name in names:
@@ -35,11 +39,14 @@ def jobs_of(names: Iterable[bytes], tops: Iterable[bytes], refuse: Callable[[byt
         if not path:
             continue  # the sweep's directory itself, which find tells first, and which is never chosen
         above, _slash, last = path.rpartition(b"/")
-        if above != upper or len(together) >= _TOGETHER:
-            if together:
-                yield Job(Kind.LOOK, upper, together)
-            upper, together = above, []
+        if above != upper and together:
+            yield Job(Kind.LOOK, upper, together)
+            together = []
+        upper = above
         together.append(os.fsdecode(last))
+        if len(together) >= most:
+            yield Job(Kind.LOOK, upper, together)
+            together = []
     if together:
         yield Job(Kind.LOOK, upper, together)
 

@@ -13,7 +13,7 @@ from fusefs.core.swept import Sums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.sides import is_same
-from fusefs.sweep.collisions import check_replaceable, numbered
+from fusefs.sweep.collisions import Arrivals, numbered
 from fusefs.sweep.copy import Copier
 from fusefs.sweep.destination import Destination, open_destination
 from fusefs.sweep.request import Action, Ended, Here, Identified, IfExists, Taken, ToMove, Top
@@ -49,13 +49,15 @@ class _Mover:
     def __init__(self, kernel: Kernel, destination: Destination, to: ToMove) -> None:
         self._destination = destination
         self._to = to
+        replaces = to.if_exists is IfExists.REPLACE
         # What gives files their ctime, a little behind the fine one.
-        self._began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
-        self._copier = Copier(destination, to.if_exists, self._began_ns) if to.copy else None
+        began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+        self._arrivals = Arrivals(began_ns, remembers=replaces and to.flat)
+        self._copier = Copier(destination, to.if_exists, self._arrivals) if to.copy else None
         self._numbers: dict[tuple[bytes, str], int] = {}
         self.avoided = frozenset({destination.identified})
         # Others would not know what one remembers, or has put there just now.
-        self.is_single = to.copy or to.if_exists is IfExists.REPLACE
+        self.is_single = to.copy or replaces
 
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """Move some names. Raises  OSError if the directory that they go to can't be had"""
@@ -69,6 +71,7 @@ class _Mover:
             if self._copier is not None and self._destination.is_distant:
                 return self._copier.take(here, names, target)
             refused = here.kernel.rename_all_free(here.sides.names(), target, names)
+            self._arrivals.note(map(os.fsencode, set(names).difference(name for name, _number in refused)))
             if not refused:
                 return Taken()
             return self._copied(here, target, names, self._settled(here, target, refused))
@@ -109,11 +112,12 @@ class _Mover:
 
     def _replace(self, here: Here, target: Fd, name: bytes) -> None:
         kernel, names = here.kernel, here.sides.names()
-        there = check_replaceable(kernel, target, name, self._began_ns)
+        there = self._arrivals.check_replaceable(kernel, target, name)
         if os.path.samestat(there, kernel.stat(names, name)) and not stat.S_ISDIR(there.st_mode):
             kernel.unlink(names, name)  # of two links to one file a rename leaves both
         else:
             kernel.rename(names, name, target, name)
+        self._arrivals.note([name])
 
     def _copied(self, here: Here, target: Fd, names: Sequence[str], refused: Sequence[tuple[str, int]]) -> Taken:
         """Copy what a rename doesn't reach: a subvolume, or another project, within one filesystem."""

@@ -39,12 +39,12 @@ from fusefs.sweep.request import (
     ToPrint,
     ToTrash,
     Wishes,
+    identify,
 )
-from fusefs.sweep.run import run
+from fusefs.sweep.run import NOTHING_SPECIAL, run
 from fusefs.sweep.sieve import Sieve
 from fusefs.sweep.units import Judged, judge_units, open_quietly, time_of
 
-NO_WISHES = Wishes()
 _HOW_TO_COPY = "copy = true copies, verifies each copy, and then removes the original"
 _ALL = Selection(types=frozenset(KINDS))
 
@@ -60,7 +60,7 @@ class How(NamedTuple):
 
     runs: bool
     now_ns: int
-    wishes: Wishes = NO_WISHES
+    wishes: Wishes = NOTHING_SPECIAL
     most: Tempo = AT_ONCE
     tell: Callable[[str], None] | None = None
 
@@ -163,9 +163,9 @@ def _carry_out(
 def _check_holds_none(kernel: Kernel, scope: Scope, ways: Mapping[bytes, frozenset[Identified]]) -> None:
     """No purge lists lie in a directory, by whatever path. Raises  Refused: they would be taken, or told of"""
     for side in scope.sides():
-        st = None if side is None else kernel.fstat(side)
+        here = None if side is None else identify(kernel, side)
         for path, way in ways.items():
-            if st is not None and (st.st_dev, st.st_ino) in way:
+            if here in way:
                 hint = "name a directory for them where no rule goes, such as /var/spool/trashd"
                 raise Refused(f"the purge lists of {printable(path)} lie in it", hint)
 
@@ -183,8 +183,8 @@ class _Rule:
         self._scope = scope
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
         # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
-        st = kernel.fstat(scope.sides().names())
-        self._request = Request(found.path, rule.selection, _act(rule), most=rule.most, inode=(st.st_dev, st.st_ino))
+        here = identify(kernel, scope.sides().names())
+        self._request = Request(found.path, rule.selection, _act(rule), most=rule.most, inode=here)
 
     def entries(self) -> Swept:
         """Each entry by itself, at any depth."""
@@ -219,7 +219,7 @@ class _Rule:
 
     def _take(self, sieve: Sieve, judged: Iterator[Judged]) -> Swept:
         wraps = self._locking(is_guarded=False)
-        request = self._request._replace(selection=_ALL, names=sieve.due(judged), wraps=wraps)
+        request = self._request._replace(selection=_ALL, names=sieve.due(judged), late=True, wraps=wraps)
         return sieve.told(run(self._kernel, request, self._how.wishes))
 
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:

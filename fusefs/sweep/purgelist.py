@@ -18,7 +18,7 @@ from fusefs.linux.credentials import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.directories import Directory, found_directory
-from fusefs.sweep.request import Identified
+from fusefs.sweep.request import Identified, identify
 
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENDING, _NEW = b".list", b".list.new"
@@ -114,8 +114,8 @@ class PurgeLists:
                     self._kernel.chown(fd, uid, -1)
                 os.fchmod(fd, _MODE)
                 self._kernel.fsync(fd)
-            self._kernel.rename(self._directory, new, self._directory, new.removesuffix(_NEW) + _ENDING)
-        published = {name.removesuffix(_NEW) + _ENDING for name in self._begun.values()}
+            self._kernel.rename(self._directory, new, self._directory, _file_name(uid) + _ENDING)
+        published = {_file_name(uid) + _ENDING for uid in self._begun}
         for name in self._kernel.list(self._directory):
             is_over = name.endswith(_NEW) or (self.is_whole and name.endswith(_ENDING))
             if is_over and name not in published:
@@ -141,13 +141,14 @@ class PurgeLists:
         self._n_bytes = 0
 
     def _begin(self, uid: int) -> Fd:
-        """A user's new list, opened to be written on."""
+        """A user's new list, opened to be written on.
+
+        Its name is no other run's: of two at once, one's lists are published, and the other is told that its are gone.
+        """
         new = self._begun.get(uid)
         if new is not None:
             return self._open(new, os.O_WRONLY | os.O_APPEND)
-        new = Name(_file_name(uid) + _NEW)
-        with suppress(FileNotFoundError):
-            self._kernel.unlink(self._directory, new)  # of a run that was killed
+        new = Name(b"%s.%s%s" % (_file_name(uid), os.urandom(6).hex().encode(), _NEW))
         with ExitStack() as owned:
             fd = owned.enter_context(self._kernel.create(self._directory, new, os.O_WRONLY | os.O_APPEND))
             self._begun[uid] = new
@@ -223,15 +224,10 @@ def _way_to(kernel: Kernel, path: bytes) -> frozenset[Identified]:
         fd = owned.enter_context(_found_above(kernel, upper)).fd
         with suppress(FileNotFoundError):
             fd = owned.enter_context(Fd(os.open(name, _DIR, dir_fd=fd)))
-        while (identified := _identify(kernel, fd)) not in way:
-            way.add(identified)
+        while (here := identify(kernel, fd)) not in way:
+            way.add(here)
             fd = owned.enter_context(Fd(os.open(b"..", _DIR, dir_fd=fd)))
     return frozenset(way)
-
-
-def _identify(kernel: Kernel, fd: Fd) -> Identified:
-    st = kernel.fstat(fd)
-    return st.st_dev, st.st_ino
 
 
 @contextmanager

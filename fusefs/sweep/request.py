@@ -21,6 +21,12 @@ Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""
 
 
+def identify(kernel: Kernel, fd: int) -> Identified:
+    """What an fd holds. Raises  OSError"""
+    st = kernel.fstat(fd)
+    return st.st_dev, st.st_ino
+
+
 class IfExists(Enum):
     """What a move does where its name is taken."""
 
@@ -90,6 +96,7 @@ class Request(NamedTuple):
     inode      st_dev and st_ino that the directory must have; None: whatever is there
     guard      who says what is not even looked into
     wraps      puts something of one's own around the action
+    late       a name is asked for when somebody can act on it at once: what it was chosen for may soon be past
     """
 
     directory: bytes
@@ -101,6 +108,7 @@ class Request(NamedTuple):
     inode: Identified | None = None
     guard: Guard | None = None
     wraps: Callable[[Action], Action] = lambda action: action
+    late: bool = False
 
 
 class Wishes(NamedTuple):

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fusefs.core.errors import NotFound
-from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
 from fusefs.store.layout import trusted_owners
 from fusefs.store.scope import Scope, find_scope
 from fusefs.sweep.directories import found_directory
-from fusefs.sweep.request import Identified, Top
+from fusefs.sweep.request import Identified, Top, identify
 
 
 @contextmanager
@@ -27,21 +26,16 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
     with find_scope(kernel, directory) as scope:
         sides = scope.sides()
         if inode is not None:
-            is_it = inode == _identify(kernel, sides.names())
+            is_it = inode == identify(kernel, sides.names())
         elif os.geteuid() == 0:
             with found_directory(kernel, directory, scope.mounts) as found:
                 # The path may lead to what a mount of ours shows, or to what that is a view of.
-                is_it = _identify(kernel, found.fd) in [_identify(kernel, one) for one in sides if one is not None]
+                is_it = identify(kernel, found.fd) in [identify(kernel, one) for one in sides if one is not None]
         else:
             is_it = True
         if not is_it:
             raise NotFound(directory, "it was moved meanwhile")
         yield Top(scope.path(), sides, tuple(_mounts(scope)))
-
-
-def _identify(kernel: Kernel, fd: Fd) -> Identified:
-    st = kernel.fstat(fd)
-    return st.st_dev, st.st_ino
 
 
 def _mounts(scope: Scope) -> Iterator[bytes]:

@@ -16,24 +16,19 @@ from typing import NamedTuple
 from fusefs.core.names import Name, join
 from fusefs.core.plan import Age
 from fusefs.core.record import Failure
-from fusefs.core.selection import Field, Matcher
+from fusefs.core.selection import Field, Matcher, letter_of
 from fusefs.core.swept import Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import is_stores_own
-from fusefs.store.sides import Sides
+from fusefs.store.sides import READABLE, Sides
 from fusefs.sweep.guard import KEPT, LOCKED, has_keep_file, lock, why_held, why_locked
 
 MOUNTED = "something is mounted in it"
 _PATH_MAX_BYTES = 1 << 16
 """Each directory is opened by its path from the unit on: a chain of a million would take hours."""
-_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-
-
 _NEVER_NS = 1 << 63
 """The birth of a file on a filesystem that keeps none: nobody may say that it is old."""
-_KINDS = dict(zip("-dlpsbc", "fdlpsbc", strict=True))
-"""What stat.filemode says, as KINDS has it."""
 
 
 class Unit(NamedTuple):
@@ -74,7 +69,7 @@ def _time_of(kernel: Kernel, field: Field, fd: Fd, st: os.stat_result) -> int:
         case "ctime":
             return st.st_ctime_ns
         case "btime":
-            return kernel.statx(fd).btime_ns or _NEVER_NS
+            return kernel.statx(fd, asks=True).btime_ns or _NEVER_NS
 
 
 def judge_units(
@@ -117,11 +112,11 @@ def _judge(look: _Look) -> Judged | None:
 def open_quietly(kernel: Kernel, top: Fd, path: bytes) -> Fd:
     """A directory opened for listing, so that it does not look used by it, if it is ours to say that."""
     try:
-        return kernel.open_beneath(top, path, _LISTED | os.O_NOATIME)
+        return kernel.open_beneath(top, path, READABLE | os.O_NOATIME)
     except PermissionError as error:
         if error.errno != errno.EPERM:
             raise
-    return kernel.open_beneath(top, path, _LISTED)
+    return kernel.open_beneath(top, path, READABLE)
 
 
 class _Decided(Exception):
@@ -153,7 +148,7 @@ class _Look:
         """What it is; None: no unit. Raises  OSError"""
         with self._kernel.open_beneath(self._top.fd, self.name) as found:
             st = self._kernel.fstat(found)
-        if _KINDS.get(stat.filemode(st.st_mode)[0]) not in self._matcher.types or not self._matcher.takes(st, None):
+        if letter_of(st.st_mode) not in self._matcher.types or not self._matcher.takes(st, None):
             return None
         try:
             self._look(self.name, self._top.fd, self.name)

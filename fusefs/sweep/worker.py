@@ -22,18 +22,16 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.groups import Groups
 from fusefs.store.anchors import Ways
-from fusefs.store.sides import READABLE, Sides, open_shown_as
-from fusefs.sweep.choosing import Chooser, Dirs, Way, missing
+from fusefs.store.sides import READABLE, Sides
+from fusefs.sweep.choosing import GONE, Chooser, Dirs, Way, missing
 from fusefs.sweep.jobs import Job, Kind, Outcome, Share
 from fusefs.sweep.listing import Found, read_window, stripped_in, wanted_in
-from fusefs.sweep.request import Action, Guard, Here, Identified, Taken
+from fusefs.sweep.request import Action, Guard, Here, Identified, Taken, identify
 from fusefs.sweep.tally import Tally
 
 _AT_ONCE = 128
 """Names between two looks at the clock: about a millisecond's work."""
 _BUNDLE = 2048
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""What was listed is no directory any more; what a link leads to is nobody's business here."""
 
 
 class Worker(NamedTuple):
@@ -115,11 +113,10 @@ class _Run:
                 name = job.names.pop()
                 if job.names:
                     self._jobs.append(job)
-                if not self._enter(join(job.upper, os.fsencode(name)), strips=job.strips, may_wait=bool(job.names)):
+                if not self._enter(job, join(job.upper, os.fsencode(name))):
                     job.names.insert(0, name)
             case Kind.LIST:
-                fd = Fd(job.fd)
-                self._list(job, Sides(fd, open_shown_as(self._kernel, self._worker.root.mounted, job.upper, fd)))
+                self._list_on(job, Fd(job.fd))
             case Kind.TAKE | Kind.AFTER:
                 sides = self._open_told(job.upper, job.inode)
                 if sides is not None:
@@ -143,20 +140,16 @@ class _Run:
         except OSError as error:
             if error.errno == errno.EXDEV:
                 self._tally.count(Sums(n_mounts=1))
-            elif error.errno not in _GONE:
+            elif error.errno not in GONE:
                 self._tally.fail(upper, error.errno, "open")
             return None
         avoided = self._worker.action.avoided
         if avoided or inode is not None:
-            found = self._identify(sides.fd)
+            found = identify(self._kernel, sides.fd)
             if found in avoided or inode not in (None, found):
                 sides.__exit__()
                 return None
         return sides
-
-    def _identify(self, fd: Fd) -> Identified:
-        st = self._kernel.fstat(fd)
-        return st.st_dev, st.st_ino
 
     def _leave(self, sides: Sides) -> None:
         """Be done with a directory."""
@@ -169,16 +162,21 @@ class _Run:
         if fd >= 0 and fd not in self._given:
             Fd(fd).close()
 
-    def _enter(self, upper: bytes, *, strips: bool, may_wait: bool) -> bool:
-        """Begin with a directory; False if another one had better be begun with."""
+    def _enter(self, job: Job, upper: bytes) -> bool:
+        """Begin with a directory; False if another one of the job had better be begun with."""
         sides = self._open_told(upper)
         if sides is None:
             return True
-        if may_wait and self._worker.groups.is_crowded(sides.fd):
+        if job.names and self._worker.groups.is_crowded(sides.fd):
             sides.__exit__()
             return False
-        if strips or not self._is_spared(upper, sides):
-            self._list(Job(Kind.LIST, upper, [], fd=sides.fd, strips=strips), sides)
+        if job.is_chosen and not job.again:
+            # What it was chosen for was seen when its parent was listed. A worker that was lost may have changed it.
+            is_meant = self._chooser.is_chosen_still(sides.fd)
+        else:
+            is_meant = job.strips or not self._is_spared(upper, sides)
+        if is_meant:
+            self._list(Job(Kind.LIST, upper, [], fd=sides.fd, strips=job.strips), sides)
         else:
             sides.__exit__()
         return True
@@ -195,6 +193,15 @@ class _Run:
         if why is not None and is_told:
             self._tally.spare(upper, why)
         return why is not None
+
+    def _list_on(self, job: Job, fd: Fd) -> None:
+        """Go on with a listing, unless the directory was moved: where it is now nothing was asked for."""
+        sides = self._open_told(job.upper, identify(self._kernel, fd))
+        if sides is None:
+            self._close(fd)
+        else:
+            sides.fd.close()
+            self._list(job, Sides(fd, sides.mounted))
 
     def _list(self, job: Job, sides: Sides) -> None:
         """Find what is to be done in a directory; in a large one only as much as memory and time allow."""
@@ -222,7 +229,7 @@ class _Run:
         """Have directories entered or taken, as the action would have it."""
         upper, dirs = job.upper, found.dirs
         if job.strips:
-            self._after(job, found.dirs, strips=True)
+            self._after(upper, found.dirs, strips=True)
             self._push_enter(upper, dirs, strips=True)
             return
         chosen = self._chooser.choose_dirs(upper, sides, found.chosen) if found.chosen else []
@@ -235,13 +242,13 @@ class _Run:
                 self._push_enter(upper, dirs)
                 self._take(Job(Kind.AFTER, upper, chosen), sides)
             case Dirs.LAST:
-                self._after(job, chosen)
+                self._after(upper, chosen)
                 self._push_enter(upper, _without(dirs, chosen) if self._worker.matcher.needs_emptiness else dirs)
             case Dirs.STRIPPED:
                 chosen = self._reserve(chosen)
-                self._after(job, chosen)
+                self._after(upper, chosen)
                 self._push_enter(upper, _without(dirs, chosen))
-                self._push_enter(upper, chosen, strips=True)
+                self._push_enter(upper, chosen, strips=True, is_chosen=True)
 
     def _reserve(self, chosen: list[str]) -> list[str]:
         """As many directories as may still be taken: what is in them goes before they do."""
@@ -255,13 +262,13 @@ class _Run:
 
     # A job uses up its names: each has a list of its own.
 
-    def _push_enter(self, upper: bytes, dirs: list[str], *, strips: bool = False) -> None:
+    def _push_enter(self, upper: bytes, dirs: list[str], *, strips: bool = False, is_chosen: bool = False) -> None:
         if dirs:
-            self._jobs.append(Job(Kind.ENTER, upper, list(dirs), strips=strips))
+            self._jobs.append(Job(Kind.ENTER, upper, list(dirs), strips=strips, is_chosen=is_chosen))
 
-    def _after(self, job: Job, dirs: list[str], *, strips: bool = False) -> None:
+    def _after(self, upper: bytes, dirs: list[str], *, strips: bool = False) -> None:
         if dirs:
-            self._jobs.append(Job(Kind.AFTER, job.upper, list(dirs), strips=strips))
+            self._jobs.append(Job(Kind.AFTER, upper, list(dirs), strips=strips))
 
     # What is acted on.
 
@@ -269,7 +276,7 @@ class _Run:
         """Act on what was found, the first bundle at once; the others are for whoever has time."""
         here = Job(Kind.TAKE, job.upper, names, strips=job.strips)
         if len(names) > _BUNDLE:
-            here = here._replace(inode=self._identify(sides.fd))
+            here = here._replace(inode=identify(self._kernel, sides.fd))
             bundles = [names[at : at + _BUNDLE] for at in range(0, len(names), _BUNDLE)]
             self._jobs += [here._replace(names=bundle).pack() for bundle in bundles[:-1]]
             here = here._replace(names=bundles[-1])
@@ -280,7 +287,7 @@ class _Run:
         names = job.names
         while names:
             if self._is_over():
-                inode = job.inode or self._identify(sides.fd)
+                inode = job.inode or identify(self._kernel, sides.fd)
                 self._jobs.append(job._replace(names=names, inode=inode))
                 return
             n = _AT_ONCE
@@ -296,6 +303,8 @@ class _Run:
         tally, are_dirs = self._tally, job.kind is Kind.AFTER
         again: list[str] = []
         sizes: dict[str, int] = {}
+        if are_dirs and job.inode is not None and self._worker.way.dirs is Dirs.WHOLE:
+            names = self._chooser.chosen_still(sides, names)
         if not are_dirs:
             n_bytes = None if self._budget.n_bytes is None else self._budget.n_bytes - tally.sums.n_bytes
             names, sizes, again = self._chooser.choose_files(job.upper, sides, names, n_bytes, strips=job.strips)
@@ -366,8 +375,8 @@ class _Run:
             files, dirs = self._chooser.choose(upper, sides, job.names, are_again=job.again)
             if self._worker.way.dirs is Dirs.STRIPPED:
                 dirs = self._reserve(dirs)
-                self._after(job, dirs)
-                self._push_enter(upper, dirs, strips=True)
+                self._after(upper, dirs)
+                self._push_enter(upper, dirs, strips=True, is_chosen=True)
             else:
                 self._take(Job(Kind.AFTER, upper, dirs), sides)
             self._take(Job(Kind.TAKE, upper, files), sides)

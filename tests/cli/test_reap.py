@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.fast import Batch, swap_all
+from fusefs.cli.reaping import How, reap_all
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find import find_container
 from fusefs.store.verbs import remove_path
 from tests.support.command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.store import raw
 from tests.support.tree import IMMUTABLE, make_tree, set_flags
 
 pytestmark = pytest.mark.needs("root")
@@ -79,6 +83,17 @@ def test_a_count_tells_programs_what_there_was(volume: Path) -> None:
     assert told["survey"]["n_bytes"] >= len(LARGE)
 
 
+@pytest.mark.parametrize("verb", [("reap", "--now"), ("restore",), ("quarantine", "delete", "--yes"), ("keep",)])
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_what_is_too_short_to_be_an_id_means_no_orphan_though_there_is_but_one(
+    volume: Path, verb: tuple[str, ...], n: int
+) -> None:
+    identifier = make_orphan(volume)
+    done = trashd(*verb, "--volume", volume, identifier[:n])
+    assert (done.code, f"'{identifier[:n]}' is no id" in done.err) == (2, True)
+    assert tree_of(volume, identifier).exists()
+
+
 # The sum
 
 
@@ -103,6 +118,19 @@ def test_the_sum_counts_what_failed(volume: Path) -> None:
     assert done.code == 13
     assert done.out.splitlines()[-1].startswith("1 removed, 1 failed (in quarantine), 0 skipped: 6 entries in ")
     done_well("quarantine", "delete", "--yes", "--volume", volume, refused.parts[-3])
+
+
+# Who keeps it meanwhile
+
+
+def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [find_container(Kernel(), (raw(volume),), make_orphan(volume, name)) for name in ("kept", "over")]
+    for entry, word in zip(chosen, ("7d", "0"), strict=True):
+        done_well("keep", entry.id, "--for", word, "--volume", volume)
+    assert reap_all(Kernel(), (raw(volume),), chosen, How(expired=True), as_json=False) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == [f"{chosen[0].id}: skipped, it is kept by now", f"{chosen[1].id}: 4 entries removed"]
+    assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen[0].id]
 
 
 # The stop

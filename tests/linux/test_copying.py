@@ -11,9 +11,11 @@ import stat
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.copying import Made
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private import Private
@@ -27,6 +29,7 @@ from tests.support.volumes import full, tmpfs_volume
 pytestmark = pytest.mark.needs("root", "loop")
 
 ALICE, MALLORY = 12001, 12666
+CAP_LEASE = 28
 MIB = 1 << 20
 READABLE_BY_ALICE = acl(
     (USER_OBJ, 6, NOBODY), (USER, 4, ALICE), (GROUP_OBJ, 0, NOBODY), (MASK, 4, NOBODY), (OTHER, 0, NOBODY)
@@ -128,6 +131,20 @@ def test_somebody_else_s_file_is_refused_to_who_can_not_give_it_away(source: Pat
 def test_a_file_that_somebody_writes_to_is_refused(source: Path, target: Path) -> None:
     with (source / "file").open("wb"):
         assert refused(source / "file", target) == errno.ETXTBSY
+
+
+def test_a_file_that_somebody_writes_to_is_refused_to_root_without_the_capability_too(
+    source: Path, target: Path
+) -> None:
+    """As in a container, or in trashd-sweep.service."""
+    make_tree(source / "in", {"file": File(b"text", owner=(ALICE, ALICE))})
+
+    def look() -> None:
+        drop_capabilities(cast(Capability, CAP_LEASE))
+        assert refused(source / "in/file", target) == errno.ETXTBSY
+
+    with (source / "in/file").open("ab"):
+        assert in_child(look) == 0
 
 
 def test_a_file_that_is_mapped_for_writing_is_refused(source: Path, target: Path) -> None:

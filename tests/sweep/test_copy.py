@@ -17,6 +17,7 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
+from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.moving import AfterThe, Volumes, fill, move, pass_a_tick, places
 from tests.support.store import (
     ActingAt,
@@ -42,6 +43,9 @@ from tests.support.volumes import btrfs_subvolume, loop_volume, overlay_volume
 pytestmark = pytest.mark.needs("root", "loop")
 
 ALICE, MALLORY = 12001, 12666
+READABLE_BY_ALICE = acl(
+    (USER_OBJ, 6, NOBODY), (USER, 4, ALICE), (GROUP_OBJ, 0, NOBODY), (MASK, 4, NOBODY), (OTHER, 0, NOBODY)
+)
 
 
 TREE: Spec = {
@@ -113,6 +117,24 @@ def test_the_original_goes_only_after_its_copy_is_durable(volumes: Volumes) -> N
     move(job, archive, Kernel(gate), copy=True)
     calls = [call for call in gate.calls if call in ("fsync", "link", "unlink")]
     assert calls == ["fsync", "link"] * 5 + ["fsync"] * 6 + ["unlink"] * 5
+
+
+@pytest.mark.needs("xfs")
+@pytest.mark.parametrize("is_there", [True, False])
+def test_acls_arrive_on_xfs_and_come_back(quick: Volumes, is_there: bool) -> None:
+    """Of which it tells twice, once in its own words."""
+    with loop_volume("xfs", 320) as path:
+        job, archive = (path / "job", quick[1]) if is_there else (quick[0], path / "archive")
+        (archive if not is_there else job).mkdir()
+        (job / "a").mkdir()
+        make_tree(job / "a/b", {"file": b"text"})
+        for at, name in ((job / "a/b/file", ACCESS), (job / "a", ACCESS), (job / "a", DEFAULT)):
+            os.setxattr(at, name, READABLE_BY_ALICE)
+        wanted = [os.getxattr(job / at, ACCESS) for at in ("a/b/file", "a")]
+        assert move(job, archive, copy=True) == {}
+        assert [os.getxattr(archive / at, ACCESS) for at in ("a/b/file", "a")] == wanted
+        assert os.getxattr(archive / "a", DEFAULT) == READABLE_BY_ALICE
+        assert is_there != any(name.startswith("trusted.") for name in os.listxattr(archive / "a/b/file"))
 
 
 # Links.

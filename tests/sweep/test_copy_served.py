@@ -13,6 +13,7 @@ from fusefs.sweep.request import IfExists
 from tests.support.lyingfs import Mode, lying_volume
 from tests.support.mounted import trashd_mount
 from tests.support.moving import move
+from tests.support.sshfs import sshfs_volume
 from tests.support.store import init
 from tests.support.tree import HardLink, Spec, Symlink, make_tree, snapshot
 from tests.support.volumes import tmpfs_volume
@@ -93,3 +94,49 @@ def test_copies_into_a_mount_and_out_of_it_are_seen_in_it_at_once(near: Path) ->
         assert not (mount.path / "job/small").exists()
         assert move(far, mount.path / "archive", copy=True) == {}
         assert snapshot(mount.path / "archive")[1:] == wanted[1:]
+
+
+# Filesystems that tell less of a file than a disk does.
+
+
+def test_files_with_more_names_that_nobody_can_tell_apart_are_copied_each(near: Path) -> None:
+    with lying_volume(Mode.HONEST) as served:  # without birth times, as most of FUSE
+        job = make_tree(served.backing / "job", {"x": {"a": b"one"}, "y": {"b": b"two"}})
+        (served.backing / "kept").mkdir()
+        for path in (job / "x/a", job / "y/b"):
+            os.utime(path, (10**9, 10**9))
+            os.link(path, f"{path}2")
+            os.link(path, served.backing / "kept" / path.name)
+        archive = make_tree(near / "archive", {})
+        assert move(served.path / "job", archive, copy=True) == {}
+        found = {str(path.relative_to(archive)): path.read_bytes() for path in archive.rglob("*") if path.is_file()}
+        assert found == {"x/a": b"one", "x/a2": b"one", "y/b": b"two", "y/b2": b"two"}
+
+
+@pytest.mark.needs("sshfs")
+@pytest.mark.parametrize("if_exists", IfExists)
+@pytest.mark.parametrize("is_from", [True, False])
+def test_a_file_is_not_taken_for_a_copy_of_itself_where_its_change_time_is_another(
+    if_exists: IfExists, is_from: bool
+) -> None:
+    with sshfs_volume() as served:
+        job = make_tree(served.backing / "job", {"file": b"the only one"})
+        os.utime(job / "file", (10**9, 10**9))  # as from an archive: sshfs has whole seconds, and no change time
+        there, here = (served.path / "job", job) if is_from else (job, served.path / "job")
+        assert move(there, here, copy=True, if_exists=if_exists) == {"file": errno.EINVAL}
+        assert [path.read_bytes() for path in job.iterdir()] == [b"the only one"]
+
+
+@pytest.mark.needs("sshfs")
+@pytest.mark.parametrize("copy", [True, False])
+def test_flat_replaces_no_match_by_another_where_change_times_say_nothing(near: Path, copy: bool) -> None:
+    with sshfs_volume() as served:
+        job = make_tree((near if copy else served.backing) / "job", {str(n): {"core": str(n)} for n in range(10)})
+        for path in job.rglob("core"):
+            os.utime(path, (10**9, 10**9))
+        archive = make_tree(served.backing / "archive", {"core": "old"})
+        source = job if copy else served.path / "job"
+        refused = move(source, served.path / "archive", flat=True, if_exists=IfExists.REPLACE, copy=copy)
+        texts = [path.read_text() for place in (job, archive) for path in place.rglob("core")]
+        assert sorted(texts) == sorted(str(n) for n in range(10))
+        assert list(refused.values()) == [errno.EEXIST] * 9

@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.budget import Tempo
 from fusefs.core.errors import Refused
 from fusefs.core.record import Failure
-from fusefs.core.selection import Selection
+from fusefs.core.selection import Selection, TimeBound
 from fusefs.core.swept import Spared, Sums
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.pace import Constant
 from fusefs.store.sides import Sides
-from fusefs.sweep.request import IfExists, ToCount, ToDelete, ToMove, Wishes
+from fusefs.sweep.request import IfExists, ToCount, ToDelete, ToMove, ToTrash, Wishes
 from tests.support.bulk import fill
-from tests.support.moving import pass_a_tick
+from tests.support.moving import AfterThe, pass_a_tick
 from tests.support.printed import printed
+from tests.support.store import Before
 from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
 from tests.support.tree import Spec, Symlink, make_tree
 from tests.support.users import as_user
@@ -29,6 +32,7 @@ from tests.support.workers import workers
 pytestmark = pytest.mark.needs("root")
 
 DIRECTORIES = Selection(types=frozenset("d"))
+OLD_DIRECTORIES = DIRECTORIES._replace(times=(TimeBound("mtime", before_ns=10**18 + 1),))
 MALLORY = 12666
 
 
@@ -202,6 +206,50 @@ def test_whoever_exchanges_directories_and_links_gets_nothing_deleted_outside(vo
         for _ in range(150):
             assert sweep(top, Selection(names=("f*",))).sums.n_failed == 0
     assert len(names(outside)) == 50
+
+
+def test_a_directory_that_takes_the_place_of_one_that_was_chosen_is_not_stripped(volume: Path, top: Path) -> None:
+    for n in range(20):
+        os.utime(make_tree(top / f"d{n:02}", {"f": "", "sub": {"g": ""}}), (10**9, 10**9))
+
+    def replace() -> None:
+        for path in [path for path in top.iterdir() if (path / "sub").exists()]:
+            path.rename(volume / f"moved-{path.name}")
+            make_tree(path, {"live": ""})
+
+    kernel = Kernel(Before("unlink", replace))
+    swept = sweep(top, OLD_DIRECTORIES, ToDelete(recursive=True), kernel=kernel, n_workers=1)
+    n_live = len(list(top.glob("*/live")))
+    assert n_live >= 19
+    assert (swept.sums.n_done, {failure.errno for failure in swept.failures}) == (20 - n_live, {errno.ENOTEMPTY})
+    assert len([path for path in names(volume) if path.endswith("/g")]) >= 19
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_directory_that_takes_the_place_of_one_that_was_chosen_stays(volume: Path, top: Path, moves: bool) -> None:
+    (volume / "away").mkdir()
+    for n in range(300):
+        os.utime(make_tree(top / f"d{n}", {"f": ""}), (10**9, 10**9))
+
+    def replace() -> None:
+        for path in list(top.iterdir()):
+            path.rename(volume / f"moved-{path.name}")
+            make_tree(path, {"live": ""})
+
+    act = ToMove(os.fsencode(volume / "away")) if moves else ToTrash()
+    slowly = Wishes(Constant(Tempo(entries_per_s=1000)))  # 50 in a slice
+    sweep(top, OLD_DIRECTORIES, act, kernel=Kernel(AfterThe("renameat2", replace, 100)), wishes=slowly)
+    assert len(list(top.glob("*/live"))) >= 150
+
+
+def test_a_large_directory_that_was_moved_away_is_left_as_soon_as_that_is_seen(volume: Path, top: Path) -> None:
+    fill(top / "large", 100_000)
+
+    def save() -> None:
+        (top / "large").rename(volume / "saved")
+
+    sweep(top, Selection(names=("f*",)), kernel=Kernel(AfterThe("unlink", save, 10)), n_workers=1)
+    assert len(os.listdir(volume / "saved")) >= 100_000 - 2048
 
 
 def churn(directory: Path) -> Callable[[], None]:

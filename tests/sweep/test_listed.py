@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from fusefs.core.budget import AT_ONCE, HOLD, Tempo
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection
 from fusefs.core.swept import Sums
@@ -76,6 +77,39 @@ def test_a_list_is_begun_with_before_it_ends(top: Path) -> None:
     swept = sweep(top, ALL, names=paths(), wishes=Wishes(progress=lambda _sums: first.append(len(read))), n_workers=1)
     assert swept.sums.n_done == 5000
     assert first[0] < 2000
+
+
+def test_late_names_are_asked_for_when_they_can_be_acted_on(top: Path) -> None:
+    fill(top, 5)
+    asked: list[int] = []
+
+    def paths() -> Iterator[bytes]:
+        for n in range(5):
+            asked.append(n)
+            yield b"f%d" % n
+
+    halting = Halting(lambda: (len(asked), 5 - len(os.listdir(top))))
+    assert sweep(top, ALL, names=paths(), late=True, wishes=Wishes(halting), n_workers=1).sums.n_done == 5
+    assert halting.seen[:5] == [(n, n) for n in range(5)]
+
+
+class Halting:
+    """Lets nothing be done before each slice until somebody has waited, who then looks."""
+
+    def __init__(self, look: Callable[[], tuple[int, int]]) -> None:
+        self.look = look
+        self.seen: list[tuple[int, int]] = []
+        self.holds = True
+
+    def tempo(self) -> Tempo:
+        return HOLD if self.holds else AT_ONCE
+
+    def done(self, _n_entries: int, _n_bytes: int, _busy_s: float) -> None:
+        self.holds = True
+
+    def wait(self, _seconds: float) -> None:
+        self.seen.append(self.look())
+        self.holds = False
 
 
 def test_a_list_that_breaks_off_is_a_stop_that_tells_what_was_done(volume: Path) -> None:

@@ -17,9 +17,9 @@ from fusefs.core.planned import Done, Listed, NotDone, Told
 from fusefs.core.planread import World, read_plan
 from fusefs.core.swept import Spared, Swept
 from fusefs.linux.kernel import Kernel
-from fusefs.sweep.planned import NO_WISHES, How, carry_out
+from fusefs.sweep.planned import How, carry_out
 from fusefs.sweep.request import Request, Wishes
-from fusefs.sweep.run import run
+from fusefs.sweep.run import NOTHING_SPECIAL, run
 from tests.support.store import entries, restore
 from tests.support.tree import snapshot
 from tests.support.users import as_user
@@ -53,7 +53,7 @@ def carried(
     *,
     runs: bool = True,
     now_ns: int = NOW_NS,
-    wishes: Wishes = NO_WISHES,
+    wishes: Wishes = NOTHING_SPECIAL,
     kernel: Kernel | None = None,
 ) -> list[Told]:
     """What a rule with these keys does."""
@@ -125,6 +125,22 @@ def test_what_is_locked_or_kept_is_left_and_told(volume: Path, unit: str) -> Non
     where = b"a" if unit else b"a/old"
     assert set(told.spared) == {Spared(where, "locked"), Spared(b"c", "holds .trashd-keep")}
     assert (told.sums.n_done, told.sums.n_spared, told.sums.n_failed) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_unit_that_somebody_uses_before_its_turn_comes_stays(volume: Path, action: str) -> None:
+    (volume / "away").mkdir()
+    for number in range(30):
+        put(volume / f"scratch/{number}/deep/old", 40)
+
+    def gate(_call: str) -> None:
+        left = list((volume / "scratch").iterdir())
+        if len(left) == 29:
+            for path in left:
+                put(path / "deep/new", 1)
+
+    carried(volume / "scratch", f'{OLD}\nunit = "top"\n{action.format(volume)}', kernel=Kernel(gate))
+    assert len([path for path in files(volume / "scratch") if path.endswith("new")]) >= 27  # workers have one each
 
 
 @pytest.mark.parametrize("unit", ["", 'unit = "top"'])

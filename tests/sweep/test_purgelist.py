@@ -92,6 +92,21 @@ def test_many_lines_of_many_users_are_all_there(tmp_path: Path, monkeypatch: pyt
     assert sorted(map(int, told)) == list(range(60))
 
 
+def test_lists_of_two_runs_at_once_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusefs.sweep.purgelist._BUFFER_MAX_BYTES", 1)
+    path = bytes(tmp_path / "lists")
+    with open_lists(KERNEL, path, writes=True) as one, open_lists(KERNEL, path, writes=True) as other:
+        for number in range(3):
+            one.add(MALLORY, b"/one/%d" % number, 0)
+            other.add(MALLORY, b"/other/%d" % number, 0)
+        assert one.publish() == 1
+        with pytest.raises(FileNotFoundError):
+            other.publish()
+    (lines,) = published(tmp_path / "lists").values()
+    assert [line.partition("\t")[2] for line in lines] == [f"/one/{number}" for number in range(3)]
+    assert os.listdir(path) == [b"%d.list" % MALLORY]
+
+
 @needs_root
 @pytest.mark.parametrize(("uid", "mode"), [(MALLORY, 0o755), (0, 0o777), (0, 0o775)])
 def test_directory_that_others_can_change_gets_no_lists(tmp_path: Path, uid: int, mode: int) -> None:
