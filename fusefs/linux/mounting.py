@@ -36,6 +36,8 @@ _OF_A_MOUNT = {
     MS_NOSYMFOLLOW: 0x200000,
 }  # fmt: skip
 """What mount(2) takes as a flag, in fsconfig(2) and as an attribute in fsmount(2)."""
+_OF_ACCESS = MS_NOATIME | MS_NODIRATIME
+_ATTRIBUTES_OF_ATIME = 0x70
 _FUSE_DEVICE = b"/dev/fuse"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,12 +52,15 @@ def clone_tree(dir_fd: int) -> Fd:
     return Fd(checked(_libc.syscall(_NR_OPEN_TREE, int(dir_fd), b"", flags)))
 
 
-def make_private(mount_fd: int) -> None:
+def make_private(mount_fd: int, flags: int = 0) -> None:
     """Let no mount or unmount that happens elsewhere happen in this mount too.
 
+    flags   those of mount(2) that say which times of access it keeps; of others nothing changes
     Source  mount_setattr(2); Linux 5.12
     """
-    attributes = struct.pack("=QQQQ", 0, 0, _MS_PRIVATE, 0)
+    wanted = sum(attribute for flag, attribute in _OF_A_MOUNT.items() if flags & flag & _OF_ACCESS)
+    unwanted = _ATTRIBUTES_OF_ATIME if flags & MS_NOATIME else 0
+    attributes = struct.pack("=QQQQ", wanted, unwanted, _MS_PRIVATE, 0)
     size = ctypes.c_size_t(len(attributes))
     checked(_libc.syscall(_NR_MOUNT_SETATTR, int(mount_fd), b"", AT_EMPTY_PATH, attributes, size))
 

@@ -162,7 +162,7 @@ class Adapter(pyfuse3.Operations):
 
     @done
     def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext) -> None:
-        self._xattrs.set(inode, name, value)
+        self._xattrs.set(inode, name, value, ctx)
 
     @done
     def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:

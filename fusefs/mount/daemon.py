@@ -228,7 +228,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         root, backing = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)), source
         stack.callback(root.close)
         if is_over_itself and place is not None:
-            root, backing = runtime.clone(place, target, root)
+            root, backing = runtime.clone(place, target, root, options.flags)
             stack.callback(root.close)
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:

@@ -39,7 +39,8 @@ _FLAGS = struct.Struct("=I")
 _INIT_BACKGROUND_AT = ANSWER_HEAD_SIZE + 16
 _BACKGROUND = struct.Struct("=HH")
 _N_BACKGROUND = 256
-_FUSE_DONT_MASK, _FUSE_INIT_EXT = 1 << 6, 1 << 30
+_FUSE_DONT_MASK, _FUSE_INIT_EXT, _FUSE_NO_EXPORT_SUPPORT = 1 << 6, 1 << 30, 1 << 38
+_FUSE_ALWAYS = _FUSE_DONT_MASK | _FUSE_INIT_EXT | _FUSE_NO_EXPORT_SUPPORT
 INIT_BITS: Final = {
     FastPath.PARALLEL: 1 << 18, FastPath.LINKS: 1 << 23, FastPath.KILLPRIV: 1 << 28,
     FastPath.UNOPENED: 1 << 24, FastPath.PASSTHROUGH: 1 << 37,
@@ -54,7 +55,8 @@ NAME_ONLY_GENERATION = (1 << 64) - 1
 """Marks entries of a listing of which the kernel is to be told the name alone."""
 _NAME_ONLY = NAME_ONLY_GENERATION.to_bytes(8, "little")
 _NAME_SIZE_AT, _NAME_AT = 128 + 16, 128 + 24
-_GONE = (errno.ENOENT, errno.ENODEV)
+GONE: Final = (errno.ENOENT, errno.ENODEV)
+"""Who waits for an answer; the connection."""
 _SHORT_BYTES, _LONG_BYTES = 1 << 9, 1 << 18
 """All replies but listings fit into the first; what reads them asks for no length before."""
 
@@ -152,7 +154,7 @@ class Replies:
             try:
                 os.write(self._device, message)
             except OSError as error:
-                if error.errno not in _GONE:
+                if error.errno not in GONE:
                     raise
                 if not has_failed:
                     lost()
@@ -182,18 +184,17 @@ def beginning(wanted: Collection[FastPath], *, stack_depth: int) -> Patch:
     """INIT: what libfuse does not ask for.
 
     Modes come as they were asked for: in a directory with a default ACL no umask applies. Reads ahead (of which the
-    kernel has 12) do not wait for a slow filesystem.
+    kernel has 12) do not wait for a slow filesystem. There are no file handles (Linux 6.9): the kernel makes them of a
+    nodeid, which is another file's when this one is gone.
 
     wanted       fast paths; a kernel that does not know a bit passes over it
     stack_depth  how many filesystems lie on each other with ours on top, as far as it is passed through
     """
-    bits = sum(INIT_BITS.get(path, 0) for path in wanted) | _FUSE_DONT_MASK
+    bits = sum(INIT_BITS.get(path, 0) for path in wanted) | _FUSE_ALWAYS
 
     def begin_session(message: bytearray) -> None:
-        more = bits >> 32
-        _add_flags(message, _INIT_FLAGS_AT, bits & 0xFFFFFFFF | (_FUSE_INIT_EXT if more else 0))
-        if more:
-            _add_flags(message, _INIT_MORE_FLAGS_AT, more)
+        _add_flags(message, _INIT_FLAGS_AT, bits & 0xFFFFFFFF)
+        _add_flags(message, _INIT_MORE_FLAGS_AT, bits >> 32)
         if FastPath.PASSTHROUGH in wanted:
             _FLAGS.pack_into(message, _INIT_STACK_DEPTH_AT, stack_depth)
         _BACKGROUND.pack_into(message, _INIT_BACKGROUND_AT, _N_BACKGROUND, _N_BACKGROUND * 3 // 4)

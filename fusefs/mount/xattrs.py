@@ -11,17 +11,19 @@ from contextlib import suppress
 from fusefs.core.inodes import Node
 from fusefs.linux import selinux
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, in_group, written_by
+from fusefs.linux.caller import Caller, in_group, is_member, keeps_privileges, written_by
 from fusefs.linux.fd import Fd
 from fusefs.linux.xattrs import get_at
+from fusefs.mount import privileges
 from fusefs.mount.reserved import NOBODY
 from fusefs.mount.vfs import Vfs
 
 _LABEL = b"security.selinux"
 _TRUSTED = b"trusted."
 _ACL = b"system.posix_acl_"
+_MODES_ACL = b"system.posix_acl_access"
 _N_REFUSED_MAX = 16
-_LISTED = (b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability")
+_LISTED = (_MODES_ACL, b"system.posix_acl_default", b"security.capability")
 """Who has them lists them. Others may be there unlisted: ceph.dir.rbytes, system.cifs_acl, user.mergerfs.branches."""
 
 
@@ -120,8 +122,8 @@ class Xattrs:
     def _seen_by(self, caller: Caller, names: Iterable[bytes]) -> list[bytes]:
         return [name for name in names if self._shows(name) and (caller.uid == 0 or not name.startswith(_TRUSTED))]
 
-    def set(self, nodeid: int, name: bytes, value: bytes) -> None:
-        """Set one, or an ACL."""
+    def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
+        """Set one, or an ACL: by whoever is not in the file's group, that takes its set-group-ID bit."""
         self._require(name)
         node = self._vfs.node(nodeid)
         with self._vfs.memory.changes(node.source), self._vfs.hold(node) as fd:
@@ -130,8 +132,16 @@ class Xattrs:
             writer = self._vfs.passthrough.writer_of(node, fd)
             with in_group(gid), written_by(writer if writer != NOBODY else 0):  # who owns it not may not change its ACL
                 self._vfs.gate.call(os.setxattr, _path(fd), name, value)
+            if name == _MODES_ACL:
+                self._settle_set_group_id(fd, caller)
         self._vfs.lasting.renew(node)  # an ACL is part of the mode
         self._refused.discard((name, node.is_directory))
+
+    def _settle_set_group_id(self, fd: Fd, caller: Caller) -> None:
+        """Ours kept the bit. Source  posix_acl_update_mode in the kernel's fs/posix_acl.c"""
+        seen = self._vfs.gate.call(look_at, fd)
+        if seen.mode & stat.S_ISGID and not is_member(caller, seen.gid) and not keeps_privileges(caller):
+            privileges.chmod(self._vfs, fd, seen.mode & ~stat.S_ISGID)
 
     def remove(self, nodeid: int, name: bytes) -> None:
         """Remove one."""

@@ -214,6 +214,30 @@ def test_acl_lets_in_and_keeps_out(oracle: Oracle) -> None:
         agree_as(oracle, prepare, act, ALICE, groups)
 
 
+@pytest.mark.parametrize("groups", [(), (TEAM,)], ids=["alone", "in the team"])
+@pytest.mark.parametrize("uid", [0, ALICE, BOB])
+def test_acl_of_who_is_not_in_the_group_takes_set_group_id(oracle: Oracle, uid: int, groups: tuple[int, ...]) -> None:
+    for_all = acl((1, 7, NOBODY), (4, 5, NOBODY), (32, 5, NOBODY))
+    for_bob = acl((1, 7, NOBODY), (2, 6, BOB), (4, 5, NOBODY), (16, 7, NOBODY), (32, 5, NOBODY))
+
+    def prepare(s: Native) -> None:
+        for kind in (b"file", b"directory"):
+            for name, mode in ((b"set", 0o6755), (b"extended", 0o2755), (b"default", 0o2755)):
+                s.put(kind + name) if kind == b"file" else s.mkdir(kind + name)
+                s.chown(kind + name, ALICE, TEAM)
+                s.setxattr(kind + name, ACCESS, for_bob)
+                s.chmod(kind + name, mode)
+
+    def act(s: Native, tell: Story) -> None:
+        for kind in (b"file", b"directory"):
+            tell(s.setxattr, kind + b"set", ACCESS, for_all)
+            tell(s.setxattr, kind + b"extended", ACCESS, for_bob)
+            tell(s.setxattr, kind + b"default", DEFAULT, for_all)
+            tell(s.tree)
+
+    agree_as(oracle, prepare, act, uid, groups)
+
+
 def test_directory_that_may_not_be_read_or_searched(oracle: Oracle) -> None:
     def prepare(s: Native) -> None:
         for name, mode in ((b"no search", 0o644), (b"no read", 0o711), (b"no write", 0o755)):

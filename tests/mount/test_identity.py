@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.libc import RENAME_EXCHANGE
+from fusefs.linux.libc import RENAME_EXCHANGE, handle_of
 from tests.support.mounted import trashd_mount, until
 from tests.support.oracle import Oracle
 from tests.support.tree import Spec, make_tree
@@ -267,3 +267,14 @@ def test_directory_moved_behind_the_mount_is_reached_by_who_knows_it(oracle: Ora
             assert file.read() == b"old"
         os.close(os.open("made", os.O_CREAT | os.O_WRONLY, dir_fd=holder))
         assert behind.listdir(b"store/d/sub") == [b"file", b"made"]
+
+
+@pytest.mark.rests_on("seam")
+def test_no_file_has_a_handle_that_would_be_the_next_ones(oracle: Oracle) -> None:
+    """The kernel would make it of the nodeid: whoever kept one (an NFS server does) got another file by it."""
+    s = oracle.mounted
+    s.put(b"file")
+    s.mkdir(b"d")
+    for path in (b"", b"/file", b"/d"):
+        with opened(s.top + path) as fd:
+            assert not handle_of(fd)

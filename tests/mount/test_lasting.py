@@ -154,9 +154,9 @@ def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree, monkey
 def test_an_extended_attribute_makes_answers_void(tree: Tree) -> None:
     xattrs = Xattrs(tree.vfs, are_shown=True)
     file = tree.vfs.lookup(tree.top, b"file", ME).nodeid
-    xattrs.set(file, b"user.name", b"value")
+    xattrs.set(file, b"user.name", b"value", ME)
     xattrs.remove(file, b"user.name")
-    xattrs.set(tree.top, b"user.name", b"value")
+    xattrs.set(tree.top, b"user.name", b"value", ME)
     assert tree.device.voided() == [file, file, tree.top]
 
 

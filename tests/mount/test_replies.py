@@ -35,7 +35,8 @@ OPEN_OUT = struct.Struct("=QIi")
 ENTRY_OUT = struct.Struct("=QQQQII88s")
 DIRENT = struct.Struct("=QQII")
 KEEP_CACHE, CACHE_DIR, STREAM, PASSTHROUGH = 2, 8, 16, 128
-DONT_MASK, INIT_EXT = 1 << 6, 1 << 30
+ALWAYS = 1 << 6 | 1 << 30 | 1 << 38
+"""Modes as they were asked for, 64 bits, no file handles."""
 MIB = 1 << 20
 LIMIT_S = 30.0
 _GETDENTS64 = 217 if os.uname().machine == "x86_64" else 61
@@ -125,7 +126,7 @@ def test_the_kernels_offer_is_read_and_left_for_libfuse() -> None:
         wire.replies.patch_next(beginning(frozenset(), stack_depth=1))
         wire.reply(bytes(64))
         wire.replies.replied()
-        assert init_reply(wire.arrived()[len(request) :]) == (DONT_MASK, 0)
+        assert init_reply(wire.arrived()[len(request) :]) == (ALWAYS, 0)
         assert wire.reply(b"x") == wire.arrived()[-17:]
 
 
@@ -142,9 +143,8 @@ def test_what_is_wanted_is_asked_for_alone(path: FastPath) -> None:
         wire.replies.patch_next(beginning({path}, stack_depth=2))
         wire.reply(bytes(64))
         wire.replies.replied()
-        has_more = INIT_EXT if path is FastPath.PASSTHROUGH else 0
         depth = 2 if path is FastPath.PASSTHROUGH else 0
-        assert init_reply(wire.arrived()) == (DONT_MASK | has_more | INIT_BITS.get(path, 0), depth)
+        assert init_reply(wire.arrived()) == (ALWAYS | INIT_BITS.get(path, 0), depth)
 
 
 @pytest.mark.parametrize(("through", "before"), [(open_through, b""), (create_through, bytes(range(128)))])

@@ -336,7 +336,7 @@ class Player(Subject):
                 else:
                     if flags & os.XATTR_CREATE:
                         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-            self._xattrs.set(nodeid, name.encode(), value)
+            self._xattrs.set(nodeid, name.encode(), value, self._caller)
 
     def _check_kind(self, nodeid: int, name: str) -> None:
         """Only files and directories have users' attributes."""
