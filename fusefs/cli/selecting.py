@@ -122,7 +122,7 @@ def _when(kernel: Kernel, text: str, field: Field, now_ns: int) -> int:
     try:
         with kernel.open_path(os.fsencode(text), os.O_PATH) as fd:
             if field == "btime":
-                born_ns = kernel.statx(fd).btime_ns
+                born_ns = kernel.statx(fd, asks=True).btime_ns
                 if not born_ns:
                     raise ValueError(f"{text} has no birth time: its filesystem keeps none")
                 return born_ns

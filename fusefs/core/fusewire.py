@@ -32,6 +32,10 @@ FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 1, 1 << 3, 1 << 7
 _ATTRIBUTES = "QQQqqqIIIIIIIII4x"
 _ATTR = Struct("=QI4x" + _ATTRIBUTES)
 _ENTRY = Struct("=QQQQII" + _ATTRIBUTES)
+_TIME = "qI4x"
+_STATX = Struct("=QI20x" + "II8xIIIHxxQQQ8x" + 4 * _TIME + "II120x")
+"""fuse_statx_out without what we don't tell: attributes, and a device, which is the kernel's."""
+_STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
 _DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
 """With a name's bytes, padded to a multiple of eight."""
 _NO_ATTRIBUTES = (0,) * 21
@@ -63,11 +67,20 @@ class Opcode(IntEnum):
     CREATE = 35
     INTERRUPT = 36
     BATCH_FORGET = 42
+    FALLOCATE = 43
     READDIRPLUS = 44
     RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    TMPFILE = 51
+    STATX = 52
+    COPY_FILE_RANGE_64 = 53
 
 
 _OF_DIRECTORIES = (Opcode.READDIRPLUS, Opcode.FSYNCDIR)
+_NOBODY_ELSES = (
+    Opcode.FALLOCATE, Opcode.LSEEK, Opcode.COPY_FILE_RANGE, Opcode.TMPFILE, Opcode.STATX, Opcode.COPY_FILE_RANGE_64,
+)  # fmt: skip
 
 # What follows the head of a request: numbers first, then names, each with a NUL byte at its end.
 
@@ -81,13 +94,21 @@ HANDLE_IN: Final = Struct("=Q")
 READ_IN: Final = Struct("=QQI")
 FSYNC_IN: Final = Struct("=QI4x")
 FSYNC_DATA_ONLY: Final = 1
-WRITE_IN: Final = Struct("=QQI20x")
+WRITE_IN: Final = Struct("=QQI12xI4x")
 GETXATTR_IN: Final = Struct("=I4x")
 GETXATTR_OUT: Final = Struct("=I4x")
+FALLOCATE_IN: Final = Struct("=QqqI4x")
+LSEEK_IN: Final = Struct("=QqI4x")
+LSEEK_OUT: Final = Struct("=q")
+COPY_IN: Final = Struct("=Qq8xQqQ8x")
+COPY_OUT: Final = Struct("=I4x")
+COPY_64_OUT: Final = Struct("=Q")
 
 
-def lacks_handle(opcode: int, request: Request) -> bool:
-    """Whether it is about a directory that was not opened."""
+def is_ours_alone(opcode: int, request: Request) -> bool:
+    """Whether nobody else can answer it: pyfuse3 does not know it, or it is about a directory that was not opened."""
+    if opcode in _NOBODY_ELSES:
+        return True
     return opcode in _OF_DIRECTORIES and HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] == 0
 
 
@@ -133,6 +154,11 @@ def entry_answer() -> bytearray:
 def attr_answer() -> bytearray:
     """Room for fuse_attr_out."""
     return answer(_ATTR.size)
+
+
+def statx_answer() -> bytearray:
+    """Room for fuse_statx_out."""
+    return answer(_STATX.size)
 
 
 def open_answer() -> bytearray:
@@ -183,6 +209,20 @@ def put_attr(message: bytearray, ino: int, attributes: Attributes, attr_s: float
     """What a node is: fuse_attr_out."""
     seconds, ns = _timeout(attr_s)
     _ATTR.pack_into(message, ANSWER_HEAD_SIZE, seconds, ns, *_attributes(ino, attributes))
+
+
+def put_statx(message: bytearray, ino: int, attributes: Attributes, attr_s: float) -> None:
+    """The same with its birth: fuse_statx_out."""
+    (
+        _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, btime_ns,
+    ) = attributes  # fmt: skip
+    mask = _STATX_BASIC | _STATX_BTIME if btime_ns else _STATX_BASIC
+    _STATX.pack_into(
+        message, ANSWER_HEAD_SIZE, *_timeout(attr_s),
+        mask, blksize, nlink, uid, gid, mode, ino, size, blocks,
+        *divmod(atime_ns, _NANO), *divmod(btime_ns, _NANO), *divmod(ctime_ns, _NANO), *divmod(mtime_ns, _NANO),
+        rdev >> 8 & 0xFFF, rdev & 0xFF | rdev >> 12 & 0xFFF00,
+    )  # fmt: skip
 
 
 def put_opened(message: bytearray, fh: int, flags: int, backing_id: int = 0) -> None:

@@ -18,9 +18,9 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.fastpaths import State
 
 OPERATIONS: Final = (
-    "lookup", "getattr", "setattr", "readlink", "access", "getxattr", "setxattr", "listxattr", "removexattr",
+    "lookup", "getattr", "statx", "setattr", "readlink", "access", "getxattr", "setxattr", "listxattr", "removexattr",
     "opendir", "readdir", "fsyncdir", "releasedir",
-    "create", "open", "read", "write", "flush", "fsync", "release",
+    "create", "tmpfile", "open", "read", "write", "lseek", "fallocate", "copy_file_range", "flush", "fsync", "release",
     "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "rename", "statfs", "forget",
 )  # fmt: skip
 """The kernel's requests, in the order in which people read them."""

@@ -103,6 +103,7 @@ class Matcher:
     """A selection, ready to be asked often; one for each process. Names and paths are as os.fsdecode has them.
 
     needs_stat       names and kinds don't tell all: ask `takes`
+    needs_birth      `takes` asks for birth times
     needs_emptiness  a directory that is chosen must have no entry: its reader looks
     types            the kinds that are meant, all of them named
     takes            whether an entry is chosen, as far as its stat tells: size, times, owner; not: of a directory if
@@ -124,6 +125,7 @@ class Matcher:
         checks = _checks(selection)
         self.takes: Check = _every(checks)
         self.types = _types(selection)
+        self.needs_birth = any(bound.field == "btime" for bound in selection.times)
         self.needs_emptiness = selection.empty and "d" in self.types
         self.needs_stat = bool(checks) and not (checks == [_is_empty] and self.types <= DIRECTORY)
 

@@ -22,8 +22,8 @@ _AT_NO_AUTOMOUNT, _AT_STATX_DONT_SYNC = 0x800, 0x4000
 # Python's own numbers would be made into these at each call.
 _AS_IT_IS = ctypes.c_int(libc.AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC)
 _BY_FD = ctypes.c_int(libc.AT_SYMLINK_NOFOLLOW | libc.AT_EMPTY_PATH)
-_WANTED = ctypes.c_uint(0xFFF)
-_BTIME, _MOUNT_ROOT = 0x800, 0x2000
+_BASIC, _BTIME, _MOUNT_ROOT = 0x7FF, 0x800, 0x2000
+_WANTED = ctypes.c_uint(_BASIC | _BTIME)
 _STATX = struct.Struct("=I4xQ4xIIH2xQQ8xQqI4xqI4xqI4xqI12xII")
 _STATX_SIZE = 256
 _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -88,15 +88,21 @@ def read_on(kernel: Kernel, fd: int) -> dirents.Block | None:
     return dirents.read_on(fd)
 
 
-def look_at_all(kernel: Kernel, dir_fd: int, names: Iterable[str]) -> tuple[list[Looked], Refused]:
-    """lstat of each name, but never of what is mounted there (EXDEV): see `Kernel.stat`."""
+def look_at_all(
+    kernel: Kernel, dir_fd: int, names: Iterable[str], *, asks_birth: bool = False
+) -> tuple[list[Looked], Refused]:
+    """lstat of each name, but never of what is mounted there (EXDEV): see `Kernel.stat`.
+
+    asks_birth  for birth times too, where each costs a question to who serves the filesystem
+    """
     looked: list[Looked] = []
     refused: Refused = []
+    wanted = _BASIC | _BTIME if asks_birth else _BASIC
     reach, glance = kernel.reach, _glancing(dir_fd) if kernel.answers_at_once(dir_fd) else _nothing
     for name in names:
         try:
             reach("stat")
-            looked.append(glance(name) or _look_closely(dir_fd, name))
+            looked.append(glance(name) or _look_closely(dir_fd, name, wanted))
         except OSError as error:
             refused.append((name, error.errno or errno.EIO))
     return looked, refused
@@ -126,10 +132,10 @@ def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
     return glance
 
 
-def _look_closely(dir_fd: int, name: str) -> Looked:
+def _look_closely(dir_fd: int, name: str, wanted: int) -> Looked:
     told = ctypes.create_string_buffer(_STATX_SIZE)
     with Fd(libc.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, _BENEATH)) as fd:
-        libc.checked(_statx_unlocked(fd, b"", _BY_FD, _WANTED, told))
+        libc.checked(_statx_unlocked(fd, b"", _BY_FD, wanted, told))
     return Looked(name, *_STATX.unpack_from(told))
 
 

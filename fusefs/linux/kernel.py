@@ -111,10 +111,10 @@ class Kernel:
         self._gate("fstat")
         return os.fstat(fd)
 
-    def statx(self, fd: int) -> libc.Statx:
-        """Birth time and mount id of what an fd holds."""
+    def statx(self, fd: int, *, asks: bool = False) -> libc.Statx:
+        """Birth time and mount id of what an fd holds. asks: whoever serves it, for a birth that the kernel may lack"""
         self._gate("statx")
-        return libc.statx(fd)
+        return libc.statx(fd, asks=asks)
 
     def filesystem(self, fd: int) -> int:
         """The filesystem's magic number."""
@@ -317,9 +317,9 @@ class Kernel:
         os.ftruncate(fd, len(content))
 
     def reserve_blocks(self, fd: int, size: int) -> None:
-        """Preallocate; EOPNOTSUPP where the filesystem can't."""
+        """Blocks for the first `size` bytes, of whatever length the file is; EOPNOTSUPP where the filesystem can't."""
         self._gate("fallocate")
-        libc.fallocate(fd, size)
+        libc.fallocate(fd, libc.FALLOC_FL_KEEP_SIZE, 0, size)
 
     def fsync(self, fd: int) -> None:
         """fsync of a file or of a directory opened for reading."""

@@ -78,7 +78,7 @@ def renaming() -> Callable[[int, bytes, int, bytes, int], int]:
 
 
 class Statx(NamedTuple):
-    """What statx tells that stat does not: birth time (0 if there is none) and the mount's id; no daemon is asked."""
+    """What statx tells that stat does not: birth time (0 if there is none, or none is known) and the mount's id."""
 
     ino: int
     btime_ns: int
@@ -91,10 +91,13 @@ _STATX = struct.Struct("=IIQIIIHxxQQQQ" + 4 * "qIi" + "IIIIQ")
 _ATTR_MOUNT_ROOT = 0x2000
 
 
-def statx(fd: int, path: bytes = b"") -> Statx:
-    """statx(2) on an fd (any kind), or of a name below it (never following a link)."""
+def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
+    """statx(2) on an fd (any kind), or of a name below it (never following a link).
+
+    asks  a daemon or a server, too, which may hang: else only what the kernel knows of its birth is told
+    """
     buffer = ctypes.create_string_buffer(256)
-    flags = AT_STATX_DONT_SYNC | AT_SYMLINK_NOFOLLOW | (0 if path else AT_EMPTY_PATH)
+    flags = AT_SYMLINK_NOFOLLOW | (0 if asks else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)
     checked(_libc.statx(fd, path, flags, 0x7FF | _STATX_BTIME | _STATX_MNT_ID, buffer), path)
     f = _STATX.unpack_from(buffer)
     mask, attributes, ino, btime_s, btime_ns = f[0], f[2], f[7], f[14], f[15]
@@ -163,9 +166,9 @@ def open_unnamed(dir_fd: int) -> int:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
 
-def fallocate(fd: int, size: int) -> None:
-    """Reserve blocks for the first `size` bytes without changing the file's length."""
-    while _libc.fallocate(fd, FALLOC_FL_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)) < 0:
+def fallocate(fd: int, mode: int, offset: int, size: int) -> None:
+    """fallocate(2); a signal does not end it."""
+    while _libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(size)) < 0:
         number = ctypes.get_errno()
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number))

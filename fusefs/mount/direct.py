@@ -1,7 +1,7 @@
 """The kernel's commonest requests, read and answered without libfuse and pyfuse3; those get all others.
 
 That is half of what a request costs, and bits of answers that pyfuse3 has no field for cost nothing more. It is done
-while the backing filesystem answers at once: what has to wait for it in a thread is pyfuse3's.
+while the backing filesystem answers at once: what has to wait for it in a thread is pyfuse3's, if that knows it.
 
 Source  docs/decisions/0014-direct-requests.md
 """
@@ -12,25 +12,24 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from time import perf_counter_ns
-from typing import Final
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from fusefs.core import fusewire as wire
 from fusefs.core.fusewire import REQUEST_HEAD_SIZE, Opcode, Request
-from fusefs.mount import listing, unopened, vfs_files, vfs_write
+from fusefs.mount import listing, recall, unopened, vfs_files, vfs_write
+from fusefs.mount.asking import Asking
 from fusefs.mount.hands import PART, Hands
 from fusefs.mount.known import Known, shown_number
 from fusefs.mount.listing import Listed
 from fusefs.mount.loop import own_number
-from fusefs.mount.replies import Replies
+from fusefs.mount.replies import GONE, Replies
 from fusefs.mount.stats import CELL_OF, Stats
 from fusefs.mount.translate import attempt, attempt_later
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import Opened
 from fusefs.mount.xattrs import Xattrs
-
-_GONE = (errno.ENOENT, errno.ENODEV)
-"""Who waits for an answer; the connection."""
 
 _SHORT_BYTES = 1 << 13
 _GIVEN = (bytearray, bytes, int, type(None))
@@ -38,17 +37,10 @@ _GIVEN = (bytearray, bytes, int, type(None))
 Given = bytearray | bytes | int | None
 """To a request: complete but for its number; its body alone; an errno; or there is no answer."""
 Answer = Given | Awaitable[Given]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
-
-
-class _Asking:
-    """Who asks: a linux.caller.Caller; one for all requests, one after the other."""
-
-    __slots__ = ("gid", "pid", "uid", "umask")
-
-    def __init__(self) -> None:
-        self.uid = self.gid = self.pid = self.umask = 0
 
 
 class Direct:
@@ -70,14 +62,14 @@ class Direct:
         self._replies = replies
         self._stats = stats
         self._device = replies.device
-        self._caller = _Asking()
+        self._caller = Asking()
         self._is_blocking = True
         self._read_to = memoryview(bytearray(wire.REQUEST_BYTES_MAX))
         self._room = (self._read_to,)
         # Each answer is written before the next one is made: there is one of each sort.
         self._done = wire.answer()
         self._entry, self._missing, self._missing_s = wire.entry_answer(), wire.entry_answer(), -1.0
-        self._attr = wire.attr_answer()
+        self._attr, self._statx_told = wire.attr_answer(), wire.statx_answer()
         self._opened = wire.open_answer()
         self._created = wire.create_answer()
         self._written = wire.write_answer()
@@ -86,8 +78,10 @@ class Direct:
             Opcode.FORGET: ("forget", self._forget),
             Opcode.BATCH_FORGET: ("forget", self._forget_many),
             Opcode.GETATTR: ("getattr", self._getattr),
+            Opcode.STATX: ("statx", self._statx),
             Opcode.MKDIR: ("mkdir", self._mkdir),
             Opcode.CREATE: ("create", self._create),
+            Opcode.TMPFILE: ("tmpfile", self._tmpfile),
             Opcode.UNLINK: ("unlink", self._unlink),
             Opcode.RMDIR: ("rmdir", self._rmdir),
             Opcode.RENAME: ("rename", self._rename),
@@ -95,6 +89,10 @@ class Direct:
             Opcode.OPEN: ("open", self._open),
             Opcode.READ: ("read", self._read),
             Opcode.WRITE: ("write", self._write),
+            Opcode.LSEEK: ("lseek", self._lseek),
+            Opcode.FALLOCATE: ("fallocate", self._fallocate),
+            Opcode.COPY_FILE_RANGE: ("copy_file_range", partial(self._copy, wire.COPY_OUT.pack)),
+            Opcode.COPY_FILE_RANGE_64: ("copy_file_range", partial(self._copy, wire.COPY_64_OUT.pack)),
             Opcode.FLUSH: ("flush", self._flush),
             Opcode.RELEASE: ("release", self._release),
             Opcode.GETXATTR: ("getxattr", self._getxattr),
@@ -133,7 +131,7 @@ class Direct:
         caller = self._caller
         _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
         served = self._acts.get(opcode)
-        if served is None or (is_slow and not wire.lacks_handle(opcode, request)):
+        if served is None or (is_slow and not wire.is_ours_alone(opcode, request)):
             if opcode == Opcode.INTERRUPT:
                 return True  # nobody wants to know; and libfuse may not know the request that it is about
             self._replies.hand_over(request)
@@ -169,7 +167,7 @@ class Direct:
                         self._vfs.directories.losers.add(pid)
                 os.write(self._device, wire.refusal(unique, answer))
         except OSError as error:
-            if error.errno not in _GONE:  # who asked has got an error, too
+            if error.errno not in GONE:  # who asked has got an error, too
                 _log.error("the kernel takes an answer for wrong: %s", error.strerror)
             if answer is self._opened or answer is self._created:  # nobody will release what nobody was told of
                 with self._gate.lock:
@@ -219,6 +217,15 @@ class Direct:
             return self._made_later(known, opened)
         return self._put(self._handle(self._created, opened), known)
 
+    def _tmpfile(self, parent: int, request: Request) -> Answer:
+        flags, mode, self._caller.umask = wire.CREATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return self._make_unnamed(parent, mode, flags, self._caller.as_now())
+
+    async def _make_unnamed(self, parent: int, mode: int, flags: int, asking: Asking) -> Given:
+        """Checkpoint"""
+        opened, known = await self._hands.wait_for(vfs_write.create_unnamed, self._vfs, parent, mode, flags, asking)
+        return await self._made_later(known, opened)
+
     async def _made_later(self, known: Known, opened: Opened | None) -> Given:
         """Answer when it has its own number, or won't get it. Checkpoint"""
         known = await own_number(self._vfs, known)
@@ -251,6 +258,18 @@ class Direct:
         wire.put_attr(self._attr, shown_number(known), known.attributes, self._lifetimes(known)[1])
         return self._attr
 
+    def _statx(self, nodeid: int, _request: Request) -> Answer:
+        """The same with its birth, asked for once: the kernel keeps that as long as it knows the node."""
+        known = recall.getattr_(self._vfs, nodeid) if self._gate.is_slow else None
+        if known is not None:
+            return self._tell_birth(known)
+        return self._by_whom_it_suits(self._tell_birth, Vfs.getattr, nodeid, self._caller.as_now())
+
+    def _tell_birth(self, known: Known) -> Given:
+        known = self._vfs.still(known)
+        wire.put_statx(self._statx_told, shown_number(known), known.attributes, self._lifetimes(known)[1])
+        return self._statx_told
+
     def _getxattr(self, nodeid: int, request: Request) -> Answer:
         (room,) = wire.GETXATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         (name,) = wire.names(request, wire.GETXATTR_IN)
@@ -281,10 +300,40 @@ class Direct:
         return vfs_files.read(self._vfs, fh, offset, size)
 
     def _write(self, _nodeid: int, request: Request) -> Answer:
-        fh, offset, size = wire.WRITE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        fh, offset, size, flags = wire.WRITE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         data = memoryview(request)[REQUEST_HEAD_SIZE + wire.WRITE_IN.size :][:size]
-        wire.put_written(self._written, vfs_files.write(self._vfs, fh, offset, data))
+        wire.put_written(self._written, vfs_files.write(self._vfs, fh, offset, data, appends=bool(flags & os.O_APPEND)))
         return self._written
+
+    def _lseek(self, _nodeid: int, request: Request) -> Answer:
+        fh, offset, whence = wire.LSEEK_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return self._by_whom_it_suits(wire.LSEEK_OUT.pack, vfs_files.seek, fh, offset, whence)
+
+    def _fallocate(self, _nodeid: int, request: Request) -> Answer:
+        fh, offset, size, mode = wire.FALLOCATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return self._by_thread(self._say_done, vfs_files.allocate, fh, mode, offset, size, self._caller.as_now())
+
+    def _copy(self, tell: Callable[[int], bytes], _nodeid: int, request: Request) -> Answer:
+        fh, offset, to_fh, to_offset, size = wire.COPY_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        asking = self._caller.as_now()
+        return self._by_thread(tell, vfs_files.copy, fh, offset, to_fh, to_offset, size, asking)
+
+    def _say_done(self, _nothing: None) -> Given:
+        return self._done
+
+    def _by_whom_it_suits(
+        self, tell: Callable[[R], Given], act: Callable[Concatenate[Vfs, P], R], *args: P.args, **named: P.kwargs
+    ) -> Answer:
+        """At once, or by a thread where the filesystem has become slow: nobody else can answer it."""
+        if self._gate.is_slow:
+            return self._by_thread(tell, act, *args, **named)
+        return tell(act(self._vfs, *args, **named))
+
+    async def _by_thread(
+        self, tell: Callable[[R], Given], act: Callable[Concatenate[Vfs, P], R], *args: P.args, **named: P.kwargs
+    ) -> Given:
+        """Checkpoint  while the thread is at work"""
+        return tell(await self._hands.wait_for(act, self._vfs, *args, **named))
 
     def _flush(self, _nodeid: int, request: Request) -> Answer:
         vfs_files.flush(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
@@ -334,15 +383,10 @@ class Direct:
 
     def _fsyncdir(self, nodeid: int, request: Request) -> Answer:
         fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return self._sync(nodeid, fh, data_only=bool(flags & wire.FSYNC_DATA_ONLY))
-
-    async def _sync(self, nodeid: int, fh: int, *, data_only: bool) -> Given:
-        """Checkpoint  while a thread waits for it"""
+        data_only = bool(flags & wire.FSYNC_DATA_ONLY)
         if fh:
-            await self._hands.wait_for(vfs_files.fsync, self._vfs, fh, data_only=data_only)
-        else:
-            await self._hands.wait_for(unopened.sync, self._vfs, nodeid, data_only=data_only)
-        return self._done
+            return self._by_thread(self._say_done, vfs_files.fsync, fh, data_only=data_only)
+        return self._by_thread(self._say_done, unopened.sync, nodeid, data_only=data_only)
 
     def _direntplus(self, listed: Listed) -> bytes:
         name, known, ino, kind, offset, node = listed

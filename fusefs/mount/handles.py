@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fusefs.core.inodes import Node
@@ -30,6 +31,7 @@ class Handles:
         self._fds: dict[Node, list[Fd]] = {}
         self._listings: dict[int, Listing] = {}
         self._executed: set[int] = set()
+        self._to_append: set[int] = set()
 
     def __len__(self) -> int:
         """How many are open."""
@@ -43,6 +45,9 @@ class Handles:
             self._listings[fd] = listing
         if flags & _FOR_EXECUTION:
             self._executed.add(fd)
+        if flags & os.O_APPEND:
+            self._to_append.add(fd)
+            _write_anywhere(fd)
         node.n_open += 1
         return int(fd)
 
@@ -51,6 +56,7 @@ class Handles:
         node = self._nodes.pop(fh)
         self._listings.pop(fh, None)
         self._executed.discard(fh)
+        self._to_append.discard(fh)
         fds = self._fds[node]
         if len(fds) == 1:
             del self._fds[node]
@@ -75,6 +81,14 @@ class Handles:
         """Whether somebody has a node open for writing."""
         return any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE for fd in self._fds.get(node, ()))
 
+    def may_be_mapped(self, node: Node) -> bool:
+        """Whether somebody may write to a node's mapped memory: what is mapped stays open."""
+        return any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR for fd in self._fds.get(node, ()))
+
+    def is_to_append(self, fh: int) -> bool:
+        """Whether a handle was opened with O_APPEND."""
+        return fh in self._to_append
+
     def is_executed(self, node: Node) -> bool:
         """Whether somebody runs a node as a program."""
         return bool(self._executed) and not self._executed.isdisjoint(self._fds.get(node, ()))
@@ -87,3 +101,9 @@ class Handles:
         """Close all."""
         for fh in list(self._nodes):
             self.remove(fh).close()
+
+
+def _write_anywhere(fd: Fd) -> None:
+    """An fd that was opened to append: not all that is written by its handle is. A file that may only grow keeps it."""
+    with suppress(PermissionError):
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)

@@ -178,6 +178,11 @@ class Passthrough:
         mode = self._modes.get(node)
         return self._reserved.writer(node.source[0], fd, None) if mode is None else mode.writer
 
+    def is_written_late(self, node: Node) -> bool:
+        """Whether what is written to memory comes to us later: the kernel keeps its own pages of what is open."""
+        mode = self._modes.get(node)
+        return mode is None or not mode.backing_id
+
     def _is_read_again(self, node: Node, size: int | None) -> bool:
         """Whether the kernel had better keep the pages of what is opened to be read: that is quicker from then on.
 

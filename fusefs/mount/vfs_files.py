@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import written_by
+from fusefs.linux.caller import Caller, written_by
 from fusefs.linux.fd import Fd
+from fusefs.linux.libc import fallocate
+from fusefs.mount import privileges
 from fusefs.mount.vfs import Vfs
 
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
+_COPIED_BYTES_MAX = 64 << 20
+"""At a time: who is killed meanwhile waits for it."""
 
 
 class Opened(NamedTuple):
@@ -65,11 +69,61 @@ def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
         return vfs.gate.call(os.pread, vfs.handles.file(fh), size, offset)
 
 
-def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview) -> int:
-    """How many bytes were written."""
+def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, *, appends: bool | None = None) -> int:
+    """How many bytes were written.
+
+    appends  at the end, wherever that is by now. None: pyfuse3 does not say. Where nobody works behind the mount the
+             kernel knows the end, and the offset is right either way; elsewhere whoever opened the file to append does
+    """
     node, file = vfs.handles.node(fh), vfs.handles.file(fh)
+    if appends is None:
+        appends = vfs.is_shared and vfs.handles.is_to_append(fh)
     with vfs.memory.changes(node.source), written_by(vfs.passthrough.writer_of(node, file)):
+        if appends:
+            return vfs.gate.call(os.pwritev, file, (data,), offset, os.RWF_APPEND)
         return vfs.gate.call(os.pwrite, file, data, offset)
+
+
+def allocate(vfs: Vfs, fh: int, mode: int, offset: int, size: int, caller: Caller) -> None:
+    """Blocks for a part of a file, or a hole, or zeros: fallocate(2). It may take long."""
+    node, file = vfs.handles.node(fh), vfs.handles.file(fh)
+    writing = written_by(vfs.passthrough.writer_of(node, file))
+    with vfs.memory.changes(node.source), privileges.kept(vfs, file, caller), writing:
+        vfs.gate.call(fallocate, file, mode, offset, size)
+
+
+def seek(vfs: Vfs, fh: int, offset: int, whence: int) -> int:
+    """Where the next data is (SEEK_DATA), or the next hole.
+
+    The kernel asks without writing back what was written to memory: a file of which it may have such pages is data
+    from one end to the other, as on a filesystem that can't tell.
+    Raises  OSError ENXIO: there is none
+    Source  fs/fuse/file.c: fuse_file_llseek
+    """
+    node, file = vfs.handles.node(fh), vfs.handles.file(fh)
+    if not vfs.passthrough.is_written_late(node) or not vfs.handles.may_be_mapped(node):
+        return vfs.gate.call(os.lseek, file, offset, whence)
+    size = vfs.gate.call(look_at, file).size
+    if not 0 <= offset < size:
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+    return offset if whence == os.SEEK_DATA else size
+
+
+def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, caller: Caller) -> int:
+    """How many bytes were copied by the filesystem below, perhaps by sharing blocks; if it were fewer, he asks again.
+
+    Raises  OSError EXDEV: it can't; then the kernel reads and writes
+    """
+    node, file = vfs.handles.node(fh), vfs.handles.file(fh)
+    to_node, to_file = vfs.handles.node(to_fh), vfs.handles.file(to_fh)
+    call = vfs.gate.call
+    with vfs.memory.changes(node.source, to_node.source), privileges.kept(vfs, to_file, caller):
+        accessed_ns = call(look_at, file).atime_ns
+        with written_by(vfs.passthrough.writer_of(to_node, to_file)):
+            n = call(os.copy_file_range, file, to_file, min(size, _COPIED_BYTES_MAX), offset, to_offset)
+        if call(look_at, file).atime_ns != accessed_ns:  # of which the kernel knows nothing
+            vfs.lasting.renew(node)
+    return n
 
 
 def flush(vfs: Vfs, fh: int) -> None:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node, SourceKey, source_key
 from fusefs.linux import libc
-from fusefs.linux.attributes import look_at, set_times
-from fusefs.linux.caller import Caller, created_by, in_group, is_member, keeps_privileges
+from fusefs.linux.attributes import look_at, peek_at, set_times
+from fusefs.linux.caller import Caller, created_by, is_member
 from fusefs.linux.fd import Fd
-from fusefs.mount import trashdir
+from fusefs.mount import privileges, trashdir
 from fusefs.mount.known import Known
 from fusefs.mount.memory import Place
 from fusefs.mount.reserved import writer_of
@@ -66,6 +66,25 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
     node.nlookup += 1  # the kernel is told
     writer = writer_of(known.attributes.uid, known.attributes.mode)
     return Opened(fd, vfs.opened(node, fd, flags, writer=writer), keeps=True), known
+
+
+def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller) -> tuple[Opened, Known]:
+    """A new file that no name leads to, and a handle of it: O_TMPFILE. `link` may give it one while it is open."""
+    directory, dir_fd = vfs.directory(parent)
+    vfs.make_room()
+    with created_by(caller, _group(vfs, dir_fd, mode, caller)):
+        wanted = flags & ~_NOT_BELOW | os.O_TMPFILE | os.O_CLOEXEC
+        fd = Fd(vfs.gate.call(os.open, b".", wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
+    try:
+        seen, handle = vfs.gate.call(peek_at, fd)
+    except BaseException:
+        fd.close()
+        raise
+    node = vfs.nodes.learn(source_key(seen, vfs.directories.lasting(handle)), seen, directory, b"")
+    node.take_away(directory, b"")
+    node.nlookup += 1  # the kernel is told
+    backing_id = vfs.opened(node, fd, flags | os.O_CREAT, writer=writer_of(seen.uid, seen.mode))
+    return Opened(fd, backing_id, keeps=True), Known(node.nodeid, seen, 0)
 
 
 def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Known:
@@ -218,7 +237,7 @@ def _lost(vfs: Vfs, source: SourceKey, seen: Attributes, directory: Node, name: 
 def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> Known:
     """Change attributes, in an order in which none undoes another.
 
-    changes  none: somebody is about to write, and the kernel wants what _take_privileges takes; or to chown to nobody
+    changes  none: somebody is about to write, and the kernel wants what privileges.take takes; or to chown to nobody
     fh       a handle of it, for its size
     """
     node = vfs.node(nodeid)
@@ -226,42 +245,14 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Ca
         call = vfs.gate.call
         path = b"/proc/self/fd/%d" % fd
         if changes == _NOTHING:
-            _take_privileges(vfs, node, fd, caller)
+            privileges.take(vfs, node, fd, caller)
         if changes.uid is not None or changes.gid is not None:
             call(os.chown, path, -1 if changes.uid is None else changes.uid, -1 if changes.gid is None else changes.gid)
         if changes.mode is not None:
-            _chmod(vfs, fd, changes.mode)
+            privileges.chmod(vfs, fd, changes.mode)
         if changes.size is not None:
-            before = call(look_at, fd).mode if caller.uid == 0 else 0
-            call(os.truncate, path if fh is None else vfs.handles.file(fh), changes.size)
-            if before & (stat.S_ISUID | stat.S_ISGID) and keeps_privileges(caller):
-                _chmod(vfs, fd, before)  # ours, without CAP_FSETID, has taken them away
+            with privileges.kept(vfs, fd, caller):
+                call(os.truncate, path if fh is None else vfs.handles.file(fh), changes.size)
         if changes.atime_ns is not None or changes.mtime_ns is not None:
             call(set_times, fd, changes.atime_ns, changes.mtime_ns)
     return vfs.known(node)
-
-
-def _take_privileges(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
-    """Set-user-ID and set-group-ID go, as for any chown; before the write, or the kernel would believe in them still.
-
-    Raises  OSError EPERM for somebody else than the owner, unless he may be writing
-    Source  setattr_should_drop_suidgid in the kernel's fs/attr.c; it has taken capabilities away itself
-    """
-    seen = vfs.gate.call(look_at, fd)
-    is_group_kept = not seen.mode & stat.S_IXGRP and is_member(caller, seen.gid)
-    if not seen.mode & (stat.S_ISUID if is_group_kept else stat.S_ISUID | stat.S_ISGID):
-        return
-    may_be_write = vfs.handles.has_writer(node)
-    if caller.uid != seen.uid and not may_be_write and not keeps_privileges(caller):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-    try:
-        vfs.gate.call(os.chown, b"/proc/self/fd/%d" % fd, -1, -1)
-    except PermissionError:
-        if not may_be_write:  # in a user's own mount, to another's file: the write itself takes them away
-            raise
-
-
-def _chmod(vfs: Vfs, fd: Fd, mode: int) -> None:
-    """The kernel has decided about set-group-ID; below it would be asked whether the daemon is in that group."""
-    with in_group(vfs.gate.call(look_at, fd).gid):
-        vfs.gate.call(os.chmod, b"/proc/self/fd/%d" % fd, stat.S_IMODE(mode))

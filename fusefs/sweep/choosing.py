@@ -109,13 +109,14 @@ class Chooser:
 
     def is_chosen_still(self, fd: Fd) -> bool:
         """Whether a directory that is open would be chosen now, as far as its stat tells."""
-        return self._matcher.takes(self._kernel.fstat(fd), self._kernel.statx(fd).btime_ns)
+        born_ns = self._kernel.statx(fd, asks=self._matcher.needs_birth).btime_ns
+        return self._matcher.takes(self._kernel.fstat(fd), born_ns)
 
     def chosen_still(self, sides: Sides, names: list[str]) -> list[str]:
         """Of directories that were chosen some time ago those that would be now; and what can't be looked at."""
         if not self._matcher.needs_stat:
             return names
-        looked, _refused = look_at_all(self._kernel, sides.fd, names)
+        looked, _refused = look_at_all(self._kernel, sides.fd, names, asks_birth=self._matcher.needs_birth)
         others = {one.name for one in looked if not self._matcher.takes(one, one.btime_ns)}
         return [name for name in names if name not in others]
 
@@ -170,7 +171,7 @@ class Chooser:
         self, upper: bytes, sides: Sides, names: Sequence[str], *, absent: Sums = _NONE, tells_mounts: bool = True
     ) -> list[Looked]:
         """Those that are there. absent: what is counted for each that is not; tells_mounts: see `refuse`"""
-        looked, refused = look_at_all(self._kernel, sides.fd, names)
+        looked, refused = look_at_all(self._kernel, sides.fd, names, asks_birth=self._matcher.needs_birth)
         there = [one for one in refused if one[1] != errno.ENOENT]
         for _name in range(len(refused) - len(there)):
             self._tally.count(absent)

@@ -61,7 +61,7 @@ class Counting:
 
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """See Action."""
-        looked, refused = look_at_all(here.kernel, here.sides.fd, names)
+        looked, refused = look_at_all(here.kernel, here.sides.fd, names, asks_birth=self._field == "btime")
         for one in looked:
             self._count(here.upper, one)
         return Taken(refused, "stat")

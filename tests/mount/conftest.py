@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="module", params=["tmpfs", "ext4"])
 def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A filesystem that gives a free inode number to the next file at once."""
-    with tmpfs_volume("512m") if request.param == "tmpfs" else loop_volume("ext4", 512) as path:
+    with tmpfs_volume("512m") if request.param == "tmpfs" else loop_volume(request.param, 512) as path:
         yield path
 
 

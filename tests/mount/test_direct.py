@@ -10,11 +10,10 @@ import socket
 import struct
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
+from collections.abc import Awaitable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import trio
@@ -23,86 +22,18 @@ from fusefs.core import fusewire as wire
 from fusefs.core.fusewire import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.mount.direct import Direct
-from fusefs.mount.gate import Gate
 from fusefs.mount.hands import PART
 from fusefs.mount.replies import Replies
 from fusefs.mount.stats import Stats
-from fusefs.mount.vfs import Vfs
 from fusefs.mount.xattrs import Xattrs
-from tests.support.broken import AtOnce, Broken
+from tests.support.broken import AtOnce
+from tests.support.messages import Told, a_broken, a_real
 from tests.support.volumes import unmount
 
 MIB = 1 << 20
 LIMIT_S = 60.0
 MNT_FORCE = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-# Without a kernel: a socket for /dev/fuse.
-
-
-class Told(NamedTuple):
-    """An answer."""
-
-    unique: int
-    error: int
-    body: bytes
-
-
-class Kernel:
-    """What asks a Direct, and is told."""
-
-    def __init__(self, vfs: Any, xattrs: Any, gate: Gate, *, opens_directories: bool = True) -> None:
-        self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.end.setblocking(False)
-        self.replies = Replies(self.session.fileno())
-        self.stats = Stats.in_memory()
-        hands = AtOnce(gate, self.stats, 1)
-        self.direct = Direct(vfs, xattrs, hands, self.replies, self.stats, opens_directories=opens_directories)
-        self._numbers = count(2, 2)
-
-    def close(self) -> None:
-        self.replies.close()
-        self.session.close()
-        self.end.close()
-
-    def send(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> int:
-        """Ask, and have it served; its number."""
-        unique = next(self._numbers)
-        self.end.send(struct.pack("=IIQQIIII", 40 + len(body), opcode, unique, nodeid, 0, 0, 1, 0) + body)
-        return unique
-
-    def serve(self) -> bool | None:
-        """What `serve` says, when all is answered."""
-        served = self.direct.serve()
-        if not isinstance(served, Awaitable):
-            return served
-        later = served
-
-        async def finish() -> None:
-            await later
-
-        trio.run(finish)
-        return True
-
-    def told(self) -> Told | None:
-        """The next answer."""
-        with suppress(BlockingIOError):
-            message = self.end.recv(2 * MIB)
-            size, error, unique = struct.unpack_from("=IiQ", message)
-            assert size == len(message)
-            return Told(unique, -error, message[16:])
-        return None
-
-    def asked(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> Told:
-        """The only answer."""
-        unique = self.send(opcode, body, nodeid)
-        assert self.serve() is True
-        told = self.told()
-        assert told is not None
-        assert told.unique == unique
-        assert self.told() is None
-        return told
 
 
 BODIES: dict[Opcode, bytes] = {
@@ -126,33 +57,19 @@ BODIES: dict[Opcode, bytes] = {
     Opcode.BATCH_FORGET: struct.pack("=II", 1, 0) + bytes(16),
     Opcode.READDIRPLUS: bytes(40),
     Opcode.RENAME2: bytes(16) + b"old\0new\0",
+    Opcode.FALLOCATE: bytes(32),
+    Opcode.LSEEK: bytes(24),
+    Opcode.COPY_FILE_RANGE: bytes(56),
+    Opcode.COPY_FILE_RANGE_64: bytes(56),
+    Opcode.STATX: bytes(24),
+    Opcode.TMPFILE: bytes(16) + b"/\0",
 }
+NAMED = (b"a\0", b"b\0")
 LATER = {
     "FSYNCDIR": (Opcode.FSYNCDIR, bytes(16)),
     "BATCH_FORGET": (Opcode.BATCH_FORGET, struct.pack("=II", 2 * PART, 0) + bytes(16 * 2 * PART)),
 }
 """What runs in a task of its own."""
-
-
-@contextmanager
-def a_broken(error: Exception) -> Iterator[Kernel]:
-    kernel = Kernel(Broken(error), Broken(error), Gate(), opens_directories=False)
-    try:
-        yield kernel
-    finally:
-        kernel.close()
-
-
-@contextmanager
-def a_real(**named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
-    with tempfile.TemporaryDirectory(prefix="trashd-direct-") as name, ExitStack() as stack:
-        root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
-        gate, stats = Gate(), Stats.in_memory()
-        vfs = Vfs(root, gate, stats, max_fds=1000, timeout_s=1)
-        stack.callback(vfs.close)
-        kernel = Kernel(vfs, Xattrs(vfs, are_shown=True), gate, **named)
-        stack.callback(kernel.close)
-        yield kernel, vfs, Path(name)
 
 
 def test_every_request_that_we_know_is_tried_here() -> None:
@@ -197,10 +114,10 @@ def test_a_request_that_is_cut_short_is_answered(opcode: Opcode) -> None:
             kernel.send(opcode)
             assert kernel.direct.serve() is False
             return
-        assert kernel.asked(opcode).error or opcode is Opcode.GETATTR
+        assert kernel.asked(opcode).error or opcode in (Opcode.GETATTR, Opcode.STATX)
 
 
-@pytest.mark.parametrize("opcode", [4, 5, 6, 8, 13, 17, 20, 21, 23, 24, 26, 28, 31, 34, 38, 39, 43, 46, 47, 4711])
+@pytest.mark.parametrize("opcode", [4, 5, 6, 8, 13, 17, 20, 21, 23, 24, 26, 28, 31, 34, 38, 39, 48, 50, 54, 4711])
 @pytest.mark.parametrize("size", [0, 8, 70_000])
 def test_what_we_do_not_know_is_left_for_libfuse_as_it_came(opcode: int, size: int) -> None:
     body = bytes(number % 251 for number in range(size))
@@ -314,6 +231,56 @@ def test_what_is_written_is_what_is_read(size: int) -> None:
         assert written == Told(written.unique, 0, struct.pack("=II", len(data), 0))
         assert kernel.asked(Opcode.READ, struct.pack("=QQI20x", fh, 0, MIB)).body == data
         assert kernel.asked(Opcode.RELEASE, struct.pack("=QQQ", fh, 0, 0)).error == 0
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_nobody_else_can_answer_is_answered_of_a_slow_filesystem_too(is_slow: bool) -> None:
+    """One ENOSYS, and the kernel would never ask again."""
+    with a_real(opens_directories=False) as (kernel, _vfs, path):
+        made = [kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
+        nodeid = struct.unpack_from("=Q", made[0].body)[0]
+        one, other = (struct.unpack_from("=Q", told.body, 128)[0] for told in made)
+        kernel.direct._gate.is_slow = is_slow
+        assert kernel.asked(Opcode.FALLOCATE, struct.pack("=QQQII", one, 0, MIB, 0, 0)).error == 0
+        assert (path / "a").stat().st_size == MIB
+        assert kernel.asked(Opcode.LSEEK, struct.pack("=QQII", one, MIB, os.SEEK_DATA, 0)).error == errno.ENXIO
+        assert kernel.asked(Opcode.LSEEK, struct.pack("=QQII", one, 9, os.SEEK_HOLE, 0)).body == struct.pack("=Q", MIB)
+        copied = kernel.asked(Opcode.COPY_FILE_RANGE, struct.pack("=7Q", one, 0, 0, other, 5, 7, 0))
+        assert copied.body == struct.pack("=II", 7, 0)
+        copied = kernel.asked(Opcode.COPY_FILE_RANGE_64, struct.pack("=7Q", one, 0, 0, other, 20, 3 * MIB, 0))
+        assert copied.body == struct.pack("=Q", MIB)
+        assert (path / "b").stat().st_size == MIB + 20
+        told = kernel.asked(Opcode.STATX, bytes(24), nodeid).body
+        assert struct.unpack_from("=I", told, 32)[0] & 0x7FF == 0x7FF
+        assert struct.unpack_from("=Q", told, 32 + 40)[0] == MIB
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [Opcode.FALLOCATE, Opcode.COPY_FILE_RANGE, Opcode.COPY_FILE_RANGE_64, Opcode.TMPFILE, Opcode.FSYNCDIR],
+)
+def test_what_may_take_long_is_done_while_others_are_answered(opcode: Opcode) -> None:
+    with a_broken(OSError(errno.ENOSPC, "refused")) as kernel:
+        unique = kernel.send(opcode, BODIES[opcode])
+        later = kernel.direct.serve()
+        assert isinstance(later, Awaitable)
+        assert kernel.asked(Opcode.LOOKUP, BODIES[Opcode.LOOKUP]).error == errno.ENOSPC
+
+        async def finish() -> None:
+            await later
+
+        trio.run(finish)
+        assert kernel.told() == Told(unique, errno.ENOSPC, b"")
+
+
+def test_a_copy_is_made_in_pieces_that_nobody_waits_long_for() -> None:
+    with a_real() as (kernel, _vfs, path):
+        made = [kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
+        one, other = (struct.unpack_from("=Q", told.body, 128)[0] for told in made)
+        os.truncate(path / "a", 65 * MIB)
+        body = struct.pack("=7Q", one, 0, 0, other, 0, 65 * MIB, 0)
+        assert kernel.asked(Opcode.COPY_FILE_RANGE_64, body).body == struct.pack("=Q", 64 * MIB)
+        assert (path / "b").stat().st_size == 64 * MIB
 
 
 def test_a_value_is_told_and_its_size_and_that_there_is_no_room() -> None:

@@ -183,9 +183,8 @@ SELDOM: dict[str, Callable[[Path], object]] = {
     "truncate": lambda path: os.truncate(path, 7),
     "utime": lambda path: os.utime(path, ns=(-1, -1_500_000_000)),
     "access": lambda path: os.access(path, os.X_OK),
-    "a tmpfile": lambda path: os.close(os.open(path.parent, os.O_TMPFILE | os.O_RDWR)),
 }
-"""Most of them are pyfuse3's to answer, or the kernel's own."""
+"""Most of them are pyfuse3's to answer, or the kernel's own; and what it does without where only we answer."""
 
 
 def test_what_is_seldom_asked_is_answered_the_same_between_what_is_common(mounts: list[Mounted]) -> None:

@@ -53,6 +53,34 @@ def test_what_is_made_is_the_users(bench: Path) -> None:
     assert trashd("umount", bench / "target").returncode == 0
 
 
+BLOCKS = """
+import os
+fd = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o640)
+os.posix_fallocate(fd, 0, 100_000)
+os.copy_file_range(os.open("file", os.O_RDONLY), fd, 7, 0, 200_000)
+os.link(f"/proc/self/fd/{fd}", "named", dst_dir_fd=os.open(".", os.O_PATH), follow_symlinks=True)
+print(os.fstat(fd).st_size)
+try:
+    os.open("closed", os.O_TMPFILE | os.O_RDWR)
+except PermissionError:
+    print("closed")
+"""
+
+
+@pytest.mark.rests_on("direct-requests")
+def test_blocks_and_files_without_a_name_are_the_users(bench: Path) -> None:
+    (bench / "source/closed").mkdir(0o555)
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    done = run_as(USER, ["sh", "-c", 'cd "$0" && exec "$@"', bench / "target", sys.executable, "-c", BLOCKS])
+    assert done.stdout == b"200007\nclosed\n", done.stderr
+    named = (bench / "source/named").stat()
+    assert (named.st_uid, stat.S_IMODE(named.st_mode), named.st_size) == (USER, 0o640, 200_007)
+    assert named.st_blocks * 512 < 200_007
+    born = run_as(USER, ["stat", "-c", "%W", bench / "target/named"]).stdout
+    assert 0 < int(born) <= named.st_ctime
+    assert trashd("umount", bench / "target").returncode == 0
+
+
 @pytest.mark.rests_on("kill-privileges")  # else the kernel asks for a chmod, and that is his owner's
 def test_anothers_program_is_written_to_and_loses_its_rights(bench: Path) -> None:
     program = bench / "source/program"

@@ -181,6 +181,17 @@ class MountMachine(RuleBasedStateMachine):
     def pwrite(self, slot: int, data: bytes, offset: int) -> None:
         self.by_handle(slot, lambda s, h: s.pwrite(h, data, offset))
 
+    @rule(slot=HANDLES, to=HANDLES, offset=OFFSETS, to_offset=OFFSETS, size=OFFSETS)
+    def copy_range(self, slot: int, to: int, offset: int, to_offset: int, size: int) -> None:
+        """By the filesystem below; where nobody answers by the kernel, page by page."""
+
+        def act(s: Native, h: Handle) -> int:
+            other = self.handles[to][self.both.index(s)]
+            return os.copy_file_range(h.number, other.number, size, offset, to_offset)
+
+        if to in self.handles:
+            self.by_handle(slot, act)
+
     @rule(slot=HANDLES, size=OFFSETS)
     def ftruncate(self, slot: int, size: int) -> None:
         self.by_handle(slot, lambda s, h: s.ftruncate(h, size))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.linux.libc import fallocate
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.passing import errno_of, opened
 from tests.support.users import as_user
@@ -101,6 +102,22 @@ def test_a_file_of_roots_that_others_may_write_has_nothing_of_the_reserve(mounte
     with opened(file, os.O_RDONLY):
         as_user(ALICE, lambda: add(mounted.backing / "below"))
         assert as_user(ALICE, lambda: add(file)) < NEARLY
+
+
+@pytest.mark.rests_on("direct-requests", "unopened-directories", "kept-listings")
+@pytest.mark.parametrize("mounted", ["auto", "off", "slow"], indirect=True)
+def test_blocks_that_are_allocated_or_copied_are_nothing_of_the_reserve(mounted: Mounted) -> None:
+    file, source = mounted.path / "file", mounted.path / "source"
+    as_user(ALICE, lambda: source.write_bytes(bytes(range(256)) * (NEARLY // 256)))
+
+    def fill() -> list[int]:
+        add(mounted.backing / "below")
+        with opened(file, os.O_RDWR | os.O_CREAT) as fd, opened(source, os.O_RDONLY) as source_fd:
+            copying = (partial(os.copy_file_range, source_fd, fd, NEARLY, 0, NEARLY * n) for n in range(3))
+            return [errno_of(partial(fallocate, fd, 0, MIB, MIB)), *map(errno_of, copying)]
+
+    assert as_user(ALICE, fill)[-1] == errno.ENOSPC
+    assert file.stat().st_blocks * 512 < NEARLY
 
 
 def test_extended_attributes_take_nothing_of_the_reserve(mounted: Mounted) -> None:

@@ -1,9 +1,9 @@
-"""The kernel's messages, against its structs as linux/fuse.h has them, declared here once more for ctypes."""
+"""The kernel's messages, against its structs as linux/fuse.h has them."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_uint32, c_uint64
+import os
 from struct import Struct
 
 import pytest
@@ -13,6 +13,36 @@ from hypothesis import strategies as st
 from fusefs.core import fusewire as wire
 from fusefs.core.attributes import Attributes
 from fusefs.core.fusewire import Opcode
+from tests.support.fusestructs import (
+    Attr,
+    AttrOut,
+    BatchForgetIn,
+    CopyFileRangeIn,
+    CopyFileRangeOut,
+    CreateIn,
+    Dirent,
+    EntryOut,
+    FallocateIn,
+    ForgetIn,
+    ForgetOne,
+    FsyncIn,
+    GetxattrIn,
+    InHeader,
+    LseekIn,
+    LseekOut,
+    MkdirIn,
+    OpenIn,
+    OpenOut,
+    OutHeader,
+    ReadIn,
+    ReleaseIn,
+    Rename2In,
+    RenameIn,
+    StatxOut,
+    SxTime,
+    WriteIn,
+    WriteOut,
+)
 
 NANO = 1_000_000_000
 NODEIDS = st.integers(1, (1 << 64) - 1)
@@ -26,108 +56,6 @@ ATTRIBUTES = st.builds(
     size=st.integers(0, (1 << 63) - 1), blocks=st.integers(0, (1 << 54) - 1), blksize=WORDS,
     atime_ns=TIMES_NS, mtime_ns=TIMES_NS, ctime_ns=TIMES_NS, btime_ns=TIMES_NS,
 )  # fmt: skip
-
-
-class InHeader(ctypes.Structure):
-    _fields_ = (
-        ("len", c_uint32), ("opcode", c_uint32), ("unique", c_uint64), ("nodeid", c_uint64), ("uid", c_uint32),
-        ("gid", c_uint32), ("pid", c_uint32), ("total_extlen", ctypes.c_uint16), ("padding", ctypes.c_uint16),
-    )  # fmt: skip
-
-
-class OutHeader(ctypes.Structure):
-    _fields_ = (("len", c_uint32), ("error", c_int32), ("unique", c_uint64))
-
-
-class Attr(ctypes.Structure):
-    _fields_ = (
-        ("ino", c_uint64), ("size", c_uint64), ("blocks", c_uint64),
-        ("atime", c_uint64), ("mtime", c_uint64), ("ctime", c_uint64),
-        ("atimensec", c_uint32), ("mtimensec", c_uint32), ("ctimensec", c_uint32),
-        ("mode", c_uint32), ("nlink", c_uint32), ("uid", c_uint32), ("gid", c_uint32), ("rdev", c_uint32),
-        ("blksize", c_uint32), ("flags", c_uint32),
-    )  # fmt: skip
-
-
-class EntryOut(ctypes.Structure):
-    _fields_ = (
-        ("nodeid", c_uint64), ("generation", c_uint64), ("entry_valid", c_uint64), ("attr_valid", c_uint64),
-        ("entry_valid_nsec", c_uint32), ("attr_valid_nsec", c_uint32), ("attr", Attr),
-    )  # fmt: skip
-
-
-class AttrOut(ctypes.Structure):
-    _fields_ = (("attr_valid", c_uint64), ("attr_valid_nsec", c_uint32), ("dummy", c_uint32), ("attr", Attr))
-
-
-class OpenOut(ctypes.Structure):
-    _fields_ = (("fh", c_uint64), ("open_flags", c_uint32), ("backing_id", c_int32))
-
-
-class WriteOut(ctypes.Structure):
-    _fields_ = (("size", c_uint32), ("padding", c_uint32))
-
-
-class Dirent(ctypes.Structure):
-    _fields_ = (("ino", c_uint64), ("off", c_uint64), ("namelen", c_uint32), ("type", c_uint32))
-
-
-class WriteIn(ctypes.Structure):
-    _fields_ = (
-        ("fh", c_uint64), ("offset", c_uint64), ("size", c_uint32), ("write_flags", c_uint32),
-        ("lock_owner", c_uint64), ("flags", c_uint32), ("padding", c_uint32),
-    )  # fmt: skip
-
-
-class ReadIn(ctypes.Structure):
-    _fields_ = (
-        ("fh", c_uint64), ("offset", c_uint64), ("size", c_uint32), ("read_flags", c_uint32),
-        ("lock_owner", c_uint64), ("flags", c_uint32), ("padding", c_uint32),
-    )  # fmt: skip
-
-
-class CreateIn(ctypes.Structure):
-    _fields_ = (("flags", c_uint32), ("mode", c_uint32), ("umask", c_uint32), ("open_flags", c_uint32))
-
-
-class OpenIn(ctypes.Structure):
-    _fields_ = (("flags", c_uint32), ("open_flags", c_uint32))
-
-
-class MkdirIn(ctypes.Structure):
-    _fields_ = (("mode", c_uint32), ("umask", c_uint32))
-
-
-class RenameIn(ctypes.Structure):
-    _fields_ = (("newdir", c_uint64),)
-
-
-class Rename2In(ctypes.Structure):
-    _fields_ = (("newdir", c_uint64), ("flags", c_uint32), ("padding", c_uint32))
-
-
-class FsyncIn(ctypes.Structure):
-    _fields_ = (("fh", c_uint64), ("fsync_flags", c_uint32), ("padding", c_uint32))
-
-
-class GetxattrIn(ctypes.Structure):
-    _fields_ = (("size", c_uint32), ("padding", c_uint32))
-
-
-class ForgetIn(ctypes.Structure):
-    _fields_ = (("nlookup", c_uint64),)
-
-
-class ReleaseIn(ctypes.Structure):
-    _fields_ = (("fh", c_uint64), ("flags", c_uint32), ("release_flags", c_uint32), ("lock_owner", c_uint64))
-
-
-class BatchForgetIn(ctypes.Structure):
-    _fields_ = (("count", c_uint32), ("dummy", c_uint32))
-
-
-class ForgetOne(ctypes.Structure):
-    _fields_ = (("nodeid", c_uint64), ("nlookup", c_uint64))
 
 
 def request_of(opcode: int, *parts: ctypes.Structure | bytes, unique: int = 6, nodeid: int = 1) -> bytes:
@@ -184,8 +112,11 @@ def test_the_head_of_a_request_is_read(opcode: int, unique: int, nodeid: int) ->
         (wire.OPEN_IN, OpenIn(0o100002, 99), (0o100002,)),
         (wire.CREATE_IN, CreateIn(0o2, 0o100644, 0o22, 99), (0o2, 0o100644, 0o22)),
         (wire.FSYNC_IN, FsyncIn(7, 1, 99), (7, 1)),
-        (wire.WRITE_IN, WriteIn(7, 1 << 40, 9, 99, 99, 99, 99), (7, 1 << 40, 9)),
+        (wire.WRITE_IN, WriteIn(7, 1 << 40, 9, 99, 99, 8, 99), (7, 1 << 40, 9, 8)),
         (wire.GETXATTR_IN, GetxattrIn(255, 99), (255,)),
+        (wire.FALLOCATE_IN, FallocateIn(7, 1 << 40, 9, 3, 99), (7, 1 << 40, 9, 3)),
+        (wire.LSEEK_IN, LseekIn(7, (1 << 64) - 5, 4, 99), (7, -5, 4)),
+        (wire.COPY_IN, CopyFileRangeIn(7, 1 << 40, 99, 8, 1 << 41, 1 << 63, 99), (7, 1 << 40, 8, 1 << 41, 1 << 63)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -226,12 +157,18 @@ def test_all_that_is_forgotten_is_read(forgotten: list[tuple[int, int]]) -> None
 @pytest.mark.parametrize("opcode", [Opcode.READDIRPLUS, Opcode.FSYNCDIR])
 @pytest.mark.parametrize("fh", [0, 7])
 def test_a_directory_without_a_handle_is_told_from_one_with(opcode: Opcode, fh: int) -> None:
-    assert wire.lacks_handle(opcode, request_of(opcode, ReadIn(fh))) is (fh == 0)
+    assert wire.is_ours_alone(opcode, request_of(opcode, ReadIn(fh))) is (fh == 0)
 
 
 @pytest.mark.parametrize("opcode", [Opcode.READ, Opcode.RELEASE, Opcode.LOOKUP])
 def test_nothing_else_lacks_a_handle(opcode: Opcode) -> None:
-    assert not wire.lacks_handle(opcode, request_of(opcode, ReadIn(0)))
+    assert not wire.is_ours_alone(opcode, request_of(opcode, ReadIn(0)))
+
+
+@pytest.mark.parametrize("opcode", [43, 46, 47, 51, 52, 53])
+@pytest.mark.parametrize("fh", [0, 7])
+def test_what_pyfuse3_does_not_know_is_ours_alone(opcode: int, fh: int) -> None:
+    assert wire.is_ours_alone(opcode, request_of(opcode, ReadIn(fh)))
 
 
 # Answers.
@@ -282,6 +219,44 @@ def test_attributes_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s
     assert len(body_of(message)) == ctypes.sizeof(AttrOut)
     assert tells(answer.attr, ino, seen)
     assert is_near(answer.attr_valid, answer.attr_valid_nsec, attr_s)
+
+
+def time_ns(told: SxTime) -> int:
+    assert (told.tv_nsec < NANO, told.reserved) == (True, 0)
+    return int(told.tv_sec * NANO + told.tv_nsec)
+
+
+@given(ino=NODEIDS, seen=ATTRIBUTES, attr_s=TIMEOUTS_S)
+def test_attributes_with_a_birth_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s: float) -> None:
+    rdev = seen.rdev & 0xFFFFFFFF
+    message = wire.statx_answer()
+    wire.put_statx(message, ino, seen._replace(rdev=rdev), attr_s)
+    answer = StatxOut.from_buffer_copy(body_of(message))
+    told = answer.stat
+    assert len(body_of(message)) == ctypes.sizeof(StatxOut)
+    assert is_near(answer.attr_valid, answer.attr_valid_nsec, attr_s)
+    assert told.mask == (0xFFF if seen.btime_ns else 0x7FF)
+    plain = (told.ino, told.mode, told.nlink, told.uid, told.gid, told.size, told.blocks, told.blksize)
+    assert plain == (ino, seen.mode, seen.nlink, seen.uid, seen.gid, seen.size, seen.blocks, seen.blksize)
+    assert (told.rdev_major, told.rdev_minor) == (os.major(rdev), os.minor(rdev))
+    times_ns = tuple(map(time_ns, (told.atime, told.mtime, told.ctime, told.btime)))
+    assert times_ns == (seen.atime_ns, seen.mtime_ns, seen.ctime_ns, seen.btime_ns)
+    unused = (answer.flags, told.attributes, told.attributes_mask, told.dev_major, told.dev_minor)
+    assert not any((*unused, *answer.spare, *told.spare2))
+
+
+@given(offset=st.integers(0, (1 << 63) - 1))
+def test_where_data_begins_is_what_the_kernel_reads(offset: int) -> None:
+    assert LseekOut.from_buffer_copy(wire.LSEEK_OUT.pack(offset)).offset == offset
+    assert wire.LSEEK_OUT.size == ctypes.sizeof(LseekOut)
+
+
+@given(n=WORDS)
+def test_how_much_was_copied_is_what_either_kernel_reads(n: int) -> None:
+    assert WriteOut.from_buffer_copy(wire.COPY_OUT.pack(n)).size == n
+    assert CopyFileRangeOut.from_buffer_copy(wire.COPY_64_OUT.pack(n)).bytes_copied == n
+    assert wire.COPY_OUT.size == ctypes.sizeof(WriteOut)
+    assert wire.COPY_64_OUT.size == ctypes.sizeof(CopyFileRangeOut)
 
 
 @given(name=NAMES, offset=NODEIDS, nodeid=NODEIDS, ino=NODEIDS, seen=ATTRIBUTES, entry_s=TIMEOUTS_S, attr_s=TIMEOUTS_S)

@@ -1,0 +1,55 @@
+"""Set-user-ID and set-group-ID bits: taken away, and kept, as for who asks and not as for the daemon."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fusefs.core.inodes import Node
+from fusefs.linux.attributes import look_at
+from fusefs.linux.caller import Caller, in_group, is_member, keeps_privileges
+from fusefs.linux.fd import Fd
+from fusefs.mount.vfs import Vfs
+
+
+def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
+    """Set-user-ID and set-group-ID go, as for any chown; before the write, or the kernel would believe in them still.
+
+    Raises  OSError EPERM for somebody else than the owner, unless he may be writing
+    Source  setattr_should_drop_suidgid in the kernel's fs/attr.c; it has taken capabilities away itself
+    """
+    seen = vfs.gate.call(look_at, fd)
+    is_group_kept = not seen.mode & stat.S_IXGRP and is_member(caller, seen.gid)
+    if not seen.mode & (stat.S_ISUID if is_group_kept else stat.S_ISUID | stat.S_ISGID):
+        return
+    may_be_write = vfs.handles.has_writer(node)
+    if caller.uid != seen.uid and not may_be_write and not keeps_privileges(caller):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    try:
+        vfs.gate.call(os.chown, b"/proc/self/fd/%d" % fd, -1, -1)
+    except PermissionError:
+        if not may_be_write:  # in a user's own mount, to another's file: the write itself takes them away
+            raise
+
+
+@contextmanager
+def kept(vfs: Vfs, fd: Fd, caller: Caller) -> Iterator[None]:
+    """What changes a file's content in the block leaves the bits of who may keep them: ours would take them away.
+
+    The kernel lets nobody else change the file's mode meanwhile.
+    """
+    before = vfs.gate.call(look_at, fd).mode if caller.uid == 0 else 0
+    try:
+        yield
+    finally:
+        if before & (stat.S_ISUID | stat.S_ISGID) and keeps_privileges(caller):
+            chmod(vfs, fd, before)
+
+
+def chmod(vfs: Vfs, fd: Fd, mode: int) -> None:
+    """The kernel has decided about set-group-ID; below it would be asked whether the daemon is in that group."""
+    with in_group(vfs.gate.call(look_at, fd).gid):
+        vfs.gate.call(os.chmod, b"/proc/self/fd/%d" % fd, stat.S_IMODE(mode))
