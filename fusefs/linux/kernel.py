@@ -124,14 +124,17 @@ class Kernel:
     def free_bytes(self, fd: int) -> int:
         """Space that nobody uses on the filesystem, root's share included."""
         self._gate("statfs")
-        volume = os.fstatvfs(fd)
-        return volume.f_bfree * volume.f_frsize
+        return (volume := os.fstatvfs(fd)).f_bfree * volume.f_frsize
 
     def free_inodes(self, fd: int) -> int | None:
         """Inodes that nobody uses on the filesystem; None where it makes as many as it likes (btrfs)."""
         self._gate("statfs")
-        volume = os.fstatvfs(fd)
-        return volume.f_ffree if volume.f_files else None
+        return volume.f_ffree if (volume := os.fstatvfs(fd)).f_files else None
+
+    def is_read_only(self, fd: int) -> bool:
+        """Whether nothing can be written there, be it the filesystem or the mount that forbids it."""
+        self._gate("statfs")
+        return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
 
     def is_local(self, fd: int) -> bool:
         """Whether only one kernel can have this filesystem mounted, so that its locks tell of everybody."""

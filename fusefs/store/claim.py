@@ -38,8 +38,8 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     try:
         try:
             fd = kernel.open_beneath(container_fd, RECORD, flags | os.O_RDWR)
-        except OSError as error:
-            if error.errno != errno.EROFS:
+        except OSError:
+            if not kernel.is_read_only(container_fd):
                 raise
             fd = kernel.open_beneath(container_fd, RECORD, flags | os.O_RDONLY)
     except FileNotFoundError:

@@ -22,12 +22,6 @@ N_TORN = int(os.environ.get("TRASHD_TEST_TORN_STATES", "2"))
 """Torn states of each epoch; `make soak` asks for thousands in all."""
 IS_SOAK = N_TORN > 10
 N_PROCESSES = 2 if IS_SOAK else 1  # among other tests the second one costs a fifth more, and gains nothing
-MEDDLED_IN = (
-    [verb for verb, scenario in SCENARIOS.items() if scenario.repeats]
-    if IS_SOAK
-    else ["swap", "swap by a user", "two renames", "rm", "restore inside"]
-)
-
 EXT4, XFS, BTRFS = (
     pytest.param("ext4", marks=pytest.mark.needs("root", "loop", "fuse")),
     pytest.param("xfs", marks=pytest.mark.needs("root", "loop", "fuse", "xfs")),
@@ -35,6 +29,12 @@ EXT4, XFS, BTRFS = (
 )
 on_each_fs = pytest.mark.parametrize("fstype", [EXT4, XFS, BTRFS])
 on_xfs_and_btrfs = pytest.mark.parametrize("fstype", [XFS, BTRFS])
+_MEDDLED_IN = {"swap": EXT4, "swap by a user": XFS, "two renames": BTRFS, "rm": EXT4, "restore inside": XFS}
+MEDDLED_IN = (
+    [(verb, fstype) for verb, scenario in SCENARIOS.items() if scenario.repeats for fstype in (EXT4, XFS, BTRFS)]
+    if IS_SOAK
+    else list(_MEDDLED_IN.items())
+)
 pytestmark = pytest.mark.timeout(0 if IS_SOAK else 120)
 
 
@@ -176,8 +176,9 @@ def flush_in_the_background(cut: Cut, k: int) -> bool:
     return number < meddler.n_in_a_round
 
 
-@on_each_fs
-@pytest.mark.parametrize("verb", MEDDLED_IN)
+@pytest.mark.parametrize(
+    ("verb", "fstype"), [pytest.param(verb, *fstype.values, marks=fstype.marks) for verb, fstype in MEDDLED_IN]
+)
 def test_background_flush_between_calls_changes_nothing(verb: str, fstype: str) -> None:
     result = replay(fstype, SCENARIOS[verb], meddle=flush_in_the_background)
     print(fstype, verb, result)

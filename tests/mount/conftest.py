@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.command import switched_off
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
-from tests.support.oracle import Arena, Oracle, arena_on
+from tests.support.oracle import DIRECT, Arena, Oracle, arena_on
 from tests.support.through import LIMIT_S, stored_volume
 from tests.support.volumes import loop_volume, tmpfs_volume
 
@@ -50,6 +50,15 @@ def arena(volume: Path, request: pytest.FixtureRequest) -> Iterator[Arena]:
         arena_on(place, mounted, has_players=not options) as arena,
     ):
         yield arena
+
+
+@pytest.fixture(scope="module", params=[pytest.param(how, marks=marks) for how, marks in DIRECT.items()])
+def mounted(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """Everybody may make files there; the kernel believes attributes for an hour."""
+    source = Path(tempfile.mkdtemp(prefix="mounted-", dir=volume))
+    source.chmod(0o1777)
+    with trashd_mount(source, options=["coherence=exclusive", request.param], limit_s=SHARED_LIMIT_S) as mounted:
+        yield mounted
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -17,31 +16,12 @@ from fusefs.linux.kernel import Kernel
 from tests.support.command import done_well
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.passing import opened
-from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 
 BASIC, BTIME = 0x7FF, 0x800
 _NUMBERS = count()
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
-def filesystem(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with tmpfs_volume("64m") if request.param == "tmpfs" else loop_volume("ext4", 64) as volume:
-        yield volume
-
-
-SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
-
-
-@pytest.fixture(scope="module", params=["backing=local", pytest.param("backing=slow", marks=SLOW)])
-def mounted(filesystem: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    """The kernel believes attributes for an hour."""
-    source = filesystem / request.param
-    source.mkdir()
-    with trashd_mount(source, options=["coherence=exclusive", request.param], limit_s=SHARED_LIMIT_S) as mount:
-        yield mount
 
 
 @pytest.fixture
@@ -157,8 +137,8 @@ def test_what_is_deleted_and_in_use_has_been_born(place: Path) -> None:
         assert os.fstat(fd).st_nlink == 0
 
 
-def test_a_change_behind_the_mount_is_seen_as_by_stat(filesystem: Path) -> None:
-    source = filesystem / "shared"
+def test_a_change_behind_the_mount_is_seen_as_by_stat(volume: Path) -> None:
+    source = volume / "shared"
     source.mkdir()
     with trashd_mount(source, options=["coherence=shared", "timeout=0.1"], limit_s=SHARED_LIMIT_S) as mount:
         (source / "file").touch()

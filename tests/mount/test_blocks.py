@@ -18,27 +18,14 @@ from fusefs.linux.extents import shared_bytes
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.libc import RENAME_EXCHANGE, fallocate
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
-from tests.support.oracle import Oracle
+from tests.support.mounted import Mounted, trashd_mount
+from tests.support.oracle import ALL_DIRECT, Oracle
 from tests.support.passing import errno_of, opened
 from tests.support.subjects import Handle, Story, Subject
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 
-SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
-"""Without these all of a slow filesystem is pyfuse3's."""
-HOW = ("passthrough=auto", "passthrough=off", pytest.param("backing=slow", marks=SLOW))
-WAYS = pytest.mark.parametrize(
-    ("volume", "arena"),
-    [
-        pytest.param(kind, options, marks=marks)
-        for kind in ("tmpfs", "ext4")
-        for options, marks in ((("passthrough=auto",), ()), (("passthrough=off",), ()), (("backing=slow",), SLOW))
-    ],
-    indirect=True,
-    scope="module",
-)
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE, INSERT_RANGE = 1, 2, 8, 16, 32
 MODES = (0, KEEP_SIZE, PUNCH_HOLE, PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE, 1 << 20)
 KIB, MIB = 1 << 10, 1 << 20
@@ -63,7 +50,7 @@ def copy(source: Handle, to: Handle, size: int, offset: int, to_offset: int) -> 
 # As below.
 
 
-@WAYS
+@ALL_DIRECT
 @pytest.mark.parametrize("mode", MODES)
 def test_blocks_and_holes_are_made_as_below(oracle: Oracle, mode: int) -> None:
     def act(s: Subject, tell: Story) -> None:
@@ -84,7 +71,7 @@ def test_blocks_and_holes_are_made_as_below(oracle: Oracle, mode: int) -> None:
     oracle.agree(act)
 
 
-@WAYS
+@ALL_DIRECT
 def test_what_is_refused_is_refused_as_below(oracle: Oracle) -> None:
     def act(s: Subject, tell: Story) -> None:
         s.put(b"file", b"content")
@@ -105,7 +92,7 @@ def test_what_is_refused_is_refused_as_below(oracle: Oracle) -> None:
     oracle.agree(act)
 
 
-@WAYS
+@ALL_DIRECT
 def test_data_and_holes_are_found_as_below(oracle: Oracle) -> None:
     def act(s: Subject, tell: Story) -> None:
         s.put(b"empty")
@@ -129,7 +116,7 @@ def test_data_and_holes_are_found_as_below(oracle: Oracle) -> None:
     oracle.agree(act)
 
 
-@WAYS
+@ALL_DIRECT
 def test_parts_are_copied_as_below(oracle: Oracle) -> None:
     def act(s: Subject, tell: Story) -> None:
         s.put(b"source", LARGE)
@@ -155,7 +142,7 @@ def test_parts_are_copied_as_below(oracle: Oracle) -> None:
     oracle.agree(act)
 
 
-@WAYS
+@ALL_DIRECT
 def test_what_has_no_name_or_another_place_by_now_is_worked_on_as_below(oracle: Oracle) -> None:
     """By whoever had it open when its directory was exchanged for another, or it was unlinked."""
 
@@ -191,21 +178,6 @@ def test_what_the_kernel_has_no_message_for_is_refused_and_changes_nothing(file:
 
 
 # At once.
-
-
-@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
-def filesystem(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with tmpfs_volume("256m") if request.param == "tmpfs" else loop_volume("ext4", 256) as volume:
-        yield volume
-
-
-@pytest.fixture(scope="module", params=HOW)
-def mounted(filesystem: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    """The kernel believes attributes for an hour."""
-    source = filesystem / request.param
-    source.mkdir()
-    with trashd_mount(source, options=["coherence=exclusive", request.param], limit_s=SHARED_LIMIT_S) as mount:
-        yield mount
 
 
 @pytest.fixture

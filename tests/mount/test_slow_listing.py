@@ -25,7 +25,7 @@ from tests.support.workers import workers
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 
-N = 3000
+N = 2000
 N_SPARE = 20  # the directory itself, and the way to it
 N_IN_FLIGHT = 64
 LIMIT_S = 60.0

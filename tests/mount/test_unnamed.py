@@ -6,33 +6,22 @@ import errno
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests.support.acls import DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.oracle import Oracle
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.oracle import ALL_DIRECT, Oracle
 from tests.support.passing import errno_of, opened
 from tests.support.subjects import Handle, Native, Story, Subject
 from tests.support.users import as_user
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 
-SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
-WAYS = pytest.mark.parametrize(
-    ("volume", "arena"),
-    [
-        pytest.param(kind, options, marks=marks)
-        for kind in ("tmpfs", "ext4")
-        for options, marks in ((("passthrough=auto",), ()), (("passthrough=off",), ()), (("backing=slow",), SLOW))
-    ],
-    indirect=True,
-    scope="module",
-)
 LIMIT_S = 60.0
 ALICE, GROUP = 70_001, 70_002
 _NUMBERS = count()
@@ -50,7 +39,7 @@ def naming(s: Subject) -> Callable[[Handle, bytes], None]:
     return name_it
 
 
-@WAYS
+@ALL_DIRECT
 def test_a_file_without_a_name_is_written_and_named_as_below(oracle: Oracle) -> None:
     def act(s: Subject, tell: Story) -> None:
         s.mkdir(b"d")
@@ -79,7 +68,7 @@ def test_a_file_without_a_name_is_written_and_named_as_below(oracle: Oracle) -> 
     oracle.agree(act)
 
 
-@WAYS
+@ALL_DIRECT
 def test_what_is_asked_wrong_is_refused_as_below(oracle: Oracle) -> None:
     def act(s: Subject, tell: Story) -> None:
         s.mkdir(b"d")
@@ -95,7 +84,7 @@ def test_what_is_asked_wrong_is_refused_as_below(oracle: Oracle) -> None:
     oracle.agree(act)
 
 
-@WAYS
+@ALL_DIRECT
 @pytest.mark.parametrize("mask", [0, 0o22, 0o77])
 @pytest.mark.parametrize("mode", [0o666, 0o4755, 0o2775, 0])
 def test_owner_mode_and_group_are_as_below(oracle: Oracle, mask: int, mode: int) -> None:
@@ -123,23 +112,6 @@ def test_owner_mode_and_group_are_as_below(oracle: Oracle, mask: int, mode: int)
             tell(make_as_alice)
 
     oracle.agree(act)
-
-
-@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
-def filesystem(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with tmpfs_volume("256m") if request.param == "tmpfs" else loop_volume("ext4", 256) as volume:
-        yield volume
-
-
-@pytest.fixture(
-    scope="module", params=["passthrough=auto", "passthrough=off", pytest.param("backing=slow", marks=SLOW)]
-)
-def mounted(filesystem: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    source = filesystem / request.param
-    source.mkdir()
-    source.chmod(0o1777)
-    with trashd_mount(source, options=["coherence=exclusive", request.param], limit_s=SHARED_LIMIT_S) as mount:
-        yield mount
 
 
 def unnamed(mounted: Mounted, flags: int = os.O_RDWR) -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.status import Phase
+from fusefs.linux.fd import Fd
+from fusefs.linux.mounting import clone_tree, move_mount
 from tests.support.bulk import roomy_volume
 from tests.support.daemons import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.orphans import EXPIRED, ids, orphan_in
@@ -90,9 +92,19 @@ def test_volume_that_is_mounted_later_is_served(base: Path) -> None:
 
 
 def test_service_for_all_volumes_finds_one_that_is_mounted_later(base: Path) -> None:
-    with service(base) as running, tmpfs_store() as volume:
+    """With its store: one that is made where something is mounted already is found when `trashd init` says so."""
+    with tmpfs_store() as volume, Fd(os.open(volume, os.O_PATH)) as fd:
         orphan_in(volume, options=EXPIRED)
-        running.until(lambda: not ids(volume))
+        hidden = clone_tree(fd)
+    place = base / "later"
+    place.mkdir()
+    with hidden, service(base) as running, Fd(os.open(place, os.O_PATH)) as fd:
+        move_mount(hidden, fd)
+        try:
+            running.until(lambda: not ids(place))
+            running.stop()
+        finally:
+            unmount(place)
 
 
 def test_another_volume_at_its_place_is_another_one(base: Path) -> None:

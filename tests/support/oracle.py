@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -27,6 +28,18 @@ WITHOUT = pytest.mark.parametrize(
     ids=["tmpfs", "ext4", "without-passthrough", "without-seam"],
 )
 """As fast as can be on both filesystems; and without the two fast paths that change most. Source  make fast-paths"""
+_SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
+"""Without these all of a slow filesystem is pyfuse3's."""
+DIRECT: Final[dict[str, pytest.MarkDecorator | tuple[()]]] = {
+    "passthrough=auto": (), "passthrough=off": (), "backing=slow": _SLOW,
+}  # fmt: skip
+"""Options with which requests that pyfuse3 doesn't know are answered in another way, and marks of tests with them."""
+ALL_DIRECT = pytest.mark.parametrize(
+    ("volume", "arena"),
+    [pytest.param(kind, (how,), marks=marks) for kind in ("tmpfs", "ext4") for how, marks in DIRECT.items()],
+    indirect=True,
+    scope="module",
+)
 _N_TOLD, _WIDTH = 6, 200
 
 Act = Callable[[Subject, Story], None]

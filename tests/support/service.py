@@ -94,11 +94,13 @@ class Service:
 
     def kill(self) -> None:
         """kill -9, and wait for its children too."""
-        gone = [self.process.pid, *_children_of(self.process.pid), *self.children()]
+        self.process.send_signal(signal.SIGSTOP)  # it starts nobody any more
+        os.waitpid(self.process.pid, os.WUNTRACED)
+        gone = _descendants_of(self.process.pid)
         self.process.kill()
         self.process.wait()
         ends_at = time.monotonic() + LIMIT_S
-        while any(_is_alive(pid) for pid in gone[1:]):
+        while any(map(_is_alive, gone)):
             assert time.monotonic() < ends_at, "children outlive their service"
             select.select([], [], [], _GLANCE_S)
 
@@ -147,6 +149,12 @@ def _children_of(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
+
+
+def _descendants_of(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(word) for thread in threads for word in thread.read_text().split()]
+    return children + [below for child in children for below in _descendants_of(child)]
 
 
 def _is_alive(pid: int) -> bool:
