@@ -20,9 +20,9 @@ from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-N_LOOKUPS = int(os.environ.get("TRASHD_TEST_LOOKUPS", "20000"))
+N_LOOKUPS = int(os.environ.get("TRASHD_TEST_LOOKUPS", "12000"))
 N_FILES = 2000
-N_ROUND = 5000
+N_ROUND = 3000
 CACHE_BYTES = 512 << 10
 GROWTH_KIB = 3 << 10  # what the interpreter's own pools take now and then
 MOUNTS = {
