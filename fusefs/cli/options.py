@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusefs.core.durations import format_duration, parse_duration
+from fusefs.core.durations import parse_duration
 from fusefs.core.errors import UsageError, from_os
 from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.core.sizes import parse_rate
@@ -149,8 +149,3 @@ def _read_null(fd: int) -> Iterator[bytes]:
         yield from (path for path in complete if path)
     if rest:
         yield rest
-
-
-def told_duration(seconds: int | None) -> str:
-    """A retention for people."""
-    return "kept" if seconds is None else format_duration(seconds)

@@ -167,7 +167,6 @@ class Untrusted(NoStore):
 class NoBacking(NoStore):
     """The directory behind this mount can't be used from here"""
 
-    errno = _errno.ENOENT
     hint = "mv DIR .trashd/drop/ at the mount's root needs nothing but the mount"
 
 

@@ -21,7 +21,6 @@ RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 FALLOC_FL_KEEP_SIZE = 1
 RESOLVE_NO_XDEV = 0x01
-RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 F_SETSIG = 10
@@ -83,12 +82,10 @@ class Statx(NamedTuple):
     ino: int
     btime_ns: int
     mnt_id: int
-    is_mount_root: bool
     dev: int
 
 
 _STATX = struct.Struct("=IIQIIIHxxQQQQ" + 4 * "qIi" + "IIIIQ")
-_ATTR_MOUNT_ROOT = 0x2000
 
 
 def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
@@ -100,9 +97,9 @@ def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
     flags = AT_SYMLINK_NOFOLLOW | (0 if asks else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)
     checked(_libc.statx(fd, path, flags, 0x7FF | _STATX_BTIME | _STATX_MNT_ID, buffer), path)
     f = _STATX.unpack_from(buffer)
-    mask, attributes, ino, btime_s, btime_ns = f[0], f[2], f[7], f[14], f[15]
+    mask, ino, btime_s, btime_ns = f[0], f[7], f[14], f[15]
     btime = btime_s * 1_000_000_000 + btime_ns if mask & _STATX_BTIME else 0
-    return Statx(ino, btime, f[27], bool(attributes & _ATTR_MOUNT_ROOT), os.makedev(f[25], f[26]))
+    return Statx(ino, btime, f[27], os.makedev(f[25], f[26]))
 
 
 def handle_of(dir_fd: int, name: bytes = b"") -> bytes:

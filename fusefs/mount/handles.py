@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -79,11 +80,14 @@ class Handles:
 
     def has_writer(self, node: Node) -> bool:
         """Whether somebody has a node open for writing."""
-        return any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE for fd in self._fds.get(node, ()))
+        return any(self._accesses(node))
 
     def may_be_mapped(self, node: Node) -> bool:
         """Whether somebody may write to a node's mapped memory: what is mapped stays open."""
-        return any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR for fd in self._fds.get(node, ()))
+        return os.O_RDWR in self._accesses(node)
+
+    def _accesses(self, node: Node) -> Iterator[int]:
+        return (fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE for fd in self._fds.get(node, ()))
 
     def is_to_append(self, fh: int) -> bool:
         """Whether a handle was opened with O_APPEND."""
