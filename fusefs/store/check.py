@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from fusefs.core.errors import BadRecord, TrashdError, from_os
 from fusefs.core.identity import Likelihood, compare
@@ -19,6 +21,7 @@ from fusefs.store.container import RECORD_NEW, Held
 from fusefs.store.layout import (
     FOLDER_MODE,
     FOLDERS,
+    FRESH,
     HOISTED,
     NEW_PREFIX,
     RECORD,
@@ -36,6 +39,8 @@ from fusefs.store.stage import identify_at
 _RECOVER = "trashd doctor VOLUME --repair completes or undoes it"
 _LOOK = "look at it with ls; trashd touches nothing that it does not understand"
 _EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED)}
+_MOMENT_S = 0.2
+"""Far longer than a command needs from the end of a record to that of its container."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
 """Whoever works on the orphan next drops it; recovery doesn't look into every orphan for it."""
 
@@ -99,18 +104,45 @@ def _check_folder(folder: UserFolder) -> Iterator[Problem]:
     if not (is_stocked(folder) and has_ballast(folder)):
         yield Problem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
     seen: dict[bytes, State] = {}
+    unrecorded: list[tuple[State, bytes]] = []
     for state in State:
         with folder.open(state) as state_fd:
             for name in kernel.list(state_fd):
-                where = _told(folder.path(), state.value.encode(), name)
                 if name in seen:
+                    where = _told(folder.path(), state.value.encode(), name)
                     yield Problem(where, f"also in {seen[name].value}/ (I2)", _LOOK)
                 seen[name] = state
-                yield from _check_container(folder, state, name, where)
+                try:
+                    yield from _check_container(folder, state, name)
+                except _Unrecorded:
+                    unrecorded.append((state, name))
+    if unrecorded:
+        time.sleep(_MOMENT_S)
+    for state, name in unrecorded:
+        try:
+            yield from _check_container(folder, state, name)
+        except _Unrecorded:
+            yield from _check_unrecorded(folder, state, name)
     yield from _check_pointers(folder)
 
 
-def _check_container(folder: UserFolder, state: State, name: bytes, where: str) -> Iterator[Problem]:
+class _Unrecorded(Exception):
+    """A container has no record: it is about to go, was left so by a killed command, or is none of ours."""
+
+
+def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[Problem]:
+    kernel = folder.store.kernel
+    where = _told(folder.path(), state.value.encode(), name)
+    with folder.open(state) as state_fd, suppress(FileNotFoundError), kernel.open_dir(state_fd, name) as fd:
+        removed = {RECORD_NEW, TREE, FRESH} if state is State.STAGE else {RECORD_NEW}
+        if state is State.QUARANTINE or set(kernel.list(fd)) - removed:
+            yield Problem(where, "no record (I3)", _LOOK)
+        else:
+            yield Problem(where, "no record: left by a killed command", _RECOVER)
+
+
+def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Problem]:
+    where = _told(folder.path(), state.value.encode(), name)
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
         yield Problem(where, "not a container of trashd", _LOOK)
@@ -118,7 +150,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes, where: str) 
     try:
         held = hold(folder, state, ContainerId(text))
     except FileNotFoundError:
-        yield Problem(where, "no record (I3)", _RECOVER if state is State.STAGE else _LOOK)
+        raise _Unrecorded from None
     except BadRecord as error:
         yield Problem(where, error.message(), error.hint)
     except TrashdError as error:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +14,18 @@ import pytest
 
 from fusefs.cli.main import run
 from fusefs.core.errors import Refused
+from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
-from tests.support.orphans import OTHER, TREE, command, ids, orphan_in, orphan_of
+from tests.support.orphans import EXPIRED, OTHER, TREE, command, ids, orphan_in, orphan_of
 from tests.support.store import (
     Before,
     calls_of,
     die,
     in_child,
+    place,
     problems,
+    reap_now,
     recover_all,
     swap,
 )
@@ -106,6 +110,39 @@ def test_doctor_keeps_and_names_what_it_does_not_understand(volume: Path) -> Non
     assert [problem.what for problem in problems(volume)] == ["not a container of trashd"]
     assert junk.read_text() == "x"
     junk.unlink()
+
+
+@pytest.mark.parametrize("state", [State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS])
+def test_repair_removes_what_a_command_killed_after_its_record_left(volume: Path, state: State) -> None:
+    container = place(volume, orphan_in(volume, options=EXPIRED).id)
+    left = container.parents[1] / state.value / container.name
+    reap_now(volume, container.name)
+    left.mkdir(0o700)
+    [problem] = problems(volume)
+    assert problem == (str(left), "no record: left by a killed command", problem.hint)
+    assert "--repair" in problem.hint
+    assert recover_all(volume) == []
+    assert not left.exists()
+
+
+def test_a_container_without_a_record_that_holds_anything_is_kept(volume: Path) -> None:
+    record = place(volume, orphan_in(volume).id) / "record.json"
+    away = record.rename(volume / "away")
+    [problem] = problems(volume)
+    assert problem.what == "no record (I3)"
+    assert "--repair" not in problem.hint
+    recover_all(volume)
+    away.rename(record)
+
+
+def test_a_container_about_to_go_is_no_problem(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the end of its record and its own a live command is not told from a killed one, but by a second look."""
+    container = place(volume, orphan_in(volume, options=EXPIRED).id)
+    reap_now(volume, container.name)
+    left = container.parents[1] / "reaping" / container.name
+    left.mkdir(0o700)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: left.rmdir())
+    assert problems(volume) == []
 
 
 # holders
