@@ -123,7 +123,7 @@ def configure(base: Path, config: str) -> None:
 def service(
     base: Path, *volumes: Path, config: str = QUICK, environment: dict[str, str] | None = None
 ) -> Iterator[Service]:
-    """`trashd reaper` on some volumes, ready; killed at the end of the block.
+    """`trashd reaper` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
     base  of `places`: a second service there finds what the first one left
     """
@@ -139,6 +139,8 @@ def service(
             try:
                 running.wait_ready()
                 yield running
+                if process.poll() is None:
+                    running.stop()
             finally:
                 if process.poll() is None:
                     running.kill()
