@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import time
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -27,9 +25,9 @@ from fusefs.core.criteria import (
 from fusefs.core.errors import UsageError, from_os
 from fusefs.core.moments import is_path, parse_when
 from fusefs.core.selection import Field, Selection, SizeBound, TimeBound
+from fusefs.linux.accounts import gid_of, uid_of
 from fusefs.linux.kernel import Kernel
 
-_ID_MAX = 2**32 - 2
 T = TypeVar("T")
 
 
@@ -46,25 +44,6 @@ class Read(click.ParamType[T], Generic[T]):
             return self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-
-
-def _uid(text: str) -> int:
-    return _number(text, "user", lambda name: pwd.getpwnam(name).pw_uid)
-
-
-def _gid(text: str) -> int:
-    return _number(text, "group", lambda name: grp.getgrnam(name).gr_gid)
-
-
-def _number(text: str, what: str, find: Callable[[str], int]) -> int:
-    """The number of a name that the system knows, or a number that was typed."""
-    try:
-        return find(text)
-    except KeyError:
-        pass
-    if not (text.isascii() and text.isdecimal() and int(text) <= _ID_MAX):
-        raise ValueError(f"there is no {what} {text!r}")
-    return int(text)
 
 
 class Typed(NamedTuple):
@@ -148,8 +127,8 @@ _OPTIONS: Sequence[Decorator] = (
     click.option("--older", multiple=True, metavar="WHEN", help="Before WHEN: 7d, 2026-11-01, @SECONDS, ./FILE."),
     click.option("--newer", multiple=True, metavar="WHEN", help="After WHEN."),
     _many("--by", "by", click.Choice(get_args(Field)), "|".join(get_args(Field)), "The time that is meant (mtime)."),
-    _many("--user", "uids", Read("user", _uid), "USER", "Owned by that user, a name or number."),
-    _many("--group", "gids", Read("group", _gid), "GROUP", "Of that group."),
+    _many("--user", "uids", Read("user", uid_of), "USER", "Owned by that user, a name or number."),
+    _many("--group", "gids", Read("group", gid_of), "GROUP", "Of that group."),
     click.option("--empty", is_flag=True, help="Empty files and directories."),
     _many(
         "--depth", "depths", Read("depth", parse_depths), "N|A..B",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import time
 from collections.abc import Sequence
 
 from fusefs.core.document import Source
 from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.names import printable
 from fusefs.core.plan import Rule
 from fusefs.core.planread import World, read_plan
+from fusefs.linux.accounts import gid_of, uid_of
 from fusefs.linux.configfiles import config_dir, distrust, is_drop_in, read_source, unreadable
 
 _HERE = b"plan.d"
-_ID_MAX = (1 << 32) - 2
-"""The number after that means nobody."""
 
 
 def plan_dir() -> bytes | None:
@@ -68,27 +64,3 @@ def _files(path: bytes, *, is_trusting: bool) -> list[bytes]:
     if not is_trusting and (problems := tuple(distrust(path, os.stat(path)))):
         raise BadConfig(problems=problems)
     return [os.path.join(path, name) for name in names if is_drop_in(name)]
-
-
-def uid_of(text: str) -> int:
-    """A user's number, by name or number. Raises  ValueError with a message: there is none"""
-    if _is_id(text):
-        return int(text)
-    try:
-        return pwd.getpwnam(text).pw_uid
-    except KeyError as error:
-        raise ValueError(f"there is no user {printable(os.fsencode(text))}") from error
-
-
-def gid_of(text: str) -> int:
-    """The same for a group."""
-    if _is_id(text):
-        return int(text)
-    try:
-        return grp.getgrnam(text).gr_gid
-    except KeyError as error:
-        raise ValueError(f"there is no group {printable(os.fsencode(text))}") from error
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= _ID_MAX
