@@ -8,12 +8,13 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
+from fusefs.cli.tending import tended
 from fusefs.core.errors import NotFound, TrashdError, from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
-from fusefs.store.find import each_folder, tend_all
+from fusefs.store.find import each_folder
 from fusefs.store.layout import open_store
 from fusefs.store.mounted import open_shown
 
@@ -45,8 +46,7 @@ def command(volume: bytes, repair: bool, as_json: bool) -> int:
     if store is None:
         raise NotFound(path, "there is no store; trashd init makes one")
     if repair:
-        for told in tend_all(kernel, [path]):
-            output.warn(told)
+        tended([path], kernel)
     with store:
         problems = [*check_store(store)]
         lost: list[TrashdError] = []

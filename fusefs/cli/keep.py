@@ -8,10 +8,10 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import Duration, json_option, volume_option
+from fusefs.cli.tending import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import UsageError, from_os
-from fusefs.linux.kernel import Kernel
-from fusefs.store.find import find_container, tend_all
+from fusefs.store.find import find_container
 from fusefs.store.keep import For, Kept, Release, Term, keep_by_id
 
 
@@ -39,9 +39,7 @@ def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[
     """
     if release and seconds is not None:
         raise UsageError("--release with --for", "it is one or the other")
-    kernel = Kernel()
-    for problem in tend_all(kernel, volumes):
-        output.warn(problem)
+    kernel = tended(volumes)
     entry = find_container(kernel, volumes, identifier)
     term: Term = Release() if release else For(seconds)
     try:

@@ -8,14 +8,14 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import json_option, volume_option
+from fusefs.cli.tending import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable
 from fusefs.core.record import Method
 from fusefs.linux.credentials import user_name
-from fusefs.linux.kernel import Kernel
-from fusefs.store.find import all_entries, tend_all
+from fusefs.store.find import all_entries
 from fusefs.store.listing import Entry
 
 _PAST = (State.REAPING, State.QUARANTINE)
@@ -38,9 +38,7 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
       trashd list
       trashd list --volume /scratch --json | jq -r .id
     """
-    kernel = Kernel()
-    for problem in tend_all(kernel, volumes):
-        output.warn(problem)
+    kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
     found = all_entries(kernel, volumes, lost)

@@ -16,6 +16,7 @@ from fusefs.cli.ordered import InOrder
 from fusefs.cli.reaping import reap_ids
 from fusefs.cli.restore import tell_restored
 from fusefs.cli.stop import Stop
+from fusefs.cli.tending import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import (
     BadRecord,
@@ -35,7 +36,7 @@ from fusefs.core.report import Reaped, Report
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import Lost
-from fusefs.store.find import all_entries, find_container, opened_folder, tend_all
+from fusefs.store.find import all_entries, find_container, opened_folder
 from fusefs.store.listing import Entry, explain_failure
 from fusefs.store.restore_verb import restore_by_id
 from fusefs.store.seize import seize
@@ -73,7 +74,7 @@ def list_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
       trashd quarantine list
       trashd quarantine list --json | jq -r .id | xargs trashd quarantine retry
     """
-    kernel = _tended(volumes)
+    kernel = tended(volumes)
     lost: list[TrashdError] = []
     found = [entry for entry in all_entries(kernel, volumes, lost) if entry.state is State.QUARANTINE]
     codes = [output.failed(error, as_json=as_json) for error in lost]
@@ -104,7 +105,7 @@ def retry_command(identifiers: tuple[str, ...], everything: bool, volumes: tuple
     """
     if bool(identifiers) == everything:
         raise UsageError("ID with --all" if everything else "no ID", "name what to try again, or --all of your own")
-    kernel = _tended(volumes)
+    kernel = tended(volumes)
     lost: list[TrashdError] = []
     if everything:
         found = all_entries(kernel, volumes, lost)
@@ -133,7 +134,7 @@ def restore_command(identifier: str, to: bytes | None, volumes: tuple[bytes, ...
       trashd quarantine restore 2fe7e4cb8ba8
       trashd quarantine restore 2fe7e4cb8ba8 --to /scratch/job.left
     """
-    kernel = _tended(volumes)
+    kernel = tended(volumes)
     (entry,) = _quarantined(kernel, volumes, (identifier,))
     return tell_restored(restore_by_id(kernel, volumes, entry, None, to), as_json=as_json)
 
@@ -159,7 +160,7 @@ def delete_command(identifiers: tuple[str, ...], yes: bool, volumes: tuple[bytes
         raise NotPermitted("only root deletes what its owner can't", hint)
     if not yes and not (sys.stdin and sys.stdin.isatty()):  # None: it was closed
         raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
-    kernel = _tended(volumes)
+    kernel = tended(volumes)
     chosen = _quarantined(kernel, volumes, identifiers)
     if not yes:
         _ask(chosen)
@@ -168,13 +169,6 @@ def delete_command(identifiers: tuple[str, ...], yes: bool, volumes: tuple[bytes
         if stop():
             return stop.exit_code()
     return output.exit_code(codes)
-
-
-def _tended(volumes: Sequence[bytes]) -> Kernel:
-    kernel = Kernel()
-    for problem in tend_all(kernel, volumes):
-        output.warn(problem)
-    return kernel
 
 
 def _quarantined(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str]) -> list[Entry]:

@@ -10,11 +10,11 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import json_option, tempo_options, volume_option
 from fusefs.cli.reaping import How, reap_all
+from fusefs.cli.tending import tended
 from fusefs.core.budget import Tempo
 from fusefs.core.errors import Incomplete, TrashdError, UsageError
 from fusefs.core.lifecycle import State
-from fusefs.linux.kernel import Kernel
-from fusefs.store.find import all_entries, find_container, tend_all
+from fusefs.store.find import all_entries, find_container
 from fusefs.store.listing import Entry
 
 _REAPABLE = (State.ORPHANS, State.REAPING)
@@ -71,9 +71,7 @@ def command(
         raise UsageError("ID with --all", "name orphans, or take all of them")
     if now and not identifiers and not everything:
         raise UsageError("--now alone", "name orphans, or add --all for all of your own")
-    kernel = Kernel()
-    for problem in tend_all(kernel, volumes):
-        output.warn(problem)
+    kernel = tended(volumes)
     lost: list[TrashdError] = []
     if identifiers:
         chosen = [find_container(kernel, volumes, one) for one in identifiers]

@@ -8,10 +8,10 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.cli.tending import tended
 from fusefs.core.errors import Incomplete
 from fusefs.core.names import printable
-from fusefs.linux.kernel import Kernel
-from fusefs.store.find import find_container, tend_all
+from fusefs.store.find import find_container
 from fusefs.store.restore import Restored
 from fusefs.store.restore_verb import restore_by_id
 
@@ -36,9 +36,7 @@ def command(identifier: str, inside: bytes | None, to: bytes | None, volumes: tu
       trashd restore 2fe7e4cb8ba8 --to /scratch/job.old
       trashd restore 2fe7e4cb8ba8 results/final.csv
     """
-    kernel = Kernel()
-    for problem in tend_all(kernel, volumes):
-        output.warn(problem)
+    kernel = tended(volumes)
     entry = find_container(kernel, volumes, identifier)
     done = restore_by_id(kernel, volumes, entry, None if inside is None else os.path.normpath(inside), to)
     return tell_restored(done, as_json=as_json)
