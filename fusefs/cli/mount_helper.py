@@ -61,11 +61,14 @@ def _run(arguments: list[str]) -> int:
 
 
 def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) -> bool:
-    """Whether this very mount is there, of whoever asks, and works. Raises  UsageError: for what can't be asked"""
+    """Whether this very mount is there, of whoever asks, and works.
+
+    Raises  UsageError: for what can't be asked; Refused: it does not answer
+    """
     from fusefs.linux.mountinfo import is_inside, read_mounts
     from fusefs.mount import runtime
     from fusefs.mount.options import Coherence, parse_options
-    from fusefs.mount.points import Health, health, real_path, top_mount
+    from fusefs.mount.points import Health, health, real_path, silent, top_mount
 
     uid = os.geteuid()
     options = parse_options(words, as_root=uid == 0, is_sloppy=is_sloppy, usual=Coherence.SHARED)
@@ -75,7 +78,12 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
         return False
     is_it = mount.source == source or (source == target and is_inside(mount.source, runtime.HOME))
     is_alike = "ro" not in options.flags or b"ro" in mount.options.split(b",")
-    return is_it and is_alike and health(target) is Health.ALIVE
+    if not (is_it and is_alike):
+        return False
+    found = health(target)
+    if found is Health.SILENT:
+        raise silent(target)
+    return found is Health.ALIVE
 
 
 if __name__ == "__main__":

@@ -92,6 +92,14 @@ def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
     return dead
 
 
+def silent(target: bytes) -> Refused:
+    """What is said of a mount of ours whose daemon is there and does not answer."""
+    path = printable(target)
+    return Refused(
+        f"{path} is already mounted by trashd, and does not answer", f"if it never will: trashd umount --force {path}"
+    )
+
+
 def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | None:
     if mount is None or not mount.is_ours():
         return None
@@ -100,10 +108,7 @@ def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | 
         case Health.ALIVE:
             raise Refused(f"{path} is already mounted by trashd", f"it works; to take it away: trashd umount {path}")
         case Health.SILENT:
-            raise Refused(
-                f"{path} is already mounted by trashd, and does not answer",
-                f"if it never will: trashd umount --force {path}",
-            )
+            raise silent(target)
         case Health.DEAD if not replaces:
             raise Refused(f"a mount of trashd at {path} lost its daemon", "bring it back: the same with --replace")
     return mount

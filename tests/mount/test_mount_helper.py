@@ -1,5 +1,7 @@
 """`mount -t fuse.trashd`, lines of fstab, and mount.fuse.trashd itself: words and exit codes of mount(8)."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import TRASHD, environment
-from tests.support.daemons import our_mount, workbench
+from tests.support.daemons import daemon_of, mount, our_mount, workbench
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount
 
@@ -63,6 +65,19 @@ def test_what_stands_and_works_is_not_mounted_again(bench: Path) -> None:
         assert done.returncode == 32
         assert "already mounted by trashd" in done.stderr
     assert helper(bench / "source", bench / "target", "-o", "remount,ro").returncode == 1
+
+
+def test_what_stands_and_does_not_answer_is_told(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    pid = daemon_of(bench / "target")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = helper(bench / "source", bench / "target")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.returncode == 32
+    assert "does not answer" in done.stderr
+    assert "umount --force" in done.stderr
 
 
 def test_what_is_read_only_below_stands_too(bench: Path) -> None:
