@@ -79,7 +79,8 @@ class Opcode(IntEnum):
 
 _OF_DIRECTORIES = (Opcode.READDIRPLUS, Opcode.FSYNCDIR)
 _NOBODY_ELSES = (
-    Opcode.FALLOCATE, Opcode.LSEEK, Opcode.COPY_FILE_RANGE, Opcode.TMPFILE, Opcode.STATX, Opcode.COPY_FILE_RANGE_64,
+    Opcode.WRITE, Opcode.FALLOCATE, Opcode.LSEEK, Opcode.COPY_FILE_RANGE, Opcode.TMPFILE, Opcode.STATX,
+    Opcode.COPY_FILE_RANGE_64,
 )  # fmt: skip
 
 # What follows the head of a request: numbers first, then names, each with a NUL byte at its end.
@@ -106,7 +107,10 @@ COPY_64_OUT: Final = Struct("=Q")
 
 
 def is_ours_alone(opcode: int, request: Request) -> bool:
-    """Whether nobody else can answer it: pyfuse3 does not know it, or it is about a directory that was not opened."""
+    """Whether nobody else can answer it.
+
+    pyfuse3 does not know it, or not whether a write appends; or it is about a directory that was not opened.
+    """
     if opcode in _NOBODY_ELSES:
         return True
     return opcode in _OF_DIRECTORIES and HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] == 0

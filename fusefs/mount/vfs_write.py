@@ -158,7 +158,7 @@ def _remove(vfs: Vfs, parent: int, name: bytes, act: Callable[..., None]) -> Non
     _lost(vfs, source, seen, directory, name)
 
 
-def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, flags: int) -> None:
+def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, flags: int = 0) -> None:
     """Rename, with the flags of renameat2(2): honoured or refused by the backing filesystem, never ignored.
 
     A directory's children hang on its node, not on its path: nothing is walked.

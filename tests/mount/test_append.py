@@ -38,8 +38,12 @@ class File(NamedTuple):
         ("coherence=exclusive",),
         ("coherence=exclusive", "backing=slow"),
         pytest.param(("coherence=shared",), marks=pytest.mark.rests_on("direct-requests")),
+        pytest.param(
+            ("coherence=shared", "backing=slow"),
+            marks=[pytest.mark.rests_on("direct-requests"), pytest.mark.rests_on("unopened-directories")],
+        ),
     ],
-    ids=["exclusive", "slow", "shared"],
+    ids=["exclusive", "slow", "shared", "shared-slow"],
 )
 def file(source: Path, request: pytest.FixtureRequest) -> Iterator[File]:
     (source / "file").write_bytes(BEGUN)
