@@ -17,6 +17,7 @@ from fusefs.reaper.forker import Forker
 from fusefs.reaper.watcher import Watcher
 
 T = TypeVar("T")
+_MOMENT_NS = 100_000_000
 
 
 class Context:
@@ -58,7 +59,7 @@ class Context:
     def clock(self) -> Clock:
         """Both clocks now: a jump of the wall clock is noticed at the next look, and not forgotten."""
         before = self._clock
-        self._clock = jumped(before, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        self._clock = jumped(before, *clocks_ns())
         if self._clock.eras != before.eras:
             self._save(self._clock)
         return self._clock
@@ -91,6 +92,15 @@ class Context:
         self._is_told = True
         at_ns = time.time_ns()
         self._tell(Event(kind, at_ns, volume, uid, identifier, origin, n_entries, n_bytes, seconds, detail))
+
+
+def clocks_ns() -> tuple[int, int]:
+    """CLOCK_REALTIME and CLOCK_BOOTTIME, of one moment: a stall between the two would look like a jump of the first."""
+    while True:
+        began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        wall_ns, boot_ns = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        if boot_ns - began_ns < _MOMENT_NS:
+            return wall_ns, boot_ns
 
 
 def boot_s() -> float:

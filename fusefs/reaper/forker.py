@@ -129,21 +129,24 @@ def _run(parent: int, channel: socket.socket) -> NoReturn:
         be_idle()
         is_wanted = die_with_parent(parent)
         while is_wanted:
-            packet, fds, _flags, _address = socket.recv_fds(channel, _PACKET_MAX, _MAX_FDS)
+            packet, fds, flags, _address = socket.recv_fds(channel, _PACKET_MAX, _MAX_FDS)
             is_wanted = bool(packet)
             if packet:
-                _fork(channel, msgspec.json.decode(packet, type=Spawn), fds)
+                is_whole = not flags & socket.MSG_CTRUNC
+                _fork(channel, msgspec.json.decode(packet, type=Spawn), fds, is_whole=is_whole)
     finally:
         os._exit(0)
 
 
-def _fork(channel: socket.socket, spawn: Spawn, fds: list[int]) -> None:
-    """Fork one child and tell the service of it."""
+def _fork(channel: socket.socket, spawn: Spawn, fds: list[int], *, is_whole: bool) -> None:
+    """Fork one child and tell the service of it. is_whole: the kernel had a place for each fd"""
     parent = os.getpid()
     with ExitStack() as owned:
         for fd in fds:
             owned.callback(os.close, fd)
         try:
+            if not is_whole:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             pid = os.fork()
             if pid == 0:
                 channel.close()

@@ -122,6 +122,8 @@ class Intake:
         if seen.problem:
             self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
             return
+        if part.has_left(seen.id) and not seen.is_claimed:
+            return
         clock = self._context.clock()
         sight = part.sights.of(clock, seen.id, seen.created_ns)
         identifier = ContainerId(seen.id)

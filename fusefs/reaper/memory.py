@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 
 from fusefs.core import clock
 from fusefs.core.clock import Clock
 from fusefs.linux.host import boot_id
 from fusefs.linux.places import make_dir
 from fusefs.linux.replacing import replace_file
+from fusefs.reaper.context import clocks_ns
 
 _LOG = logging.getLogger(__name__)
 _FILE = b"clock.json"
@@ -29,8 +29,8 @@ def load_clock(state: bytes) -> tuple[int, Clock]:
         pass
     except OSError as error:
         _LOG.warning("what the last service remembered can't be read: %s", error.strerror)
-    now_ns = time.time_ns()
-    began = clock.started(now_ns, time.clock_gettime_ns(time.CLOCK_BOOTTIME), boot_id(), saved)
+    now_ns, boot_ns = clocks_ns()
+    began = clock.started(now_ns, boot_ns, boot_id(), saved)
     return now_ns if saved is None else saved.wall_ns, began
 
 

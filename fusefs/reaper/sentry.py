@@ -115,9 +115,7 @@ class Sentry:
         if event.happened & (Happened.MOVED_TO | Happened.ATTRIB):
             part.look_at(identifier)  # new, or somebody gave it another term (`trashd keep`)
         else:
-            part.fresh.discard(identifier)
-            part.upcoming.remove(identifier)
-            part.known.pop(identifier, None)
+            part.leaves(identifier)
 
     def _on_restoring(self, _part: Part, event: Event) -> None:
         identifier = _id(event)

@@ -62,16 +62,30 @@ class Part:
         self._looked_since_ns = told_until_ns
         self.n_orphans = 0
         self.n_quarantined = 0
+        self._left: dict[str, None] = {}
         self._after: str | None = ""
         self._is_new = True
 
     def look_at(self, identifier: str) -> None:
         """Look at one that is new or has changed; at all of it where they are too many to remember."""
+        self._left.pop(identifier, None)
         if len(self.fresh) < _MOST_REMEMBERED:
             self.fresh.add(identifier)
         else:
             self.fresh.clear()
             self.look_again()
+
+    def leaves(self, identifier: str) -> None:
+        """It is no orphan any more: restored, or claimed."""
+        self.fresh.discard(identifier)
+        self.upcoming.remove(identifier)
+        self.known.pop(identifier, None)
+        self._left[identifier] = None
+        _bound(self._left)
+
+    def has_left(self, identifier: str) -> bool:
+        """Whether it went since the last look began, which may have seen it before."""
+        return identifier in self._left
 
     def look_again(self) -> None:
         """Look at all of it from the beginning: what is known may not be true any more."""
@@ -96,6 +110,7 @@ class Part:
         if self.fresh:
             ids = sorted(self.fresh)[:BATCH]
             self.fresh.difference_update(ids)
+            self._left.clear()
             return Look(self.base, ids=ids)
         if self.upcoming.must_look():
             self.look_again()
@@ -104,6 +119,7 @@ class Part:
             is_first, self._is_new = self._is_new, False
             if not self._after:
                 self.upcoming.clear()
+            self._left.clear()
             return Look(self.base, after=self._after, and_quarantined=is_first)
         if n_due:
             self._pending_since_s = _or_never(self.upcoming.next_at_s())

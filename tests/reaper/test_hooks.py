@@ -145,12 +145,26 @@ def test_a_hook_has_a_session_of_its_own() -> None:
 
 
 @pytest.mark.allows_warnings
-def test_a_hook_is_killed_with_all_it_started_at_its_time_limit() -> None:
-    hooks = Hooks(on_reaped=shell("sleep 1000 & echo $!; wait"), timeout_s=1)
-    (text,), tally = run(hooks, REAPED)
-    assert "killed after 1 s: " in text
-    assert is_gone(int(text.rpartition(" ")[2]))
+def test_a_hook_is_killed_with_all_it_started_at_its_time_limit(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+    os.mkfifo(lives)
+    fd = os.open(lives, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        hooks = Hooks(on_reaped=shell(f"exec 3> {lives}; sleep 1000 & wait"), timeout_s=1, user="root")
+        (text,), tally = run(hooks, REAPED)
+        assert text.endswith("was killed after 1 s")
+        assert nobody_writes_to(fd)
+    finally:
+        os.close(fd)
     assert tally == Tally(1, 1, 0)
+
+
+def nobody_writes_to(fd: int) -> bool:
+    """Whether all who had a FIFO open end, or have."""
+    try:
+        return os.read(fd, 1) == b""
+    except BlockingIOError:
+        return bool(select.select([fd], [], [], PATIENCE_S)[0])
 
 
 def test_what_a_hook_leaves_running_keeps_nobody_waiting() -> None:

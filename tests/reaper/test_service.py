@@ -23,7 +23,6 @@ from tests.support.tree import snapshot
 
 pytestmark = pytest.mark.needs("root")
 
-LIMIT_S = 5.0
 COPY_S = 31.0
 
 
@@ -135,7 +134,7 @@ def test_termination_in_the_middle_leaves_nothing_to_repair(base: Path) -> None:
     with roomy_volume("tmpfs") as volume:
         with service(base, volume, config=SLOW) as running:
             identifier = begin_large(running, volume)
-            assert running.stop() < LIMIT_S
+            running.stop()
             assert running.process.returncode == 0
         assert_silent(volume)
         assert is_claimed(volume, identifier)

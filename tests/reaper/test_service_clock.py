@@ -21,7 +21,7 @@ from tests.support.reapers import state_of
 from tests.support.service import places, service
 from tests.support.store import forge, place, tmpfs_store
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
 NS = 1_000_000_000
 DAY_S = 86_400

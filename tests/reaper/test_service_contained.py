@@ -27,12 +27,13 @@ from tests.reaper.test_deputy import all_answers, deputy_of
 from tests.reaper.test_service_hands import SLOWLY, child_of, signal_as, throw_large
 from tests.support.orphans import OTHER, orphan_of
 from tests.support.reapers import beside
+from tests.support.served import audited
 from tests.support.service import QUICK, service
 from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
 from tests.support.store import own
 from tests.support.users import as_user
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
 
 @pytest.fixture
@@ -44,8 +45,7 @@ def shared() -> Iterator[Shared]:
 
 def events(shared: Shared, identifier: str) -> list[str]:
     """What the audit log tells of an orphan."""
-    lines = map(json.loads, (shared.base / "audit").read_text().splitlines())
-    return [line["event"] for line in lines if line["id"] == identifier]
+    return [event["event"] for event in audited(shared.base) if event["id"] == identifier]
 
 
 def test_a_child_that_does_not_park_in_time_is_no_fault_of_the_volumes(shared: Shared) -> None:
@@ -143,7 +143,7 @@ def test_forker_that_can_not_fork_says_why_and_lives(volume: Path) -> None:
 
 def test_all_that_was_reaped_is_told_when_the_service_is_stopped_in_the_middle(shared: Shared) -> None:
     thrown = [shared.throw(MALLORY, f"job{n}") for n in range(300)]
-    with service(shared.base, shared.volume) as running:
+    with service(shared.base, shared.volume, config=QUICK + 'max_rate = "100/s"\n') as running:
         running.until(lambda: shared.is_gone(thrown[10]))
         running.stop()
         gone = set(filter(shared.is_gone, thrown))

@@ -106,11 +106,10 @@ def test_what_came_from_a_kept_place_stays(base: Path, volume: Path) -> None:
 
 def test_what_a_person_keeps_stays(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
-        identifier = orphan_in(volume, "kept", Options(retention_s=1)).id
-        running.until(lambda: audited(base))  # it knows when that is due
+        identifier = orphan_in(volume, "kept", Options(retention_s=HOUR_S)).id
+        running.until(lambda: running.volume(volume).next_due_ns is not None)
         done_well("keep", "--volume", volume, identifier)
-        due = orphan_in(volume, "due", Options(retention_s=1)).id
-        running.until(lambda: due not in ids(volume))
+        running.until(lambda: running.volume(volume).next_due_ns is None)
         assert ids(volume) == {identifier}
 
 
@@ -186,12 +185,13 @@ def test_pause_of_all_is_one_of_each(base: Path, volume: Path) -> None:
 
 def test_pause_ends_by_itself(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
+        began_ns = time.time_ns()
         done_well("pause", "--for", "1s", volume)
-        running.until(lambda: "paused" in running.log.read_text())
-        orphan_in(volume, options=EXPIRED)
-        running.until(lambda: "reaped" in running.log.read_text())  # a moment after it is gone
-        log = running.log.read_text()
-        assert -1 < log.index("paused") < log.index("resumed") < log.index("reaped")
+        identifier = orphan_in(volume, options=EXPIRED).id
+        running.until(lambda: "reaped" in [event["event"] for event in audited(base)])
+    (reaped,) = [event for event in audited(base) if event["event"] == "reaped"]
+    assert reaped["id"] == identifier
+    assert reaped["at_ns"] >= began_ns + 10**9
 
 
 def test_pause_is_in_force_for_the_next_service_too(base: Path, volume: Path) -> None:
@@ -208,5 +208,6 @@ def test_paused_in_the_middle_it_can_be_unmounted(base: Path) -> None:
         begin_large(running, volume)
         done_well("pause", volume)
         running.until_phase(volume, Phase.PAUSED)
+        running.until(running.is_alone)
         assert_silent(volume)
         assert not unmount(volume), "it was busy"

@@ -59,6 +59,12 @@ def _field(status: str, name: str) -> int:
     return int(found[1])
 
 
+def n_reaped(running: Service) -> int:
+    """Orphans of its one volume that are gone."""
+    seen = running.seen()
+    return seen.status.volumes[0].n_reaped if seen else 0
+
+
 def is_over(at_s: float) -> bool:
     """Whether it is that late."""
     return time.monotonic() > at_s
@@ -66,6 +72,7 @@ def is_over(at_s: float) -> bool:
 
 def live(running: Service, people: Traffic, random: Random) -> list[Sample]:
     """One life of the service: a child is killed now and then, the configuration read again, samples taken."""
+    running.until(lambda: n_reaped(running))  # what it needs once it is at work
     began, samples = time.monotonic(), list[Sample]()
     every_s = SOAK_S / N_LIVES / N_SAMPLES
     # Not too many: whoever loses his children again and again waits longer each time.
@@ -107,12 +114,11 @@ def test_memory_and_fds_stay_what_they_are_and_nothing_is_lost() -> None:
             for number in range(N_LIVES):
                 with service(base, volume) as running:
                     samples = live(running, people, random)
-                    seen = running.seen()
+                    n_gone = n_reaped(running)
                     running.kill()
                 assert_flat(samples)
                 first, last = samples[len(samples) // 3], samples[-1]
-                n_reaped = seen.status.volumes[0].n_reaped if seen else 0
-                print(f"life {number}: {people.n_acts()} acts, {n_reaped} reaped; {first} … {last}")
+                print(f"life {number}: {people.n_acts()} acts, {n_gone} reaped; {first} … {last}")
             people.stop()
             with service(base, volume) as running:
                 running.until(people.is_settled, 120)

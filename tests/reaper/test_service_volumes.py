@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,18 +41,22 @@ def two_places() -> Iterator[tuple[Path, Path]]:
 
 
 def open_on(running: Service, volume: Path) -> list[str]:
-    """What the service's processes have open on a volume, as paths."""
+    """What the service and its forker have open on a volume, as paths."""
     found = []
-    for pid in (running.process.pid, *running.children()):
+    for pid in (running.process.pid, running.forker()):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(fd)
-            found += [target] if target.startswith(str(volume)) else []
-    return found
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                found.append(os.readlink(fd))
+    return [target for target in found if target.startswith(str(volume))]
 
 
 def has_store_watched(running: Service) -> bool:
     """Whether it would be told of what falls in."""
-    return any("inotify wd:" in fd.read_text() for fd in Path(f"/proc/{running.process.pid}/fdinfo").iterdir())
+    for fd in Path(f"/proc/{running.process.pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            if "inotify wd:" in fd.read_text():
+                return True
+    return False
 
 
 @pytest.mark.needs("loop")
@@ -64,7 +68,7 @@ def test_idle_service_keeps_no_volume_busy(base: Path, fs_type: str) -> None:
         orphan_in(volume, "kept")
         with service(base, volume) as running:
             running.until(lambda: len(ids(volume)) == 1)
-            running.until(lambda: not running.children() and not open_on(running, volume))
+            running.until(lambda: running.is_alone() and not open_on(running, volume))
             assert has_store_watched(running)
             assert not unmount(volume), "it was busy"
 
@@ -207,10 +211,11 @@ def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(b
 def test_volume_with_another_id_in_the_middle_is_left_alone(base: Path) -> None:
     with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
         begin_large(running, volume, 2000)
-        swapped = orphan_in(volume, "due", EXPIRED)
         file = volume / ".trashd/volume.json"
         text = file.read_text()
-        file.write_text(json.dumps({**json.loads(text), "id": "0" * 32}))
+        with running.held():
+            swapped = orphan_in(volume, "due", EXPIRED)
+            file.write_text(json.dumps({**json.loads(text), "id": "0" * 32}))
         running.until_phase(volume, Phase.BROKEN)
         assert (tree_of(swapped) / "a").exists()
         file.write_text(text)

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fusefs.core.status import Phase, Seen, VolumeStatus
@@ -22,6 +22,8 @@ from tests.support.volumes import tmpfs_over
 QUICK = "[defaults]\npaced = false\n"
 """As fast as it can: by default it yields to what else the machine does, here the other tests of a run."""
 LIMIT_S = 60.0
+END_S = 20.0
+"""SIGTERM ends the service within a second; the rest is this machine's, which may be busy."""
 _GLANCE_S = 0.02
 
 
@@ -46,12 +48,14 @@ class Service:
 
     def until(self, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         """Wait for something to become true. Raises  TimeoutError with the service's log"""
-        ends_at = time.monotonic() + limit_s
+        ends_at, looked_s = time.monotonic() + limit_s, time.thread_time()
         while not condition():
             if time.monotonic() > ends_at or self.process.poll() is not None:
                 what = "ended" if self.process.poll() is not None else "goes on"
                 raise TimeoutError(f"the service {what}: {self.seen()}; its log:\n{self.log.read_text()}")
-            select.select([], [], [], _GLANCE_S)
+            # Whoever looks all the time leaves nothing to the service, which is idle by its priority.
+            select.select([], [], [], max(_GLANCE_S, 3 * (time.thread_time() - looked_s)))
+            looked_s = time.thread_time()
 
     def seen(self) -> Seen | None:
         """Its status."""
@@ -79,12 +83,27 @@ class Service:
         (pid,) = _children_of(self.process.pid)
         return pid
 
-    def stop(self) -> float:
-        """SIGTERM, and how many seconds it took."""
-        began = time.monotonic()
+    def processes(self) -> list[int]:
+        """All that live of it: itself, the forker, those that act for users, and their workers."""
+        return _group_of(self.process.pid)
+
+    def is_alone(self) -> bool:
+        """Whether nobody acts for users, or is about to end."""
+        return set(self.processes()) == {self.process.pid, self.forker()}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Stopped for the block: what happens meanwhile it learns of all at once."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """SIGTERM, which ends it soon, whatever hangs."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(LIMIT_S)
-        return time.monotonic() - began
+        self.process.wait(END_S)
 
     def reload(self) -> None:
         """SIGHUP, and wait until it is done."""
@@ -94,13 +113,10 @@ class Service:
 
     def kill(self) -> None:
         """kill -9, and wait for its children too."""
-        self.process.send_signal(signal.SIGSTOP)  # it starts nobody any more
-        os.waitpid(self.process.pid, os.WUNTRACED)
-        gone = _descendants_of(self.process.pid)
         self.process.kill()
         self.process.wait()
         ends_at = time.monotonic() + LIMIT_S
-        while any(map(_is_alive, gone)):
+        while self.processes():
             assert time.monotonic() < ends_at, "children outlive their service"
             select.select([], [], [], _GLANCE_S)
 
@@ -134,7 +150,7 @@ def service(
         notified.bind(str(address))
         argv = [TRASHD, "reaper", "--config", str(base), *(f"--volume={volume}" for volume in volumes)]
         told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
-        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=stderr, env=told) as process:
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=stderr, env=told, process_group=0) as process:
             running = Service(process, notified, log)
             try:
                 running.wait_ready()
@@ -146,22 +162,20 @@ def service(
                     running.kill()
 
 
+def _group_of(leader: int) -> list[int]:
+    """The processes of a group that have not ended."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            # pid (comm) state ppid pgrp ...; comm may hold anything
+            state, _ppid, group = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()[:3]
+            if int(group) == leader and state != b"Z":
+                found.append(int(name))
+    return found
+
+
 def _children_of(pid: int) -> list[int]:
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
-def _descendants_of(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(word) for thread in threads for word in thread.read_text().split()]
-    return children + [below for child in children for below in _descendants_of(child)]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(b")")[2].split()[0] != b"Z"
+        return []

@@ -1,0 +1,71 @@
+"""A look at orphans, or at clocks, takes a while: what happens meanwhile is not mistaken for something else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fusefs.core.record import Method
+from fusefs.reaper.context import clocks_ns
+from fusefs.reaper.messages import Look, Page, Seen
+from fusefs.reaper.user import User
+from tests.reaper.test_user import BASE, looked_at, new_intake, new_user, part_of
+
+ONE = "20260101T000000.000Z-job-000000000001"
+S = 1_000_000_000
+
+
+def look_at_it(user: User) -> Look:
+    """The order that is given when it fell in."""
+    part_of(user).look_at(ONE)
+    order = user.next_order(0.0)
+    assert isinstance(order, Look)
+    return order
+
+
+def told_of_it(*, is_claimed: bool = False) -> Page:
+    """The answer of a child that saw it: it is due in an hour, or is being reaped."""
+    seen = Seen(ONE, is_claimed, time.time_ns(), 3600, b"/volume/job", Method.EXCHANGE)
+    return Page(BASE, [seen], "", 1, 0)
+
+
+def test_an_orphan_that_leaves_while_it_is_looked_at_is_not_due() -> None:
+    user, intake = new_user(), new_intake()
+    looked_at(user)
+    order = look_at_it(user)
+    part_of(user).leaves(ONE)
+    intake.take(user, order, told_of_it())
+    assert user.due_at_s() == float("inf")
+
+
+def test_an_orphan_that_leaves_and_comes_back_is_looked_at_again() -> None:
+    user, intake = new_user(), new_intake()
+    looked_at(user)
+    order = look_at_it(user)
+    part_of(user).leaves(ONE)
+    again = look_at_it(user)
+    intake.take(user, order, told_of_it())
+    intake.take(user, again, told_of_it())
+    assert user.due_at_s() < float("inf")
+
+
+def test_an_orphan_that_was_claimed_and_parked_is_due() -> None:
+    user, intake = new_user(), new_intake()
+    looked_at(user)
+    order = look_at_it(user)
+    part_of(user).leaves(ONE)
+    intake.take(user, order, told_of_it(is_claimed=True))
+    assert user.due_at_s() < float("inf")
+
+
+def test_a_stall_between_the_clocks_is_no_jump_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def boot_ns() -> Iterator[int]:
+        yield from (10 * S, 13 * S)  # three seconds in which the wall clock was read
+        yield from (14 * S, 14 * S + 1)
+
+    wall, boot = iter((1010 * S, 1014 * S)), boot_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: next(wall))
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda _clock: next(boot))
+    assert clocks_ns() == (1014 * S, 14 * S + 1)
