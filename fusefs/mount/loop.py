@@ -14,7 +14,7 @@ import os
 import re
 import select
 from collections.abc import Awaitable, Callable
-from time import monotonic
+from time import monotonic, thread_time
 from types import ModuleType
 
 import pyfuse3
@@ -31,8 +31,8 @@ _N_GLANCES_LEFT_OUT_MAX = 64
 _SOON_S = 100e-6
 """Of which sleeping and waking take most."""
 _PATIENCE, _PATIENCE_S = 50, 0.02
-"""Checkpoints, and how long they may take: what is deleted and in use keeps its number longer than anybody wants to
-wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
+"""Checkpoints, and how long we may be at work in them: what is deleted and in use keeps its number longer than anybody
+wants to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
 _KNOWN_PYFUSE3 = re.compile(r"3\.([4-9]|\d{2,})(\.|$)")
 
 _POLLIN, _current_task = select.POLLIN, trio.lowlevel.current_task
@@ -293,11 +293,11 @@ async def own_number(vfs: Vfs, known: Known) -> Known:
     """
     if known.nodeid == known.attributes.ino:
         return known
-    end_s = monotonic() + _PATIENCE_S
+    end_s = thread_time() + _PATIENCE_S  # a busy machine may keep us from work for longer
     for _ in range(_PATIENCE):
         with vfs.gate.lock:
             known = vfs.renumbered(known)
-            if not vfs.lacks_its_number(known) or monotonic() > end_s:
+            if not vfs.lacks_its_number(known) or thread_time() > end_s:
                 break
         await trio.lowlevel.checkpoint()
     return known

@@ -91,15 +91,17 @@ class Stats:
 
         Checkpoint  between two looks
         """
+        updated_ns = 0
         while True:
             gauges = look()
             self._set_gauges(gauges)
+            self._cells[_LAYOUT.updated_ns] = updated_ns  # who sees this sees those, too
             if not gauges.n_threads and not gauges.n_prefetches:  # their end tells nobody
                 self._has_changed = trio.Event()
                 self._rests = True
                 await self._has_changed.wait()
             await trio.sleep(_LAG_S)
-            self._cells[_LAYOUT.updated_ns] = time.time_ns()
+            updated_ns = time.time_ns()
 
     def _set_gauges(self, gauges: Gauges) -> None:
         for at, value in enumerate(gauges, _LAYOUT.gauges):
