@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -204,7 +205,10 @@ def test_the_wheel_has_all_of_it(tmp_path: Path) -> None:
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     for source, target in [(name, name) for name in wheel["packages"]] + list(wheel["force-include"].items()):
         (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cp", "--recursive", REPO / source, tmp_path / target], check=True)
+        if (REPO / source).is_dir():  # but for what others compile in it meanwhile
+            shutil.copytree(REPO / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPO / source, tmp_path / target)
     done = subprocess.run(
         [sys.executable, "-P", "-c", _PIECES],
         cwd="/", env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,

@@ -94,7 +94,7 @@ def test_no_service_is_5_and_says_how_to_start_one() -> None:
 
 
 def test_a_dead_service_is_5_and_its_last_words_are_told_as_such(directory: bytes) -> None:
-    write_status(directory, status_of(VOLUME, age_s=3700))
+    write_status(directory, status_of(VOLUME, age_s=3661))
     done = trashd("status")
     assert done.code == 5
     assert "dead; what follows was true 1h1m" in done.out

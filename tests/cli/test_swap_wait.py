@@ -25,7 +25,7 @@ from tests.support.tree import IMMUTABLE, make_tree, set_flags
 from tests.support.users import run_as
 from tests.support.volumes import loop_volume, tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.needs("root")
 
 MIB = 1 << 20
 USER, NOBODY = 1234, 65_534
@@ -234,7 +234,7 @@ def test_an_orphan_that_was_restored_meanwhile_ends_it(volume: Path) -> None:
     victim = make_victim(volume)
     with small_reaper(volume, reaps=False), waiting(volume, victim) as process:
         assert trashd("restore", "--volume", volume, orphans(volume, "reaping")[0].name).code == 0
-        out, _err = process.communicate(timeout=50)
+        out, _err = process.communicate(timeout=100)
     told = json.loads(out.splitlines()[-1])
     assert (process.returncode, kinds(told)) == (13, ["restored"])
     assert (victim / "file").exists()
@@ -243,7 +243,7 @@ def test_an_orphan_that_was_restored_meanwhile_ends_it(volume: Path) -> None:
 def test_a_reaper_that_dies_ends_it(volume: Path) -> None:
     with small_reaper(volume, reaps=False) as reaper, waiting(volume, make_victim(volume)) as process:
         os.kill(reaper, signal.SIGKILL)
-        out, _err = process.communicate(timeout=50)
+        out, _err = process.communicate(timeout=100)
     assert (process.returncode, kinds(json.loads(out.splitlines()[-1]))) == (13, ["nobody"])
 
 
@@ -282,7 +282,7 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_a_signal_ends_the_waiting_and_nothing_else(volume: Path, number: signal.Signals) -> None:
     with small_reaper(volume, reaps=False), waiting(volume, make_victim(volume)) as process:
         process.send_signal(number)
-        out, _err = process.communicate(timeout=50)
+        out, _err = process.communicate(timeout=100)
     assert process.returncode == 128 + number
     assert json.loads(out.splitlines()[-1])["is_reached"] is False
     assert len(orphans(volume, "reaping")) == 1

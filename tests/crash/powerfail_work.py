@@ -15,7 +15,7 @@ from tests.support.gather import gather
 from tests.support.logdisk import LoggedVolume
 from tests.support.store import init, recover_all, remove, restore, swap
 from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume
+from tests.support.volumes import btrfs_subvolume, sync
 
 T = TypeVar("T")
 
@@ -382,7 +382,7 @@ def prepare(volume: LoggedVolume, scenario: Scenario) -> Path:
         base = btrfs_subvolume(root, "lower") if volume.fstype == "btrfs" else root / "lower"
         if volume.fstype != "btrfs":
             base.mkdir()
-    os.sync()
+    sync(root)
     if scenario.has_store:
         volume.mark(STORE_DURABLE)
     return base

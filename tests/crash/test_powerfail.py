@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 from itertools import count
@@ -199,7 +200,7 @@ def test_record_without_fsync_is_short(fstype: str) -> None:
 @on_each_fs
 @pytest.mark.parametrize("verb", ["swap", "rm", "restore of removed", "restore over written", "restore inside"])
 def test_verb_without_its_last_fsync_is_not_durable(verb: str, fstype: str) -> None:
-    assert first_failure(fstype, verb, NoDirectoryFsync).startswith("at once: round 0 is")
+    assert re.match(r"at once: round \d is", first_failure(fstype, verb, NoDirectoryFsync))
 
 
 @on_each_fs

@@ -13,7 +13,7 @@ from tests.support.logdisk import LoggedVolume, logged_volume
 from tests.support.moving import move
 from tests.support.replay import Result, check_states
 from tests.support.tree import HardLink, Spec, Symlink, make_tree
-from tests.support.volumes import tmpfs_volume
+from tests.support.volumes import sync, tmpfs_volume
 
 SIZE_MB = {"ext4": 64, "xfs": 300, "btrfs": 128}
 N_TORN = 2
@@ -64,7 +64,7 @@ def replay(fstype: str, kind: type[Telling]) -> Result:
             job = make_tree(near / f"job{k}", TREE)
             target = volume.mountpoint / str(k)
             target.mkdir()
-            os.sync()
+            sync(target)
             assert move(job, target, kind(volume, job, k), copy=True) == {}
         log = volume.stop()
     return check_states(log, fstype, check, n_torn=N_TORN, seed=1)

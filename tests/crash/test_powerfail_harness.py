@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.logdisk import MOUNTED, Flush, Log, LoggedVolume, Mark, Write, logged_volume
+from tests.support.mounted import until
 from tests.support.replay import Check, CrashState, Result, check_states, crash_states
 
 REPO = Path(__file__).resolve().parents[2]
@@ -147,13 +148,15 @@ def test_correct_code_passes_every_crash_state(fstype: str) -> None:
 @on_each_fs
 def test_exchange_without_parent_fsync_is_not_durable(fstype: str) -> None:
     result = replay(fstype, Variant.NO_PARENT_FSYNC, stop_after=1)
-    assert [failure.text for failure in result.failures] == ["round 0 is A/B"], str(result)
+    [failure] = result.failures
+    assert failure.text in [f"round {k} is A/B" for k in range(N_ROUNDS)], str(result)  # somebody may sync meanwhile
 
 
 @on_each_fs
 def test_files_without_fsync_are_short(fstype: str) -> None:
     result = replay(fstype, Variant.NO_FILE_FSYNC, stop_after=1)
-    assert [failure.text for failure in result.failures] == ["round 0 is short/short"], str(result)
+    [failure] = result.failures
+    assert failure.text in [f"round {k} is short/short" for k in range(N_ROUNDS)], str(result)
 
 
 @on_each_fs
@@ -212,7 +215,7 @@ def test_nothing_stays_when_the_body_raises() -> None:
         fail_inside()
     assert not scratch[0].exists()
     assert str(scratch[0]) not in Path("/proc/self/mountinfo").read_text()
-    assert numbers[0] not in backing_filesystems()
+    assert until(lambda: numbers[0] not in backing_filesystems())  # another test's disk may have got the number
 
 
 def synthetic_log() -> Log:

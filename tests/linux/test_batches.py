@@ -18,7 +18,7 @@ from tests.support.silent import silent_fuse
 KERNEL = Kernel()
 ODD = ["file", "new\nline", "-dash", "invalid \udcff", "n" * 255]
 FIELDS = ["st_mode", "st_ino", "st_dev", "st_uid", "st_gid", "st_size", "st_atime_ns", "st_mtime_ns", "st_ctime_ns"]
-LIMIT_MS = 10_000
+LIMIT_MS = 60_000
 
 
 def opened(directory: Path) -> Fd:

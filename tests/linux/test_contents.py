@@ -17,7 +17,7 @@ from fusefs.linux.private import Private
 from tests.support.copying import PREFIX, copy, opened, yes
 from tests.support.store import Counting
 from tests.support.tree import make_tree
-from tests.support.volumes import loop_volume
+from tests.support.volumes import loop_volume, sync
 
 pytestmark = pytest.mark.needs("root", "loop")
 
@@ -66,7 +66,7 @@ def test_blocks_are_shared_where_they_can_be(fs_type: str) -> None:
     with loop_volume(fs_type) as path:
         make_tree(path / "target", {})
         (path / "file").write_bytes(os.urandom(MIB))
-        os.sync()
+        sync(path)
         gate = Counting()
         copy(path / "file", path / "target", Kernel(gate))
         with Fd(os.open(path / "target/file", os.O_PATH)) as fd:

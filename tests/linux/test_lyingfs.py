@@ -70,9 +70,12 @@ def test_ignored_flag_meets_enotempty_on_a_full_directory() -> None:
 def test_kernel_with_a_cache_believes_the_lie_and_a_listing_does_not() -> None:
     with lying_volume("lie", timeout_s=60) as served:
         path = make_tree(served.path / "t", BOTH)
-        a, b = ((path / name).stat().st_ino for name in "ab")
+        held = [os.open(path / name, os.O_PATH) for name in "ab"]  # no cache that is dropped now drops these
+        a, b = (os.fstat(fd).st_ino for fd in held)
         assert _try(served, RENAME_EXCHANGE) == "OK"
         assert [(path / name).stat().st_ino for name in "ab"] == [b, a]
+        for fd in held:
+            os.close(fd)
         with os.scandir(path) as entries:
             listed = {entry.name: entry.inode() for entry in entries}
         assert listed == {"a": a, "b": b}

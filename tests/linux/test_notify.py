@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from fusefs.linux.notify import Notifier
 @pytest.fixture(params=["path", "abstract"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
     """The manager's socket and its address as NOTIFY_SOCKET has it."""
-    name = str(tmp_path / "notify") if request.param == "path" else f"@trashd-test-{os.getpid()}"
+    name = str(tmp_path / "notify") if request.param == "path" else f"@trashd-test-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
         ours.bind("\0" + name[1:] if name[0] == "@" else name)
         ours.settimeout(10)

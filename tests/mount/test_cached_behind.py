@@ -22,7 +22,7 @@ from tests.support.volumes import bind_mount, loop_volume, overlay_volume, tmpfs
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
-AT_ONCE_S = 5.0
+AT_ONCE_S = 30.0
 TIMEOUT_S = 0.5
 TICK_S = 0.05  # the kernel counts in jiffies, and rounds up
 LIMIT_S = 60
@@ -178,7 +178,10 @@ def unwatched(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]
 def test_a_change_that_nobody_tells_is_seen_when_the_timeout_is_over(
     unwatched: tuple[Mounted, Sides], how: str
 ) -> None:
-    """All changes at a time, each in a place of its own, so that the timeout passes once."""
+    """All changes at a time, each in a place of its own, so that the timeout passes once.
+
+    What an answer takes comes on top: the kernel counts from when whoever asked has it.
+    """
     mounted, top = unwatched
     places = {change: top.below(f"place{next(_NUMBERS)}") for change in CHANGES}
     for both in places.values():
@@ -188,8 +191,8 @@ def test_a_change_that_nobody_tells_is_seen_when_the_timeout_is_over(
         both.warm(PATHS)
     for change, both in places.items():
         CHANGES[change](both.behind)
-    deadline_s = time.monotonic() + TIMEOUT_S + TICK_S
-    while time.monotonic() < deadline_s:
+    changed_s, longest_s = time.monotonic(), 0.0
+    while (begun_s := time.monotonic()) < changed_s + TIMEOUT_S + TICK_S + longest_s:
         match how:
             case "looking all the time":
                 for both in places.values():
@@ -200,7 +203,8 @@ def test_a_change_that_nobody_tells_is_seen_when_the_timeout_is_over(
                     for path in PATHS:
                         os.path.lexists(both.seen / path)
             case _:
-                until(lambda: time.monotonic() >= deadline_s, TIMEOUT_S * 2)
+                time.sleep(TICK_S)
+        longest_s = max(longest_s, time.monotonic() - begun_s)
     for both in places.values():
         both.assert_alike(PATHS)
 

@@ -49,6 +49,10 @@ def memory_kib(mounted: Mounted) -> int:
     return int(found[1])
 
 
+def n_nodes(mounted: Mounted) -> int:
+    return mounted.stats().gauges["n_nodes"]
+
+
 def look_up_missing(top: Path, n: int) -> None:
     """Names that nobody ever had, each once."""
     for _ in range(n):
@@ -85,6 +89,7 @@ def test_memory_is_flat_over_many_lookups(options: list[str], look: Callable[[Pa
         for _ in range(0, N_LOOKUPS, N_ROUND):
             look(mounted.path, N_ROUND)
             mounted.forget_all()
+            assert until(lambda: n_nodes(mounted) == 1)
             sizes.append(memory_kib(mounted))
         half = max(sizes[: len(sizes) // 2])
         assert sizes[-1] < half + GROWTH_KIB, sizes
@@ -98,7 +103,7 @@ def test_tables_are_empty_and_the_cache_is_full_when_all_is_forgotten() -> None:
         for look in (list_all, look_up_missing):
             look(mounted.path, N_ROUND)
             mounted.forget_all()
-        assert until(lambda: mounted.stats().gauges["n_nodes"] == 1)
+        assert until(lambda: n_nodes(mounted) == 1)
         told = mounted.stats().gauges
         assert CACHE_BYTES / 4 < told["cache_bytes"] <= CACHE_BYTES
         assert told["cache_size_bytes"] == CACHE_BYTES

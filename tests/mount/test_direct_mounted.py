@@ -28,7 +28,7 @@ from tests.support.volumes import loop_volume, tmpfs_volume
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 
 MIB = 1 << 20
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 SHARED_LIMIT_S = 1000.0
 N_FORGOTTEN = 3000
 _NUMBERS = count()

@@ -5,13 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
+from fusefs.core.inodes import NodeId
 from fusefs.linux.libc import RENAME_EXCHANGE, handle_of
+from fusefs.mount.gate import Gate
+from fusefs.mount.known import NOTHING, Known
+from fusefs.mount.loop import own_number
 from tests.support.mounted import trashd_mount, until
 from tests.support.oracle import Oracle
 from tests.support.tree import Spec, make_tree
@@ -142,6 +149,27 @@ def test_new_file_with_the_number_of_an_unlinked_one_is_itself(oracle: Oracle, v
         assert s.get(name) == NEW
         assert s.stat(name) == behind.stat(name)
         assert s.ino(name) != seen.st_ino
+
+
+class Busy:
+    """A tree on a machine that lets nobody work for long; what was just made may have its number at the third look."""
+
+    def __init__(self) -> None:
+        self.gate, self.n_looks = Gate(), 0
+
+    def renumbered(self, known: Known) -> Known:
+        time.sleep(0.05)
+        self.n_looks += 1
+        return known if self.n_looks < 3 else known._replace(nodeid=NodeId(known.attributes.ino))
+
+    def lacks_its_number(self, known: Known) -> bool:
+        return known.nodeid != known.attributes.ino
+
+
+def test_a_busy_machine_costs_a_new_file_no_number() -> None:
+    vfs: Any = Busy()
+    known = Known(NodeId(1 << 62), NOTHING._replace(ino=7), 1.0)
+    assert trio.run(own_number, vfs, known).nodeid == 7
 
 
 def test_old_file_keeps_its_content_for_who_has_it_open(oracle: Oracle) -> None:

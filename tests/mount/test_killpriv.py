@@ -20,7 +20,8 @@ import pytest
 
 from fusefs.linux.libc import FALLOC_FL_KEEP_SIZE, fallocate
 from tests.support.command import switched_off
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.passing import may_be_written
 from tests.support.users import as_user, run_as
 from tests.support.volumes import loop_volume
 
@@ -281,5 +282,6 @@ def test_a_program_that_a_stranger_wrote_to_runs_as_who_runs_it(mount: Mounted) 
     shutil.copyfile("/usr/bin/id", path)
     path.chmod(0o4777)
     assert run_as(stranger.uid, [path, "-u"]).stdout == b"0\n"
+    assert until(lambda: may_be_written(path))
     as_user(stranger.uid, lambda: append(path, -1))
     assert run_as(stranger.uid, [path, "-u"]).stdout == b"%d\n" % stranger.uid

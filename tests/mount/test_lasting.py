@@ -77,7 +77,10 @@ class Tree:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Tree]:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
+    """Time stands still."""
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     (tmp_path / "top/sub").mkdir(parents=True)
     (tmp_path / "top/file").touch()
     (tmp_path / "top/link").symlink_to("file")
@@ -143,8 +146,8 @@ def test_many_changes_in_a_row_cost_one_notice(tree: Tree) -> None:
 
 def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     vfs_write.unlink(tree.vfs, tree.top, b"file")
-    now_s = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + 1)
+    later_s = time.monotonic() + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
     assert tree.tell(tree.top) == [HOUR_S]
     assert tree.device.voided() == [tree.top]
     vfs_write.unlink(tree.vfs, tree.top, b"link")

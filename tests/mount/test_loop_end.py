@@ -25,7 +25,7 @@ from tests.support.waitingfs import N_WORKERS, waiting_mount
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-LIMIT_S = 30.0
+LIMIT_S = 100.0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_files, vfs_write
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
-from tests.support.mounted import trashd_mount
+from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
 from tests.support.mounts import vfs_on
 from tests.support.subjects import outcome
 from tests.support.volumes import tmpfs_volume
@@ -23,7 +23,6 @@ from tests.support.workers import workers
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-LIMIT_S = 60.0
 N_ASKERS = 3
 MODES = {
     "a plain directory": None,
@@ -41,7 +40,8 @@ def top(request: pytest.FixtureRequest) -> Iterator[Path]:
         if request.param is None:
             yield volume / "source"
         else:
-            yield stack.enter_context(trashd_mount(volume / "source", options=request.param, limit_s=LIMIT_S)).path
+            mounted = trashd_mount(volume / "source", options=request.param, limit_s=SHARED_LIMIT_S)
+            yield stack.enter_context(mounted).path
 
 
 def create(file: Path) -> None:

@@ -27,7 +27,7 @@ from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-ROOT, ME, LIMIT_S = 1, Somebody(0, 0, os.getpid(), 0o022), 20.0
+ROOT, ME, LIMIT_S = 1, Somebody(0, 0, os.getpid(), 0o022), 60.0
 HEAD = struct.Struct("=IiQ")
 INODE, ENTRY = struct.Struct("=Qqq"), struct.Struct("=QII")
 Notice = tuple[int, bytes] | tuple[int, str]

@@ -14,7 +14,7 @@ from tests.support.volumes import overlay_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 CONTENT = b"content " * 1000
 
 
@@ -46,8 +46,7 @@ def file() -> Iterator[File]:
 
 def test_what_has_not_changed_for_a_while_is_read_once(file: File) -> None:
     assert file.costs_a_read()
-    assert until(lambda: not file.costs_a_read(), LIMIT_S)
-    assert not file.costs_a_read()
+    assert until(lambda: not any(file.costs_a_read() for _ in range(3)), LIMIT_S)  # but for a kernel short of memory
 
 
 def test_what_is_changed_behind_is_seen_at_the_next_open(file: File) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.passing import n_messages, opened, why_off
+from tests.support.passing import may_be_written, n_messages, opened, why_off
 from tests.support.volumes import (
     loop_volume,
     tmpfs_volume,
@@ -38,9 +38,11 @@ class File(NamedTuple):
     below: Path
 
     def agrees(self) -> bool:
-        """Whether a stat tells the same on both sides."""
-        seen, below = self.seen.stat(), self.below.stat()
-        return told(seen) == told(below)
+        """Whether a stat tells the same on both sides, though what is written back meanwhile takes other blocks."""
+        below, seen = told(self.below.stat()), told(self.seen.stat())
+        while (now := told(self.below.stat())) != below:
+            below, seen = now, told(self.seen.stat())
+        return seen == below
 
     def agrees_without_access_time(self) -> bool:
         """Whether `ls -l` does: the kernel asks anew for what it knows to be old of what is asked, and no more."""
@@ -170,6 +172,7 @@ def test_a_program_is_run_and_is_busy_as_long_as_it_runs(file: File) -> None:
                 os.open(program, os.O_WRONLY)
         finally:
             running.kill()
+    assert until(lambda: may_be_written(program))
     with opened(program, os.O_WRONLY), pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
         subprocess.run([program, "0"], check=False)
     assert subprocess.run([program, "0"], check=False).returncode == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import Mounted, trashd_mount
-from tests.support.passing import n_messages, opened
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.passing import held, n_messages, opened
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
@@ -31,8 +31,8 @@ def source() -> Iterator[Path]:
 
 @pytest.fixture
 def mount(source: Path) -> Iterator[Mounted]:
-    """A mount of it, which nobody goes past."""
-    with trashd_mount(source) as mounted:
+    """A mount of it, which nobody goes past, and which knows both files throughout."""
+    with trashd_mount(source) as mounted, held(mounted.path / "small", mounted.path / "large"):
         yield mounted
 
 
@@ -46,7 +46,7 @@ def n_asked_by_reading(mounted: Mounted, name: str, content: bytes) -> int:
 def test_a_small_file_that_is_read_again_is_asked_for_once(mount: Mounted) -> None:
     assert n_asked_by_reading(mount, "small", SMALL) == 0  # passed through
     assert n_asked_by_reading(mount, "small", SMALL) > 0
-    assert n_asked_by_reading(mount, "small", SMALL) == 0  # kept
+    assert until(lambda: n_asked_by_reading(mount, "small", SMALL) == 0)  # kept, unless memory is short just now
 
 
 def test_a_large_file_is_passed_through_however_often_it_is_read(mount: Mounted) -> None:
@@ -56,9 +56,11 @@ def test_a_large_file_is_passed_through_however_often_it_is_read(mount: Mounted)
 def test_what_was_written_is_passed_through_when_it_is_read(mount: Mounted) -> None:
     with opened(mount.path / "small", os.O_WRONLY | os.O_APPEND) as fd:
         os.write(fd, b"line")
-    (mount.path / "made").write_bytes(SMALL)
     assert [n_asked_by_reading(mount, "small", SMALL + b"line") for _ in range(4)] == [0] * 4
-    assert [n_asked_by_reading(mount, "made", SMALL) for _ in range(4)] == [0] * 4
+    (mount.path / "made").touch()
+    with held(mount.path / "made"):
+        (mount.path / "made").write_bytes(SMALL)
+        assert [n_asked_by_reading(mount, "made", SMALL) for _ in range(4)] == [0] * 4
 
 
 def test_what_is_written_after_it_was_kept_is_read_and_passed_through_from_then_on(mount: Mounted) -> None:

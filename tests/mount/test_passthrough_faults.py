@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.faultydisk import SIZE, FaultyDisk, faulty_disk
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.passing import errno_of, n_messages, opened
 from tests.support.subjects import outcome
 from tests.support.through import space_comes_back
@@ -24,7 +24,7 @@ from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.rests_on("passthrough")]
 
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 USER = 4711
 MIB = 1 << 20
 KIB_64 = bytes(64 << 10)
@@ -47,7 +47,7 @@ class Disk(NamedTuple):
 def disk() -> Iterator[Disk]:
     with faulty_disk() as faulty:
         (faulty.path / "source").mkdir()
-        with trashd_mount(faulty.path / "source", limit_s=LIMIT_S) as mounted:
+        with trashd_mount(faulty.path / "source", limit_s=SHARED_LIMIT_S) as mounted:
             yield Disk(faulty, mounted)
 
 

@@ -24,7 +24,7 @@ from tests.support.through import (
     works_on,
 )
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("passthrough"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("passthrough")]
 
 
 # Trees that go.

@@ -17,11 +17,9 @@ from tests.support.passing import opened
 from tests.support.through import CONTENT, SIZE, free_bytes, put, space_comes_back, works_on
 from tests.support.workers import workers
 
-pytestmark = [
-    pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough"), pytest.mark.timeout(90),
-]  # fmt: skip
+pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
 
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 
 
 class Place(NamedTuple):

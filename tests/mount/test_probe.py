@@ -110,15 +110,19 @@ def test_nothing_is_left_of_the_trial(name: str) -> None:
 
 def fds_of_the_trial(mounted: Mounted) -> list[str]:
     """What the daemon has open of it."""
-    return [target for fd in Path(f"/proc/{mounted.pid}/fd").iterdir() if "trashd-probe" in (target := os.readlink(fd))]
+    found = []
+    for fd in Path(f"/proc/{mounted.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it has closed it by now
+            found.append(os.readlink(fd))
+    return [target for target in found if "trashd-probe" in target]
 
 
 def children_of(pid: int) -> set[str]:
     """The programs that a process has started, and that have not ended."""
     found = set()
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            with suppress(OSError):
+        with suppress(OSError):  # the thread or the child has ended by now
+            for child in children.read_text().split():
                 found.add(Path(f"/proc/{child}/comm").read_text().strip())
     return found
 

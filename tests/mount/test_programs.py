@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
+from tests.support.mounted import SHARED_LIMIT_S, trashd_mount, until
+from tests.support.passing import may_be_written
 from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -76,6 +77,7 @@ def test_program_that_runs_is_not_cut(here: Path, flags: int) -> None:
         assert program.read_bytes() == whole
         assert running.poll() is None
         running.kill()
+    assert until(lambda: may_be_written(program))
     os.close(os.open(program, flags))
     assert program.read_bytes() == (b"" if flags & os.O_TRUNC else whole)
 

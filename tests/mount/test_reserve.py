@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.libc import fallocate
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.passing import errno_of, opened
+from tests.support.through import free_bytes
 from tests.support.users import as_user
 from tests.support.volumes import loop_volume
 
@@ -64,6 +65,7 @@ def test_a_user_has_as_much_room_through_the_mount_as_below(mounted: Mounted) ->
     assert as_user(ALICE, lambda: add(mounted.path / "file")) > MIB
     assert as_user(ALICE, lambda: add(mounted.backing / "below")) < NEARLY
     (mounted.path / "file").unlink()
+    assert until(lambda: free_bytes(mounted.backing) > 2 * MIB)  # when the daemon has closed it
     assert as_user(ALICE, lambda: add(mounted.backing / "below")) > MIB
     assert as_user(ALICE, lambda: add(mounted.path / "again")) < NEARLY
 

@@ -25,12 +25,13 @@ import pytest
 
 from tests.support.command import trashd
 from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.passing import waits_in_the_kernel
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.volumes import mount_of, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 
-LIMIT_S = 20.0
+LIMIT_S = 40.0
 N_FILES = 50
 N_CLIENTS = 700  # more than there are workers and threads
 N_BEARABLE = 200  # the slow filesystem has 256 threads
@@ -291,6 +292,7 @@ def hung(*, n: int = 5) -> Iterator[tuple[Slow, list[int]]]:
         slow.volume.hang("stuck")
         with clients([functools.partial(os.lstat, slow.top / f"stuck/stuck-{i}") for i in range(n)]) as pids:
             slow.volume.wait_until_hung()
+            assert until(lambda: all(waits_in_the_kernel(pid) for pid in pids), LIMIT_S)
             yield slow, pids
 
 

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 
 N = 2000
 N_SPARE = 20  # the directory itself, and the way to it
+N_LATE = 512  # two batches that are fetched ahead: for what is late, the daemon waits two seconds, and then asks again
 N_IN_FLIGHT = 64
 LIMIT_S = 60.0
 EXCLUSIVE, SLOW = "coherence=exclusive", "backing=slow"
@@ -68,10 +69,10 @@ def listed(
     n: int = N,
     delay_us: int = 100,
     n_directories: int = 1,
-    ttl_s: float = 1,
     has_uring: bool = True,
     has_xattrs: bool = True,
 ) -> Iterator[Listed]:
+    """The kernel believes what it knows of the slow filesystem for longer than any test takes."""
     with tmpfs_volume(options=["nr_inodes=50000"]) as source:
         fill(source / "flat", n)
         for i in range(1, n_directories):
@@ -79,7 +80,7 @@ def listed(
         point = source.with_name("mounted")
         point.mkdir()
         with (
-            slow_volume(source, delay_us=delay_us, ttl_s=ttl_s, has_xattrs=has_xattrs, limit_s=100) as volume,
+            slow_volume(source, delay_us=delay_us, ttl_s=1000, has_xattrs=has_xattrs, limit_s=100) as volume,
             trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=90, has_uring=has_uring) as mounted,
         ):
             os.lstat(point / "flat")
@@ -109,7 +110,7 @@ def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, has_x
         before = one.asked()
         assert len(ls(*words, one.top)) == N + 1
         first = one.asked()
-        assert N <= first - before < N * 1.1 + N_SPARE
+        assert N <= first - before < N * 1.1 + N_LATE + N_SPARE
         assert len(ls(*words, one.top)) == N + 1
         assert one.asked() - first < N_SPARE
         one.forget_all()
@@ -124,13 +125,14 @@ def test_who_wants_names_and_then_attributes_has_them_once() -> None:
         names = os.listdir(one.top)
         for name in sorted(names):
             assert os.lstat(one.top / name).st_size == 0
-        assert one.asked() - before < N * 1.2 + N_SPARE
+        assert one.asked() - before < N * 1.2 + N_LATE + N_SPARE
 
 
 @pytest.mark.parametrize("n_in_flight", [1, 8, N_IN_FLIGHT])
 @BOTH_WAYS
 def test_no_more_are_in_flight_than_allowed(n_in_flight: int, *, has_uring: bool) -> None:
-    with listed(SLOW, f"in_flight={n_in_flight}", n=600, delay_us=2000, has_uring=has_uring) as one:
+    # All in flight take as long together, whatever their number: time enough to send them off.
+    with listed(SLOW, f"in_flight={n_in_flight}", n=600, delay_us=2000 * n_in_flight, has_uring=has_uring) as one:
         one.volume.forget_max()
         assert len(ls("-l", one.top)) == 601
         one.asked()
@@ -191,7 +193,7 @@ def test_what_can_not_be_remembered_is_listed_too(size: str) -> None:
             found = ls("-l", one.top)
             assert len(found) == N + 1
             one.forget_all()
-        assert one.asked() - before < 2 * (2 * N + N_SPARE)
+        assert one.asked() - before < 2 * (2 * N + N_LATE + N_SPARE)
 
 
 def test_find_and_du_are_right_over_a_slow_filesystem() -> None:
@@ -212,6 +214,7 @@ def test_it_is_found_out_that_a_filesystem_is_slow() -> None:
     with listed(n=1000, delay_us=3000, n_directories=3) as one:
         for name in ("flat", "flat1"):
             ls("-l", one.mounted.path / name)
+        one.volume.delay(100_000)
         one.volume.forget_max()
         assert len(ls("-l", one.mounted.path / "flat2")) == 1001
         assert one.volume.max_under_way > 8
@@ -240,8 +243,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @BOTH_WAYS
 def test_what_was_changed_is_fetched_as_it_is_now(change: str, *, has_uring: bool) -> None:
-    """Though the kernel below believes what it knows for a minute: of what changed, it must be asked anew."""
-    with listed(SLOW, n=50, ttl_s=60, has_uring=has_uring) as one:
+    """Though the kernel below believes what it knows: of what changed, it must be asked anew."""
+    with listed(SLOW, n=50, has_uring=has_uring) as one:
         before = attributes(one.top)
         assert len(before) == 50
         CHANGES[change](one.top)

@@ -73,8 +73,8 @@ def test_counts_agree_with_what_was_done(target: Path) -> None:
 def test_times_agree_with_each_other(target: Path) -> None:
     (target / "made").mkdir()
     told = stats_of(target)["operations"]["mkdir"]
-    assert told["mean_ns"] == told["total_ns"] == told["max_ns"] == told["p99_ns"] > 1000
-    assert told["p50_ns"] <= told["p99_ns"]
+    assert told["mean_ns"] == told["total_ns"] == told["max_ns"] > 1000
+    assert told["p50_ns"] <= told["p99_ns"] <= told["max_ns"] <= 2 * told["p50_ns"]  # a bucket ends at twice its begin
     assert sum(told["counts"]) == 1
 
 

@@ -67,6 +67,27 @@ def test_an_idle_daemon_is_not_woken(counted: tuple[Stats, bytearray]) -> None:
     assert decode(data).gauges["n_nodes"] == n_looks == 3
 
 
+def test_gauges_are_new_before_it_is_told_that_they_are(counted: tuple[Stats, bytearray]) -> None:
+    stats, data = counted
+    told: list[int] = []
+
+    def look() -> Gauges:
+        told.append(decode(data).updated_ns)
+        return Gauges()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stats.keep_gauges, look)
+            await trio.testing.wait_all_tasks_blocked()
+            stats.changed()
+            await trio.sleep(3600)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert told == [0, 0]
+    assert decode(data).updated_ns > 0
+
+
 def test_gauges_follow_the_end_of_threads_that_nobody_tells(counted: tuple[Stats, bytearray]) -> None:
     stats, data = counted
     at_work = [2, 2, 1, 0]

@@ -64,7 +64,7 @@ def test_the_daemon_is_asked_no_more_for_a_large_tree(mount: Mounted, way: Calla
         way(mount, victim)
         asked.append(n_requests(mount) - before)
     _first, few, many = asked
-    assert many <= few + 10  # attributes of directories grow old
+    assert many < few + N_MANY / 50  # attributes of directories grow old: the slower it goes, the more
     assert recover_all(mount.backing) == []
 
 

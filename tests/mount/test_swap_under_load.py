@@ -102,7 +102,7 @@ def test_swap_and_restore_under_load() -> None:
         init(volume)
         target = volume.with_name("mounted")
         target.mkdir()
-        with trashd_mount(volume, target, limit_s=60 + N_ROUNDS) as mounted:
+        with trashd_mount(volume, target, limit_s=300 + 10 * N_ROUNDS) as mounted:
             victim = make_tree(mounted.path / "victim", STANDING)
             before = snapshot(victim / "sub")
             with workers(clients(mounted.path, victim)):

@@ -18,6 +18,7 @@ from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USE
 from tests.support.command import TRASHD
 from tests.support.denied import without
 from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.passing import held
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume
 
@@ -34,7 +35,11 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
         (volume / "source/sub").mkdir(parents=True)
         (volume / "source/sub/file").touch()
         volume.chmod(0o755)
-        with trashd_mount(volume / "source", options=(f"coherence={request.param}",)) as mounted:
+        # The ACL of what is below is asked for again when its attributes are, or when it has been forgotten.
+        with (
+            trashd_mount(volume / "source", options=(f"coherence={request.param}", "timeout=3600")) as mounted,
+            held(mounted.path / "sub/file"),
+        ):
             yield mounted
 
 

@@ -18,7 +18,7 @@ from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
 
-LIMIT_S = 300
+LIMIT_S = 800
 N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "30000"))
 """Of fsx in all, half of them past the daemon; `make soak-mount` asks for more."""
 N_OPERATIONS_A_RUN = 2500

@@ -36,6 +36,8 @@ pytestmark = pytest.mark.needs("root")
 LIMIT_S = 60.0
 RATE = 20.0  # of a clock that passes quickly; children have the real one
 IDLE_POLICY = 5  # SCHED_IDLE
+SLOW = Tempo(entries_per_s=10)
+"""What is large is never done by the time that somebody looks."""
 
 
 @asynccontextmanager
@@ -188,7 +190,7 @@ def test_parked_it_leaves_the_orphan_where_it_is_and_the_next_one_goes_on(volume
             async def reap_both() -> None:
                 parked.extend(await all_answers(deputy, reap(volume, large, small)))
 
-            deputy.lead(Tempo(entries_per_s=2000))
+            deputy.lead(SLOW)
             nursery.start_soon(reap_both)
             await until(lambda: is_large_begun(volume, large, 5000))
             deputy.park()
@@ -234,7 +236,7 @@ def lost_after(volume: Path, harm: Callable[[Deputy], Awaitable[None]]) -> str:
 
     async def body() -> str:
         async with deputy_of(0, volume, LIMIT_S * RATE) as deputy, trio.open_nursery() as nursery:
-            deputy.lead(Tempo(entries_per_s=2000))
+            deputy.lead(SLOW)
 
             async def do() -> None:
                 await until(lambda: is_large_begun(volume, large, 5000))

@@ -46,6 +46,10 @@ def fill(path: Path, n_files: int) -> Path:
     return path
 
 
+IN_PARTS = Constant(Tempo(entries_per_s=100_000))
+"""No slice does more than 10,000, on whatever machine."""
+
+
 @contextmanager
 def container(parent: Path) -> Iterator[tuple[Path, Fd]]:
     """A container outside of any store: its directory and fd."""
@@ -142,7 +146,7 @@ def test_no_worker_outlives_its_reaper(volume: Path) -> None:
             seen.update(children() - before)
 
         before = children()
-        remove_contents(Kernel(), fd, Wishes(n_workers=2, progress=look))
+        remove_contents(Kernel(), fd, Wishes(n_workers=2, pace=IN_PARTS, progress=look))
         assert seen, "no worker was ever forked"
         assert children() <= before
 
@@ -153,7 +157,10 @@ def children() -> set[str]:
 
 
 def read_children(task: str) -> list[str]:
-    return Path(f"/proc/self/task/{task}/children").read_text().split()
+    try:
+        return Path(f"/proc/self/task/{task}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []  # a thread that was joined is in the listing for a moment
 
 
 def test_slices_hand_back_all_fds(volume: Path) -> None:
@@ -165,7 +172,7 @@ def test_slices_hand_back_all_fds(volume: Path) -> None:
         fill(path / "tree/wide", 20_000)
         before = len(os.listdir("/proc/self/fd"))
         remove_contents(Kernel(), fd, Wishes(n_workers=2))
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
         assert os.listdir(path) == ["record.json"]
 
 
@@ -180,7 +187,7 @@ def test_stopped_reap_is_finished_by_the_next(volume: Path) -> None:
         asked.append(None)
         return len(asked) > 3
 
-    first = reap_with(volume, swapped.id, Wishes(stops=stops))
+    first = reap_with(volume, swapped.id, Wishes(stops=stops, pace=IN_PARTS))
     assert (first.report.stopped, first.report.n_failed) == (True, 0)
     assert 0 < first.report.removed < 30_000
     second = reap_with(volume, swapped.id, Wishes())
@@ -192,7 +199,7 @@ def test_stopped_reap_is_finished_by_the_next(volume: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_a_reap_between_two_slices_and_the_next_one_goes_on(volume: Path, number: signal.Signals) -> None:
     swapped = swap(fill(volume / "job", 2000))
-    command = [str(TRASHD), "reap", "--now", "--volume", str(volume), "--max-rate", "200", swapped.id]
+    command = [str(TRASHD), "reap", "--now", "--volume", str(volume), "--max-rate", "1", swapped.id]
     with subprocess.Popen(command, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         tree = volume / f".trashd/u/0/reaping/{swapped.id}/tree"
         while process.poll() is None and (not tree.exists() or len(os.listdir(tree)) == 2000):
@@ -250,7 +257,8 @@ def large(path: Path, n_steps: int = 3) -> Path:
     return path
 
 
-PACED = Wishes(pace=Constant(Tempo(bytes_per_s=1 << 40)))
+PACED = Wishes(n_workers=1, pace=Constant(Tempo(bytes_per_s=1 << 40)))
+"""By ourselves to the end: what a gate of a forked worker counts is not ours."""
 
 
 def test_large_file_is_cut_in_steps_when_paced() -> None:
@@ -269,7 +277,7 @@ def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
         gate = Noting()
-        assert remove_contents(Kernel(gate), fd).removed == 1
+        assert remove_contents(Kernel(gate), fd, Wishes(n_workers=1)).removed == 1
         assert gate.truncated == 0
 
 
@@ -341,15 +349,22 @@ def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
                 held = os.open(path / "tree", os.O_RDONLY)
                 os.write(write, b"%d" % os.fstat(held).st_size)
                 os._exit(0)
-            while " BREAKING " not in Path("/proc/locks").read_text():
+            while not is_being_opened(st):
                 time.sleep(0.001)
 
-        size = os.stat(path / "tree").st_size
+        st = os.stat(path / "tree")
         remove_contents(Kernel(open_it), fd, PACED)
-        assert int(os.read(read, 100)) == size
+        assert int(os.read(read, 100)) == st.st_size
         os.waitpid(opener, 0)
         os.close(read)
         os.close(write)
+
+
+def is_being_opened(st: os.stat_result) -> bool:
+    """Whether somebody waits for the lease on a file to end."""
+    device = st.st_dev
+    file = f" {os.major(device):02x}:{os.minor(device):02x}:{st.st_ino} "
+    return any(" BREAKING " in line and file in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:

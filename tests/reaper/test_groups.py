@@ -99,7 +99,10 @@ def other(groups: Groups, directories: list[Fd]) -> Iterator[int]:
 def test_group_is_crowded_for_the_others_until_who_is_in_it_dies(
     groups: Groups, directories: list[Fd], other: int
 ) -> None:
-    assert [groups.is_crowded(fd) for fd in directories] == [i % N_GROUPS == 0 for i in range(len(directories))]
+    shift = group_shift(Kernel(), directories[0])
+    assert shift is not None
+    numbers = [os.fstat(fd).st_ino >> shift for fd in directories]
+    assert [groups.is_crowded(fd) for fd in directories] == [number == numbers[0] for number in numbers]
     os.kill(other, signal.SIGKILL)
     with groups.alone_in(directories[0]):
         assert not groups.is_crowded(directories[0])

@@ -14,6 +14,7 @@ import pytest
 from tests.support.brokenfs import N_LISTED, broken_volume
 from tests.support.bulk import fill
 from tests.support.fuse import ServedVolume
+from tests.support.mounted import until
 from tests.support.reapers import state_of
 from tests.support.reasons import assert_quarantined, left_in, reasons
 from tests.support.sshfs import sshfs_volume
@@ -169,7 +170,6 @@ def test_input_output_error_in_the_middle_is_told_and_the_rest_goes(
 
 
 @pytest.mark.needs("fuse")
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("serve", [broken_volume, pytest.param(sshfs_volume, marks=pytest.mark.needs("sshfs"))])
 def test_open_file_that_is_hidden_instead_of_unlinked_makes_no_reap_endless(
     serve: Callable[[], AbstractContextManager[ServedVolume]],
@@ -187,6 +187,8 @@ def test_open_file_that_is_hidden_instead_of_unlinked_makes_no_reap_endless(
                 assert set(reasons(reaped).values()) <= {errno.ENOTEMPTY, errno.EBUSY}
                 tree = place(volume, identifier) / "tree"
                 assert {path.name[:12] for path in tree.rglob("*") if path.is_file()} <= {".fuse_hidden"}
+        # The kernel tells the daemon of the close, and does not wait for it.
+        assert until(lambda: not list(served.backing.rglob(".fuse_hidden*")))
         if state_of(volume, identifier) is not None:
             assert reap_now(volume, identifier).report.failures == ()
         assert state_of(volume, identifier) is None

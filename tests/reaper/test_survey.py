@@ -195,7 +195,6 @@ def test_mounts_inside_are_neither_entered_nor_counted(volume: Path) -> None:
 
 
 @pytest.mark.needs("fuse")
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", [stat.S_IFDIR, stat.S_IFREG])
 def test_a_mount_that_never_answers_holds_nobody(volume: Path, kind: int) -> None:
     make_tree(volume / "tree", {"dir": {}, "file": ""})

@@ -233,7 +233,6 @@ def holding_deleted(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.needs("fuse")
-@pytest.mark.timeout(30)
 def test_a_mount_that_never_answers_holds_nobody_who_looks_for_holders() -> None:
     with volume_of("ext4") as volume:
         gone = reap_counted(volume, make_job(volume))

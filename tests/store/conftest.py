@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.on_mount import ALICE, TREE
 from tests.support.store import assert_silent, entries, init, reap_now, remove, tmpfs_store
 from tests.support.tree import Dir, make_tree, snapshot
@@ -29,7 +29,7 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
         make_tree(path / "below", {"source": {"home": Dir(owner=(ALICE, ALICE))}})
         (path / "mounted").mkdir()
         init(source)
-        with trashd_mount(source, path / "mounted", limit_s=120) as mounted:
+        with trashd_mount(source, path / "mounted", limit_s=SHARED_LIMIT_S) as mounted:
             yield mounted
         assert_silent(source)
 

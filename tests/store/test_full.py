@@ -29,7 +29,7 @@ from tests.support.store import (
 )
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, full, loop_volume, tmpfs_volume
+from tests.support.volumes import btrfs_subvolume, full, loop_volume, sync, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "loop")
 
@@ -158,10 +158,10 @@ def limited_volume() -> Iterator[Path]:
         init(path)
         for name in ("job", "next"):
             make_tree(path / name, {"f": os.urandom(1 << 20)})
-        os.sync()
+        sync(path)
         yield path
         (path / "filling").unlink()
-        os.sync()
+        sync(path)
         recover_all(path)
         assert_silent(path)
 

@@ -349,7 +349,6 @@ def restore_as_found(volume: Path, identifier: str, kernel: Kernel) -> object:
 
 
 @pytest.mark.needs("fuse")
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("over", ["", "orphans", "pointers", "reserve/ready", "orphans/ID", "orphans/ID/tree/sub"])
 def test_a_users_mount_that_never_answers_holds_nobody(volume: Path, over: str) -> None:
     mine, other = orphan_of(volume, ALICE), orphan_of(volume, BOB)
@@ -365,7 +364,6 @@ def test_a_users_mount_that_never_answers_holds_nobody(volume: Path, over: str) 
 
 
 @pytest.mark.needs("fuse")
-@pytest.mark.timeout(30)
 def test_a_mount_that_never_answers_in_a_tree_stops_the_reaper_there_only(volume: Path) -> None:
     mine = orphan_of(volume, ALICE)
     with silent_fuse(place(volume, mine) / "tree" / "sub", ALICE, NOGROUP):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.acts import SCENES
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.scenes import assert_nothing_lost, deaths, home, settle
 from tests.support.volumes import tmpfs_volume
 
@@ -30,7 +30,7 @@ def mount() -> Iterator[Mounted]:
     """A mounted tmpfs, which the scenes know by its backing path: they look at the store's files there."""
     with tmpfs_volume() as path:
         (path / "source").mkdir()
-        with trashd_mount(path / "source", options=["timeout=0"], limit_s=300) as mounted:
+        with trashd_mount(path / "source", options=["timeout=0"], limit_s=SHARED_LIMIT_S) as mounted:
             yield mounted
 
 

@@ -19,6 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import decode_volume, encode_volume
 from tests.support.fuse import ServedVolume
 from tests.support.lyingfs import lying_volume
+from tests.support.mounted import forget_all
 from tests.support.sshfs import sshfs_volume
 from tests.support.store import (
     Before,
@@ -277,7 +278,7 @@ def test_orphan_is_still_known_after_the_filesystem_was_mounted_anew() -> None:
         init(served.path)
         swapped = swap(victim_in(served.path))
         # A new mount numbers its inodes anew: so does a look at many others first, and a cache that forgot.
-        Path("/proc/sys/vm/drop_caches").write_text("2")
+        forget_all(served.path)
         make_tree(served.path / "others", {str(i): {} for i in range(20)})
         assert problems(served.path) == []
         restore(served.path, swapped.id)

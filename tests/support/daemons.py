@@ -13,11 +13,12 @@ from pathlib import Path
 from fusefs.mount.runtime import directory_of
 from tests.support.command import Done, done_well
 from tests.support.fuse import mount_fusectl
+from tests.support.mounted import until
 from tests.support.volumes import MountEntry, mounts, tmpfs_volume
 
 RUNTIME = Path("/run/trashd")
 FSTYPE = "fuse.trashd"
-_END_S = 10
+_END_S = 30
 
 # $1 limit in seconds, $2 directory. A line on stdin says that all is well; the end of stdin, that the test's process
 # died. Numbers of mounts are the whole machine's: only those below the directory are ours, in whatever namespace.
@@ -34,7 +35,7 @@ exit 1
 
 
 @contextlib.contextmanager
-def workbench(limit_s: float = 60) -> Iterator[Path]:
+def workbench(limit_s: float = 100) -> Iterator[Path]:
     """A tmpfs with `source/file` and an empty `target`, and nothing of ours mounted in the end.
 
     Raises  TimeoutError: somebody hung, and was freed by an abort of what is mounted in it; AssertionError: something
@@ -56,8 +57,8 @@ def workbench(limit_s: float = 60) -> Iterator[Path]:
                 guard.communicate(b"done\n")
             if guard.wait():
                 raise TimeoutError(f"a mount hung for {limit_s} s")
-        left = (directory_of(os.fsencode(point)) for point in (base, base / "source", base / "target"))
-        assert not any(os.path.lexists(directory) for directory in left)
+        left = [directory_of(os.fsencode(point)) for point in (base, base / "source", base / "target")]
+        assert until(lambda: not any(map(os.path.lexists, left)))  # a daemon ends a moment after its mount
 
 
 def watchdog(top: Path, limit_s: float) -> subprocess.Popen[bytes]:
@@ -86,30 +87,33 @@ def our_mount(target: Path) -> MountEntry | None:
 
 def daemon_of(target: Path) -> int:
     """The pid of the daemon that was started with this mount point, without those that it has forked."""
-    found = set(_daemons(target))
-    (pid,) = (pid for pid in found if _parent(pid) not in found)
+    found = _daemons(target)
+    (pid,) = (pid for pid, parent in found.items() if parent not in found)
     return pid
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _daemons(target: Path) -> Iterator[int]:
+def _daemons(target: Path) -> dict[int, int]:
+    """The processes of the daemon of a mount point, each with its parent."""
+    found = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
             if b"mount" in words and os.fsencode(target) in words and int(pid) != os.getpid():
-                yield int(pid)
+                stat = Path("/proc", pid, "stat").read_text()
+                found[int(pid)] = int(stat.rpartition(")")[2].split()[1])
+    return found
 
 
 def kill_daemon(target: Path, number: int = signal.SIGKILL) -> None:
-    """Signal the daemon of a mount point, if there is one, and wait for its end."""
-    if any(_daemons(target)):
-        pid = daemon_of(target)
-        pid_fd = os.pidfd_open(pid)
-        os.kill(pid, number)
-        ended(pid_fd)
+    """Signal the daemon of a mount point, if there is one, and wait for its end.
+
+    Those that it has forked too: they have the connection open, which is alive as long as any of them is.
+    """
+    if found := _daemons(target):
+        pid_fds = [os.pidfd_open(pid) for pid in found]
+        os.kill(daemon_of(target), number)
+        for pid_fd in pid_fds:
+            ended(pid_fd)
 
 
 def ended(pid_fd: int) -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume, unmount
 
 _CONTROL = Path("/sys/fs/fuse/connections")
-_END_S = 5.0  # for a daemon to end by itself after its unmount
+_START_S = 60.0  # for a daemon to mount
+_END_S = 20.0  # for a daemon to end by itself after its unmount
 
 # $1 limit in seconds, $2 abort file, $3 process group, $4 mount point. A line on stdin says that all is
 # well; the end of stdin, that the test's process died. The file is opened at once: when the connection is gone,
@@ -77,7 +78,7 @@ def mount_fusectl() -> None:
 def fuse_mount(
     argv: Sequence[str | Path],
     mount_point: Path,
-    limit_s: float = 60,
+    limit_s: float = 100,
     *,
     stdio: int | None = None,
     pass_fds: Sequence[int] = (),
@@ -85,7 +86,7 @@ def fuse_mount(
     """Mount by a daemon that stays in the foreground, and unmount at the end, whatever the body did.
 
     argv      must mount on `mount_point`
-    limit_s   for the start, and again for body and unmount; then clients get ECONNABORTED or ENOTCONN
+    limit_s   for body and unmount; then clients get ECONNABORTED or ENOTCONN
     stdio     a socket to be the daemon's stdin and stdout
     Raises    TimeoutError: the watchdog had to act; RuntimeError: the daemon did not mount
     """
@@ -97,7 +98,7 @@ def fuse_mount(
         argv, stdin=files, stdout=stdio, pass_fds=pass_fds, start_new_session=True
     )  # its own group: what it starts ends with it
     try:
-        minor = _wait_for_mount(daemon, mount_point, older, limit_s)
+        minor = _wait_for_mount(daemon, mount_point, older)
         connection = _CONTROL / str(minor)
         its_argv = ("bash", "-c", _WATCHDOG, "watchdog", str(limit_s), connection / "abort")
         watchdog = subprocess.Popen(
@@ -117,10 +118,10 @@ def fuse_mount(
         _end_group(daemon)
 
 
-def _wait_for_mount(daemon: subprocess.Popen[bytes], mount_point: Path, older: set[int], limit_s: float) -> int:
+def _wait_for_mount(daemon: subprocess.Popen[bytes], mount_point: Path, older: set[int]) -> int:
     """The connection's number: the minor device number of the mount (a stat there may hang)."""
     wanted = os.fsencode(mount_point)
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + _START_S
     pid_fd = os.pidfd_open(daemon.pid)
     try:
         with Path("/proc/self/mountinfo").open("rb") as changes:  # POLLPRI: some mount came or went
@@ -133,7 +134,7 @@ def _wait_for_mount(daemon: subprocess.Popen[bytes], mount_point: Path, older: s
                         return entry.minor
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
-                    raise RuntimeError(f"{daemon.args!r} did not mount within {limit_s} s")
+                    raise RuntimeError(f"{daemon.args!r} did not mount within {_START_S} s")
                 if any(fd == pid_fd for fd, _ in poll.poll(left_s * 1000)):
                     break
     finally:

@@ -40,8 +40,10 @@ _MKFS: dict[str, tuple[str, ...]] = {
     "xfs": ("mkfs.xfs", "-q", "-f", "-K", "-d", "agcount=2"),
     "btrfs": ("mkfs.btrfs", "-q", "-f", "-K"),
 }
-_MOUNT_DATA = {"ext4": "", "xfs": "nouuid", "btrfs": "nodiscard"}
+# what is written and not flushed stays so for as long as a test may take, not for 5 or 30 s
+_MOUNT_DATA = {"ext4": "commit=300", "xfs": "nouuid", "btrfs": "nodiscard,commit=300"}
 _MNT_DETACH = 2
+_PATIENCE_S = 20.0
 
 # linux/loop.h, linux/fs.h, linux/btrfs.h
 _LOOP_CTL_GET_FREE = 0x4C82
@@ -113,10 +115,16 @@ def mount_fs(fstype: str, device: Path, mountpoint: Path) -> None:
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
-    """Unmount; Raises OSError, EBUSY while somebody has it open."""
-    if _libc.umount2(os.fsencode(mountpoint), _MNT_DETACH if lazy else 0):
+    """Unmount; Raises OSError, EBUSY while somebody has it open.
+
+    For longer than a moment: who looks what others have open, as some of our commands do, has it open himself then.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while _libc.umount2(os.fsencode(mountpoint), _MNT_DETACH if lazy else 0):
         code = ctypes.get_errno()
-        raise OSError(code, f"umount: {os.strerror(code)}", str(mountpoint))
+        if code != errno.EBUSY or time.monotonic() > deadline:
+            raise OSError(code, f"umount: {os.strerror(code)}", str(mountpoint))
+        time.sleep(0.001)
 
 
 def forget_btrfs_devices() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fusefs.core.fastpaths import FastPath
@@ -32,6 +32,29 @@ def opened(path: Path, flags: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextmanager
+def held(*paths: Path) -> Iterator[None]:
+    """The kernel forgets none of these meanwhile, though memory is short, or somebody drops its caches.
+
+    Each is looked up, and not opened.
+    """
+    with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(opened(path, os.O_PATH | os.O_NOFOLLOW))
+        yield
+
+
+def may_be_written(program: Path) -> bool:
+    """Whether nobody runs it any more: who looks at a process that ends, as others do here, keeps it for a moment."""
+    return errno_of(lambda: os.close(os.open(program, os.O_WRONLY))) == 0
+
+
+def waits_in_the_kernel(pid: int) -> bool:
+    """Whether a process waits for the answer to a request, or for somebody who asks the same."""
+    found = Path(f"/proc/{pid}/wchan").read_text() + Path(f"/proc/{pid}/stack").read_text()
+    return any(word in found for word in ("fuse", "request_wait", "d_alloc_parallel", "d_wait_lookup"))
 
 
 def errno_of(act: Callable[[], object]) -> int:

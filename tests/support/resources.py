@@ -46,10 +46,15 @@ def bare_interpreter_kib() -> int:
 
 def watch(argv: Sequence[str | Path], n_fds_max: int) -> tuple[int, Peak]:
     """Run a command in a session of its own; its exit code and its peak. An fd more than it may have is EMFILE."""
-    limited = ["prlimit", f"--nofile={n_fds_max}", *argv]
-    command = subprocess.Popen(limited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    begun = ["sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh"]
+    limited = [*begun, "prlimit", f"--nofile={n_fds_max}", *argv]
+    command = subprocess.Popen(limited, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     pid_fd, peak = os.pidfd_open(command.pid), Peak()
     try:
+        peak = _look(command.pid)  # however late the next look is
+        assert command.stdin is not None
+        with command.stdin as begins:
+            begins.write(b"\n")
         while not select.select([pid_fd], [], [], _GLANCE_S)[0]:
             peak = peak.or_more(_look(command.pid))
     finally:

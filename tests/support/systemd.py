@@ -29,7 +29,7 @@ from tests.support.fuse import mount_fusectl
 
 REPO = Path(__file__).parents[2]
 TRASHD = Path(sys.executable).with_name("trashd")
-_BOOT_S, _END_S, _COMMAND_S, _PATIENCE_S = 30.0, 10.0, 30.0, 15.0
+_BOOT_S, _END_S, _COMMAND_S, _PATIENCE_S = 60.0, 60.0, 60.0, 60.0
 _GLANCE_S = 0.1
 _NOTIFY = Path("run/host/notify")
 _NUMBERS = itertools.count()
@@ -183,11 +183,13 @@ class System:
 
     def journal(self, *matches: str) -> list[dict[str, Any]]:
         """The journal's entries that match, such as `UNIT=x.service`; all fields."""
+        self.run("journalctl", "--sync")  # what was said is there
         lines = self.run("journalctl", "--output=json", "--all", "--no-pager", *matches).stdout.splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def messages(self, unit: str) -> list[str]:
         """What a unit said, and what systemd said of it."""
+        self.run("journalctl", "--sync")
         entries = self.run("journalctl", "--output=cat", "--no-pager", f"--unit={unit}").stdout
         return entries.splitlines()
 
@@ -296,6 +298,8 @@ def _cgroup(name: str) -> Iterator[Path]:
     try:
         yield path
     finally:
+        while "populated 1" in (path / "cgroup.events").read_text():
+            time.sleep(_GLANCE_S)  # of who has ended something is left for a moment
         for directory, _names, _files in os.walk(path, topdown=False):
             os.rmdir(directory)
 

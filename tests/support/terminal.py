@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import select
@@ -29,12 +30,13 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # what is read may end within a character
 
     def wait_for(self, words: str) -> None:
         """Read until it showed that."""
         while words not in self.seen:
             assert select.select([self._ours], [], [], _PATIENCE_S)[0], self.seen
-            self.seen += os.read(self._ours, 1 << 16).decode()
+            self.seen += self._decoder.decode(os.read(self._ours, 1 << 16))
 
     def type(self, keys: str) -> None:
         """Type something."""
@@ -42,7 +44,7 @@ class Terminal:
 
     def interrupt(self) -> int:
         """Ctrl-C, when it waits for something: readline misses one that comes just before; the exit code."""
-        assert until(self._waits)
+        assert until(self._waits, _PATIENCE_S)
         self.process.send_signal(signal.SIGINT)
         return self.end()
 
@@ -50,7 +52,7 @@ class Terminal:
         """Read until it ends; the exit code."""
         try:
             while part := os.read(self._ours, 1 << 16):
-                self.seen += part.decode()
+                self.seen += self._decoder.decode(part)
         except OSError:
             pass  # EIO: nobody has the other side any more
         os.close(self._ours)

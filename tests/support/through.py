@@ -14,7 +14,7 @@ from tests.support.store import init
 from tests.support.volumes import tmpfs_volume
 from tests.support.workers import workers
 
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 SIZE = 4 << 20
 CONTENT = b"passed through, " * (SIZE // 16)
 NEARLY = 256 << 10

@@ -15,6 +15,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ _MKFS = MappingProxyType(
 _SHM = Path("/dev/shm")
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
+_N_TRIES, _PAUSE_S = 20, 0.005  # who looks what others have open has it open himself for a moment
 _FS_IOC_FSGETXATTR = 0x801C581F
 _FS_IOC_FSSETXATTR = 0x401C5820
 _FSXATTR = struct.Struct("=IIIII8x")  # xflags, extent size, extents, project id, CoW extent size
@@ -109,15 +111,26 @@ def unmount(mount_point: bytes | Path) -> bool:
 
     Returns   whether it was busy; nothing mounted there (any more) is no error
     """
-    for flags in (_UMOUNT_NOFOLLOW, _UMOUNT_NOFOLLOW | _MNT_DETACH):
-        if _libc.umount2(os.fsencode(mount_point), flags) == 0:
-            return bool(flags & _MNT_DETACH)
+    for n_left in range(_N_TRIES, -1, -1):
+        if _libc.umount2(os.fsencode(mount_point), _UMOUNT_NOFOLLOW | (0 if n_left else _MNT_DETACH)) == 0:
+            return not n_left
         number = ctypes.get_errno()
         if number in (errno.EINVAL, errno.ENOENT):
             return False
         if number != errno.EBUSY:
             break
+        time.sleep(_PAUSE_S)
     raise OSError(number, os.strerror(number), os.fspath(mount_point))
+
+
+def sync(path: Path) -> None:
+    """Have on its disk all that was written to this filesystem; not to others, of which a test may want it lost."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if _libc.syncfs(fd):
+            raise OSError(ctypes.get_errno(), "syncfs", os.fspath(path))
+    finally:
+        os.close(fd)
 
 
 def _run(*command: str | Path) -> str:

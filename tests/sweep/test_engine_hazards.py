@@ -237,7 +237,7 @@ def test_a_directory_that_takes_the_place_of_one_that_was_chosen_stays(volume: P
             make_tree(path, {"live": ""})
 
     act = ToMove(os.fsencode(volume / "away")) if moves else ToTrash()
-    slowly = Wishes(Constant(Tempo(entries_per_s=1000)))  # 50 in a slice
+    slowly = Wishes(Constant(Tempo(entries_per_s=500)))  # 25 in a slice, twice as many after a pause
     sweep(top, OLD_DIRECTORIES, act, kernel=Kernel(AfterThe("renameat2", replace, 100)), wishes=slowly)
     assert len(list(top.glob("*/live"))) >= 150
 

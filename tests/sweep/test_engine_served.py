@@ -20,7 +20,7 @@ from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
 from tests.support.tree import make_tree
 from tests.support.volumes import bind_mount, tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.timeout(100)]
+pytestmark = pytest.mark.needs("root", "fuse")
 
 EMPTY_FILES = Selection(types=frozenset("f"), sizes=(SizeBound(0, 0),))
 FULL_FILES = Selection(types=frozenset("f"), sizes=(SizeBound(1),))

@@ -7,6 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -130,17 +131,21 @@ def test_what_is_locked_or_kept_is_left_and_told(volume: Path, unit: str) -> Non
 @pytest.mark.parametrize("action", ACTIONS)
 def test_unit_that_somebody_uses_before_its_turn_comes_stays(volume: Path, action: str) -> None:
     (volume / "away").mkdir()
+    used: list[bool] = []
     for number in range(30):
         put(volume / f"scratch/{number}/deep/old", 40)
 
     def gate(_call: str) -> None:
         left = list((volume / "scratch").iterdir())
-        if len(left) == 29:
+        if len(left) < 30 and not used:
+            used.append(True)
             for path in left:
-                put(path / "deep/new", 1)
+                with suppress(FileNotFoundError):  # it is going
+                    put(path / "deep/new", 1)
 
     carried(volume / "scratch", f'{OLD}\nunit = "top"\n{action.format(volume)}', kernel=Kernel(gate))
-    assert len([path for path in files(volume / "scratch") if path.endswith("new")]) >= 27  # workers have one each
+    n_used = len([path for path in files(volume / "scratch") if path.endswith("new")])
+    assert n_used >= 30 - len(os.sched_getaffinity(0))  # workers have one each
 
 
 @pytest.mark.parametrize("unit", ["", 'unit = "top"'])

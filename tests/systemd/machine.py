@@ -3,14 +3,25 @@
 import contextlib
 import json
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.support.command import done_well
+from tests.support.mounted import SHARED_LIMIT_S
 from tests.support.systemd import System, booted
 
 REAPER = "trashd-reaper.service"
-SLOW = "1000/s"
+SLOW = "10/s"
+"""What is large is never done by the time that somebody looks."""
+# In the name of the service's own process, as root may.
+_LESS_TIME = """
+import socket, struct, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+    systemd.connect("/run/systemd/notify")
+    sender = struct.pack("=iII", int(sys.argv[1]), 0, 0)
+    systemd.sendmsg([b"WATCHDOG_USEC=1000000"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sender)])
+"""
 CONTAINERS = ("stage", "orphans", "reaping", "restoring", "quarantine")
 
 
@@ -28,7 +39,12 @@ def booted_with_trashd(fstab: str = "", enabled: Sequence[str] = ()) -> Iterator
             wants.mkdir(exist_ok=True)
             (wants / unit).symlink_to(f"/usr/local/lib/systemd/system/{unit}")
 
-    with booted(setup) as system:
+        for unit in (REAPER, "trashd-mount@.service"):
+            directory = root / f"etc/systemd/system/{unit}.d"
+            directory.mkdir(parents=True)
+            (directory / "many-tests.conf").write_text("[Unit]\nStartLimitIntervalSec=0\n")
+
+    with booted(setup, limit_s=SHARED_LIMIT_S) as system:
         yield system
 
 
@@ -38,6 +54,16 @@ def drop_in(system: System, unit: str, *lines: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "test.conf").write_text("\n".join(("[Service]", *lines, "")))
     system.systemctl("daemon-reload")
+
+
+def hang(system: System, unit: str) -> None:
+    """Stop a service's process, and have its watchdog find that out within a second.
+
+    Who comes after it has the time that the unit gives it: a test's machine may stop whomever it likes for a while too.
+    """
+    pid = system.main_pid(unit)
+    system.kill(pid, signal.SIGSTOP)
+    system.run("python3", "-c", _LESS_TIME, str(pid))
 
 
 def volume_at(system: System, path: str) -> Path:

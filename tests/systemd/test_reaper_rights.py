@@ -106,4 +106,4 @@ def test_a_hook_runs_as_nobody(system: System, volume: Path) -> None:
 def test_metrics_are_served_to_this_machine(system: System) -> None:
     asks = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9817/metrics', timeout=5).read().decode())"
     with configured(system, '[metrics]\nhttp = "127.0.0.1:9817"\n', "restart"):
-        assert "trashd_" in system.run("python3", "-c", asks).stdout
+        system.wait_for(lambda: "trashd_" in system.run("python3", "-c", asks, code=None).stdout, "it listens")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mounted import SHARED_LIMIT_S
 from tests.support.systemd import TRASHD, System, booted
 from tests.systemd.machine import REAPER, containers, fill, volume_at
 
@@ -18,7 +19,7 @@ RUNTIME = f"/run/user/{UID}"
 @pytest.fixture(scope="module")
 def home() -> Iterator[System]:
     """A machine where alice's systemd runs, and has her service."""
-    with booted() as system:
+    with booted(limit_s=SHARED_LIMIT_S) as system:
         system.run("useradd", "--create-home", f"--uid={UID}", "alice")
         system.run("loginctl", "enable-linger", "alice")
         system.run("systemctl", "start", f"user@{UID}.service")
