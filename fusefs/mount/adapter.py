@@ -209,9 +209,11 @@ class Adapter(pyfuse3.Operations):
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         await self.hands.wait_for(vfs_files.fsync, self._vfs, fh, data_only=datasync)
 
-    @done
-    def release(self, fh: FileHandleT) -> None:
-        self._vfs.release(fh)
+    @answered
+    async def release(self, fh: FileHandleT) -> None:
+        with self.gate.lock:
+            self._vfs.handles.runs_no_more(fh)  # who writes to it next may be quicker than the thread that lets it go
+        await self._do(self._vfs.release, fh)
 
     # Listings.
 

@@ -93,6 +93,10 @@ class Handles:
         """Whether a handle was opened with O_APPEND."""
         return fh in self._to_append
 
+    def runs_no_more(self, fh: int) -> None:
+        """Whoever ran a program by a handle has ended; the handle goes, too, perhaps later."""
+        self._executed.discard(fh)
+
     def is_executed(self, node: Node) -> bool:
         """Whether somebody runs a node as a program."""
         return bool(self._executed) and not self._executed.isdisjoint(self._fds.get(node, ()))

@@ -5,16 +5,25 @@ from __future__ import annotations
 import errno
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+import os
+import types
+from collections.abc import Callable, Generator
+from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
 import pytest
 
+from fusefs.core.inodes import ROOT
+from fusefs.mount import vfs_files
 from fusefs.mount.adapter import Adapter
 from fusefs.mount.gate import Gate
+from fusefs.mount.hands import Hands
 from fusefs.mount.stats import Stats
 from tests.support.broken import AtOnce, Broken
+from tests.support.messages import a_real
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 NOT_HANDLED = {"poll"}
 """Answered by pyfuse3 with ENOSYS: the kernel then takes every file as ready, as on other filesystems."""
@@ -22,6 +31,24 @@ NOT_HANDLED = {"poll"}
 HANDLERS = sorted(
     name for name, method in inspect.getmembers(pyfuse3.Operations) if inspect.iscoroutinefunction(method)
 )
+
+
+FMODE_EXEC = 0x20
+"""include/linux/fs.h, among the flags of OPEN: the file is run."""
+
+
+class Busy(Hands):
+    """All threads have something else to do for a while."""
+
+    async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Later."""
+        await _while()
+        return act(*args, **kwargs)
+
+
+@types.coroutine
+def _while() -> Generator[None, None, None]:
+    yield
 
 
 class Context:
@@ -68,3 +95,23 @@ def test_bug_is_told_as_eio_and_in_the_log(name: str, error: Exception, caplog: 
     assert answer_of(name, error) == errno.EIO
     has_logged = any(record.levelno == logging.ERROR for record in caplog.records)
     assert has_logged is not isinstance(error, OSError)
+
+
+def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for() -> None:
+    """A release is sent before whoever waits for the program's end goes on, and thus before he opens it."""
+    with a_real() as (_kernel, vfs, path):
+        (path / "program").write_bytes(b"content")
+        nodeid = vfs.lookup(ROOT, b"program", Context()).nodeid
+        run = vfs_files.open_(vfs, nodeid, os.O_RDONLY | FMODE_EXEC, 1)
+        with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
+            vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, 1)
+        nobody: Any = None
+        adapter = Adapter(vfs, nobody, Busy(Gate(is_slow=True), stats := Stats.in_memory(), 1), nobody, stats)
+        releasing = adapter.release(pyfuse3.FileHandleT(run.fh))
+        releasing.send(None)
+        written = vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, 1)
+        assert not (path / "program").read_bytes()
+        with pytest.raises(StopIteration):
+            releasing.send(None)
+        vfs.release(written.fh)
+        assert not len(vfs.handles)
