@@ -19,7 +19,7 @@ from fusefs.linux.fd import Fd
 from fusefs.mount.passthrough import reason_of
 from fusefs.mount.vfs import Vfs
 
-_LIMIT_S, _GLANCE_S = 10.0, 0.001
+_LIMIT_S, _GRACE_S, _GLANCE_S = 10.0, 1.0, 0.001
 _PASSED, _ASKED = b"passed through", b"asked the daemon"
 
 
@@ -52,23 +52,39 @@ async def why_not_through(vfs: Vfs, mount_point: bytes) -> str | None:
 
 async def _try(node: Node, path: bytes) -> str | None:
     """Checkpoint  until the kernel has forgotten it: whoever counts requests from now on counts none of ours"""
-    command: list[str | bytes] = [
-        "cat",
-        "--",
-        path,
-        path,
-    ]  # the second time nothing has the name any more, so the kernel forgets it
     try:
-        done = await trio.run_process(command, capture_stdout=True, check=False, stderr=subprocess.DEVNULL)
+        code, told = await _told_by("cat", "--", path, path)  # the second time nothing has the name any more
     except OSError as error:
         return f"there is no cat to try it with: {error.strerror}"
-    if done.stdout == _ASKED:
+    if told == _ASKED:
         return "the kernel agrees to it, and yet asks for reads"
-    if done.stdout != _PASSED:
-        return f"reading through failed (exit code {done.returncode})"
+    if told != _PASSED:
+        return f"reading through failed (exit code {code})"
     while node.n_open > 1 or node.nlookup:
         await trio.sleep(_GLANCE_S)
     return None
+
+
+async def _told_by(*command: str | bytes) -> tuple[int, bytes]:
+    """Exit code and output of a program; who is cancelled kills it, and waits for its end, but not for ever.
+
+    It may wait for us: to close a file takes an answer, which a mount that ends gives to nobody any more.
+    Raises      OSError: it can't be run
+    Checkpoint  until it has ended
+    """
+    process = await trio.lowlevel.open_process(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    try:
+        async with process.stdout as output:
+            told = b"".join([part async for part in output])
+        return await process.wait(), told
+    finally:
+        if process.returncode is None:
+            process.kill()
+            with trio.move_on_after(_GRACE_S, shield=True):
+                await process.wait()
 
 
 def _in_memory(content: bytes) -> Fd:

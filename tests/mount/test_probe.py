@@ -146,9 +146,11 @@ def by_unmounting(_daemon: int, mount_point: Path) -> None:
     subprocess.run(["umount", "--lazy", mount_point], check=True)
 
 
+@pytest.mark.parametrize("cat", [HANGS, f'exec 3<"$2"; {HANGS}'], ids=["before", "open"])
 @pytest.mark.parametrize("end", [by_signal, by_unmounting])
-def test_the_trial_keeps_no_mount_from_ending(end: Callable[[int, Path], None]) -> None:
-    with workbench(LIMIT_S) as bench, programs(Trouble("", cat=HANGS)) as path:
+def test_the_trial_keeps_no_mount_from_ending(end: Callable[[int, Path], None], cat: str) -> None:
+    """Nor does one whose end waits for the mount: it has a file open, and a close takes an answer."""
+    with workbench(LIMIT_S) as bench, programs(Trouble("", cat=cat)) as path:
         words: list[str | Path] = [TRASHD, "mount", "--foreground", bench / "source", bench / "target"]
         with subprocess.Popen(words, stderr=subprocess.PIPE, env=environment({"PATH": str(path)})) as daemon:
             assert until(lambda: "sleep" in children_of(daemon.pid))
