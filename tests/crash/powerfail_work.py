@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.replacing import replace_file
 from fusefs.store.stage import Options
 from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, text_of
 from tests.support.gather import gather
@@ -377,7 +378,7 @@ def prepare(volume: LoggedVolume, scenario: Scenario) -> Path:
         init(root)
         if not scenario.exchange:
             path = root / ".trashd/volume.json"
-            path.write_text(path.read_text().replace("true", "false"))
+            replace_file(os.fsencode(path), path.read_bytes().replace(b"true", b"false"), 0o644, is_durable=True)
     if scenario.boundary:
         base = btrfs_subvolume(root, "lower") if volume.fstype == "btrfs" else root / "lower"
         if volume.fstype != "btrfs":

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.support.daemons import daemon_of, mount, watchdog, workbench
+from tests.support.daemons import daemon_of, ended, mount, watchdog, workbench
 from tests.support.hammer import one_file
 from tests.support.mounted import trashd_mount
 
@@ -16,12 +16,13 @@ def test_a_test_that_died_frees_what_hangs_in_its_workbench_and_nothing_else() -
     with one_file() as source, trashd_mount(source) as elsewhere, workbench() as bench:
         mount(bench / "source", bench / "target")
         pid = daemon_of(bench / "target")
+        pid_fd = os.pidfd_open(pid)
         os.kill(pid, signal.SIGSTOP)
         with watchdog(bench, 60) as guard:
             guard.communicate()  # the end of its stdin
         assert guard.returncode == 1
         with pytest.raises(OSError, match=r"not connected|abort"):
             os.lstat(bench / "target/new")
-        os.kill(pid, signal.SIGCONT)
+        ended(pid_fd)
         (elsewhere.path / "made").touch()
         assert (source / "made").exists()

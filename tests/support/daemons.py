@@ -21,7 +21,8 @@ FSTYPE = "fuse.trashd"
 _END_S = 30
 
 # $1 limit in seconds, $2 directory. A line on stdin says that all is well; the end of stdin, that the test's process
-# died. Numbers of mounts are the whole machine's: only those below the directory are ours, in whatever namespace.
+# died. Numbers of mounts are the whole machine's: only those below the directory are ours, in whatever namespace. What
+# is mounted nowhere any more, or not yet, ends with its daemon.
 _WATCHDOG = r"""
 read -r -t "$1" && exit 0
 cat /proc/[0-9]*/mountinfo 2>/dev/null |
@@ -30,6 +31,7 @@ cat /proc/[0-9]*/mountinfo 2>/dev/null |
         abort=/sys/fs/fuse/connections/$number/abort
         [[ ! -e $abort ]] || echo 1 > "$abort"
     done
+grep -lzF -- "$2/" /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3 | xargs -r kill -KILL 2>/dev/null
 exit 1
 """
 
@@ -62,7 +64,10 @@ def workbench(limit_s: float = 100) -> Iterator[Path]:
 
 
 def watchdog(top: Path, limit_s: float) -> subprocess.Popen[bytes]:
-    """A process that aborts what is mounted below a directory, unless it is told in time that all is well."""
+    """A process that aborts what is mounted below a directory, and kills whoever was given a path there.
+
+    Unless it is told in time that all is well.
+    """
     argv = ("bash", "-c", _WATCHDOG, "watchdog", str(limit_s), str(top))
     return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
 
