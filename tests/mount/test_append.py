@@ -40,7 +40,7 @@ class File(NamedTuple):
         pytest.param(("coherence=shared",), marks=pytest.mark.rests_on("direct-requests")),
         pytest.param(
             ("coherence=shared", "backing=slow"),
-            marks=[pytest.mark.rests_on("direct-requests"), pytest.mark.rests_on("unopened-directories")],
+            marks=pytest.mark.rests_on("direct-requests", "unopened-directories", "kept-listings"),
         ),
     ],
     ids=["exclusive", "slow", "shared", "shared-slow"],
