@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.fuse import ServedVolume
 from tests.support.lyingfs import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
+from tests.support.passing import held
 from tests.support.tree import make_tree, snapshot
 from tests.support.users import as_user
 
@@ -70,12 +71,10 @@ def test_ignored_flag_meets_enotempty_on_a_full_directory() -> None:
 def test_kernel_with_a_cache_believes_the_lie_and_a_listing_does_not() -> None:
     with lying_volume("lie", timeout_s=60) as served:
         path = make_tree(served.path / "t", BOTH)
-        held = [os.open(path / name, os.O_PATH) for name in "ab"]  # no cache that is dropped now drops these
-        a, b = (os.fstat(fd).st_ino for fd in held)
-        assert _try(served, RENAME_EXCHANGE) == "OK"
-        assert [(path / name).stat().st_ino for name in "ab"] == [b, a]
-        for fd in held:
-            os.close(fd)
+        with held(path / "a", path / "b"):
+            a, b = ((path / name).stat().st_ino for name in "ab")
+            assert _try(served, RENAME_EXCHANGE) == "OK"
+            assert [(path / name).stat().st_ino for name in "ab"] == [b, a]
         with os.scandir(path) as entries:
             listed = {entry.name: entry.inode() for entry in entries}
         assert listed == {"a": a, "b": b}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
+from tests.support.passing import held
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.subjects import Native, Story, Subject
 from tests.support.tree import make_tree, snapshot
@@ -64,12 +65,11 @@ def test_only_lookup_and_getattr_take_the_delay_unless_all_shall() -> None:
 def test_kernel_believes_names_and_attributes_for_their_time() -> None:
     with _volume(ttl_s=60) as slow:
         (slow.backing / "x").touch()
-        held = os.open(slow.path / "x", os.O_PATH)  # no cache that is dropped now drops this
-        os.fstat(held)
-        asked = slow.n_messages
-        os.stat(slow.path / "x")
-        assert slow.n_messages == asked
-        os.close(held)
+        with held(slow.path / "x"):
+            os.stat(slow.path / "x")
+            asked = slow.n_messages
+            os.stat(slow.path / "x")
+            assert slow.n_messages == asked
 
 
 def test_kernel_asks_each_time_where_nothing_is_to_be_believed() -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.mounted import trashd_mount
+from tests.support.oracle import SLOW
 from tests.support.through import LIMIT_S, opened
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -40,7 +41,7 @@ class File(NamedTuple):
         pytest.param(("coherence=shared",), marks=pytest.mark.rests_on("direct-requests")),
         pytest.param(
             ("coherence=shared", "backing=slow"),
-            marks=pytest.mark.rests_on("direct-requests", "unopened-directories", "kept-listings"),
+            marks=(SLOW, pytest.mark.rests_on("direct-requests")),
         ),
     ],
     ids=["exclusive", "slow", "shared", "shared-slow"],

@@ -28,6 +28,7 @@ from fusefs.reaper.reap import reap
 from fusefs.reaper.strategy import Workers, choose
 from fusefs.reaper.strip import Stripper
 from tests.support.command import TRASHD, environment
+from tests.support.leases import is_broken_into
 from tests.support.orphans import ids
 from tests.support.store import in_child, init, own, swap
 from tests.support.volumes import loop_volume
@@ -349,7 +350,7 @@ def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
                 held = os.open(path / "tree", os.O_RDONLY)
                 os.write(write, b"%d" % os.fstat(held).st_size)
                 os._exit(0)
-            while not is_being_opened(st):
+            while not is_broken_into(st):
                 time.sleep(0.001)
 
         st = os.stat(path / "tree")
@@ -358,13 +359,6 @@ def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
         os.waitpid(opener, 0)
         os.close(read)
         os.close(write)
-
-
-def is_being_opened(st: os.stat_result) -> bool:
-    """Whether somebody waits for the lease on a file to end."""
-    device = st.st_dev
-    file = f" {os.major(device):02x}:{os.minor(device):02x}:{st.st_ino} "
-    return any(" BREAKING " in line and file in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from fusefs.store.stage import Options
 from tests.support.bulk import fill
 from tests.support.canary import unmount_below
 from tests.support.orphans import EXPIRED
+from tests.support.processes import stat_of
 from tests.support.reapers import beside
 from tests.support.served import events_in
 from tests.support.service import QUICK, Service, configure
@@ -323,7 +324,7 @@ def share_of_a_core(running: Service, seconds: float) -> float:
 
 def cpu_s(pid: int) -> float:
     """The processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = stat_of(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

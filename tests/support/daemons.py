@@ -14,6 +14,7 @@ from fusefs.mount.runtime import directory_of
 from tests.support.command import Done, done_well
 from tests.support.fuse import mount_fusectl
 from tests.support.mounted import until
+from tests.support.processes import stat_of
 from tests.support.volumes import MountEntry, mounts, tmpfs_volume
 
 RUNTIME = Path("/run/trashd")
@@ -104,8 +105,7 @@ def _daemons(target: Path) -> dict[int, int]:
         with contextlib.suppress(OSError):
             words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
             if b"mount" in words and os.fsencode(target) in words and int(pid) != os.getpid():
-                stat = Path("/proc", pid, "stat").read_text()
-                found[int(pid)] = int(stat.rpartition(")")[2].split()[1])
+                found[int(pid)] = int(stat_of(int(pid))[1])
     return found
 
 

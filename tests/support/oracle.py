@@ -28,10 +28,10 @@ WITHOUT = pytest.mark.parametrize(
     ids=["tmpfs", "ext4", "without-passthrough", "without-seam"],
 )
 """As fast as can be on both filesystems; and without the two fast paths that change most. Source  make fast-paths"""
-_SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
+SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
 """Without these all of a slow filesystem is pyfuse3's."""
 DIRECT: Final[dict[str, pytest.MarkDecorator | tuple[()]]] = {
-    "passthrough=auto": (), "passthrough=off": (), "backing=slow": _SLOW,
+    "passthrough=auto": (), "passthrough=off": (), "backing=slow": SLOW,
 }  # fmt: skip
 """Options with which requests that pyfuse3 doesn't know are answered in another way, and marks of tests with them."""
 ALL_DIRECT = pytest.mark.parametrize(

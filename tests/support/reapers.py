@@ -18,6 +18,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.report import Reaped
 from fusefs.linux import libc
+from tests.support.processes import all_stats
 from tests.support.store import entries, reap_now
 
 DONE, QUARANTINED, LOST, BROKEN = 0, 3, 10, 11
@@ -82,15 +83,7 @@ class Reaping:
 
 def session(leader: int) -> list[tuple[int, str]]:
     """Pid and state of each process in a session."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError):
-                # pid (comm) state ppid pgrp session ...; comm may hold anything
-                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[3]) == leader:
-                    found.append((int(name), fields[0].decode()))
-    return found
+    return [(pid, fields[0]) for pid, fields in all_stats() if int(fields[3]) == leader]
 
 
 def start(body: Callable[[], int]) -> Reaping:

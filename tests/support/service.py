@@ -10,13 +10,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from fusefs.core.status import Phase, Seen, VolumeStatus
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
 from tests.support.command import TRASHD
+from tests.support.processes import all_stats
 from tests.support.volumes import tmpfs_over
 
 QUICK = "[defaults]\npaced = false\n"
@@ -164,14 +165,7 @@ def service(
 
 def _group_of(leader: int) -> list[int]:
     """The processes of a group that have not ended."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            # pid (comm) state ppid pgrp ...; comm may hold anything
-            state, _ppid, group = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()[:3]
-            if int(group) == leader and state != b"Z":
-                found.append(int(name))
-    return found
+    return [pid for pid, (state, _parent, group, *_) in all_stats() if int(group) == leader and state != "Z"]
 
 
 def _children_of(pid: int) -> list[int]:

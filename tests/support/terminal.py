@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.support.command import TRASHD, environment
 from tests.support.mounted import until
+from tests.support.processes import stat_of
 
 _PATIENCE_S = 60.0
 
@@ -59,5 +60,4 @@ class Terminal:
         return self.process.wait(_PATIENCE_S)
 
     def _waits(self) -> bool:
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] == "S"
+        return stat_of(self.process.pid)[0] == "S"

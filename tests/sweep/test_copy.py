@@ -18,6 +18,7 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.leases import is_broken_into
 from tests.support.moving import AfterThe, Volumes, fill, move, pass_a_tick, places
 from tests.support.store import (
     ActingAt,
@@ -252,13 +253,6 @@ def test_two_links_to_one_file_are_both_replaced(volumes: Volumes) -> None:
     assert {path.name: path.read_bytes() for path in archive.iterdir()} == {"a": b"1", "b": b"2"}
 
 
-def is_broken_into(file: Path) -> bool:
-    """Whether somebody waits for the end of a lease on it: there may be other leases on the machine."""
-    st = file.stat()
-    inode = b" %02x:%02x:%d " % (os.major(st.st_dev), os.minor(st.st_dev), st.st_ino)
-    return any(b" BREAKING " in line and inode in line for line in Path("/proc/locks").read_bytes().splitlines())
-
-
 @pytest.mark.parametrize("call", ["ficlone", "copy_file_range", "fsync", "link"])
 def test_a_file_that_is_written_to_meanwhile_stays(volumes: Volumes, call: str) -> None:
     job, archive = volumes
@@ -270,7 +264,7 @@ def test_a_file_that_is_written_to_meanwhile_stays(volumes: Volumes, call: str) 
         if name == call and not writers:
             # It waits until we let go of the file.
             writers.append(subprocess.Popen(["sh", "-c", 'printf more >> "$1"', "sh", job / "file"]))
-            while not is_broken_into(job / "file"):
+            while not is_broken_into((job / "file").stat()):
                 pass
 
     refused = move(job, archive, Kernel(gate), copy=True)
