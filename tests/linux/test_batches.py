@@ -40,6 +40,7 @@ def odd_tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.needs("root")
 def test_look_tells_what_lstat_and_statx_do(odd_tree: Path) -> None:
     names = os.listdir(odd_tree)
     with opened(odd_tree) as fd:
@@ -52,6 +53,7 @@ def test_look_tells_what_lstat_and_statx_do(odd_tree: Path) -> None:
             assert one.btime_ns == libc.statx(fd).btime_ns
 
 
+@pytest.mark.needs("root")
 def test_name_that_is_not_there_holds_up_no_other(odd_tree: Path) -> None:
     with opened(odd_tree) as fd:
         looked, refused = look_at_all(KERNEL, fd, ["file", "gone", "fifo", "n" * 256])
@@ -59,6 +61,7 @@ def test_name_that_is_not_there_holds_up_no_other(odd_tree: Path) -> None:
     assert refused == [("gone", errno.ENOENT), ("n" * 256, errno.ENAMETOOLONG)]
 
 
+@pytest.mark.needs("root", "fuse")
 @pytest.mark.parametrize("uid", [0, 1000], ids=["root's own", "a user's"])
 @pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFDIR], ids=["file", "directory"])
 def test_nobody_waits_for_what_is_mounted_on_a_name(tmp_path: Path, kind: int, uid: int) -> None:

@@ -30,6 +30,8 @@ from tests.support.store import (
 from tests.support.tree import make_tree
 from tests.support.volumes import loop_volume
 
+pytestmark = pytest.mark.needs("root")
+
 KEPT = Options(retention_s=None)
 
 
@@ -95,7 +97,7 @@ def ext4_store() -> Iterator[Path]:
         yield volume
 
 
-@pytest.mark.parametrize("store", [tmpfs_store, pytest.param(ext4_store, marks=pytest.mark.needs("root", "loop"))])
+@pytest.mark.parametrize("store", [tmpfs_store, pytest.param(ext4_store, marks=pytest.mark.needs("loop"))])
 @pytest.mark.parametrize("act", [swap, remove])
 def test_swap_and_removal_are_done(
     act: Callable[[Path, Kernel, Options], Swapped], store: Callable[[], AbstractContextManager[Path]]

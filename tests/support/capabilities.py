@@ -61,6 +61,10 @@ def _mount_loop(fs_type: str, size_bytes: int, *mkfs_options: str) -> None:
 def _probe_root() -> None:
     if os.geteuid() != 0:
         raise Missing("not root")
+    try:
+        _run("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/tmp")
+    except Missing as error:
+        raise Missing(f"root without CAP_SYS_ADMIN: {error}") from error
 
 
 def _probe_loop() -> None:
