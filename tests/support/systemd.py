@@ -63,6 +63,9 @@ mkdir "$root/run/host"
 for path in "${@:2}"; do mkdir -p "$root$path"; mount --rbind "$path" "$root$path"; done
 # The project may lie in /tmp, where CI cloned it.
 [[ -e $root$REPO ]] || { mkdir -p "$root$REPO"; mount --rbind "$REPO" "$root$REPO"; }
+# Or where its users may not pass.
+above=$REPO
+while above=${above%/*}; [[ $above ]]; do chmod a+x "$root$above"; done
 
 hostname trashd-test
 ip link set lo up 2>/dev/null || true
