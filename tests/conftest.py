@@ -15,6 +15,7 @@ from tests.support.namespaces import see_own_mounts_only
 
 IN_CI = bool(os.environ.get("CI"))
 VITAL_GROUPS = ("crash", "mount", "posix", "systemd")
+QUICK_GROUPS = ("unit", "linux")
 
 N_COST = pytest.StashKey[Counter[str]]()
 """Tests skipped, by the capability that they missed."""
@@ -61,13 +62,20 @@ class _Tally:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
-            self._config.stash[N_RUN][report.nodeid.removeprefix("tests/").partition("/")[0]] += 1
+            self._config.stash[N_RUN][_group_of(report.nodeid)] += 1
         if report.when == "setup":
             self._config.stash[N_COST].update(str(what) for name, what in report.user_properties if name == _LACKS)
 
 
+def _group_of(nodeid: str) -> str:
+    return nodeid.removeprefix("tests/").partition("/")[0]
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if _group_of(item.nodeid) in QUICK_GROUPS:
+            item.add_marker("quick")
         for marker in item.iter_markers("needs"):
             if unknown := set(marker.args) - set(capabilities.PROBES):
                 raise pytest.UsageError(f"{item.nodeid}: no such capability: {', '.join(sorted(unknown))}")

@@ -86,6 +86,7 @@ def test_without_files_the_defaults_are_said_to_be_in_force(etc: Path, capsys: p
     assert str(etc) in capsys.readouterr().out
 
 
+@pytest.mark.quick("config")
 def test_shown_configuration_reads_back(etc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         '[defaults]\nretention = "2d"\n[[volume]]\npath = "/v"\nquota.share = "5%"\n[[volume.rules]]\npath = "/v/a"\n'

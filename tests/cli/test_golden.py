@@ -180,6 +180,7 @@ def told_error(volume: Path, _victim: Path) -> Done:
     ],
     ids=lambda act: act.__name__.removeprefix("told_"),
 )  # fmt: skip
+@pytest.mark.quick("swap", "rm", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "plan", "doctor")
 def test_json_is_as_promised(volume: Path, act: Act) -> None:
     victim = make_tree(volume / "victim", {"file": "content"})
     objects = [steady(told, {str(volume): "<volume>"}) for told in act(volume, victim).objects()]

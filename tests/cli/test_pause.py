@@ -50,6 +50,7 @@ def test_json_names_the_volumes(volume: Path) -> None:
     assert trashd("resume", "--json", volume).out == ""
 
 
+@pytest.mark.quick("pause", "resume")
 def test_resume_ends_what_is_named(volume: Path) -> None:
     done_well("pause", volume)
     done_well("pause")

@@ -73,6 +73,12 @@ def test_make_targets_of_the_readme_exist() -> None:
     assert used <= set(targets)
 
 
+def test_make_quick_has_a_sample_of_every_command() -> None:
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    samples = (words for text in texts for words in re.findall(r"^@pytest\.mark\.quick\((.+)\)$", text, re.MULTILINE))
+    assert set(re.findall(r'"(\w+)"', " ".join(samples))) == set(COMMANDS)
+
+
 def test_documents_of_the_readme_exist() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert links

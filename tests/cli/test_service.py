@@ -63,6 +63,7 @@ def test_again_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / SLICE).stat().st_ino == before
 
 
+@pytest.mark.quick("service")
 def test_uninstall_leaves_nothing(tmp_path: Path) -> None:
     install(tmp_path)
     assert set(uninstall(tmp_path).values()) == {"REMOVED"}

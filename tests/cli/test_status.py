@@ -71,6 +71,7 @@ def alive(directory: bytes) -> Iterator[bytes]:
 pytestmark = pytest.mark.needs("root")
 
 
+@pytest.mark.quick("status")
 def test_a_service_that_serves_is_told_with_all_its_volumes(alive: bytes) -> None:
     write_status(alive, status_of(VOLUME, VolumeStatus(path="/idle")))
     done = trashd("status")

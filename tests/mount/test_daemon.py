@@ -21,6 +21,7 @@ def bench() -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.quick("mount")
 def test_it_answers_when_the_command_returns(bench: Path) -> None:
     mount(bench / "source", bench / "target")
     assert (bench / "target/file").read_text() == "content"

@@ -85,6 +85,7 @@ def test_gauges_follow_a_moment_later(target: Path) -> None:
     assert stats_of(target)["updated_ns"] >= stats_of(target)["started_ns"]
 
 
+@pytest.mark.quick("stats")
 def test_the_table_tells_what_was_done(target: Path) -> None:
     (target / "made").mkdir()
     told = done_well("stats", target).out

@@ -25,6 +25,7 @@ def bench() -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.quick("umount")
 def test_umount_waits_for_the_daemon(bench: Path) -> None:
     mount(bench / "source", bench / "target")
     pid_fd = os.pidfd_open(daemon_of(bench / "target"))

@@ -39,6 +39,7 @@ def test_what_was_due_before_the_service_came_is_reaped(base: Path, volume: Path
         running.until(lambda: not ids(volume))
 
 
+@pytest.mark.quick("reaper")
 def test_what_comes_due_is_reaped_at_once(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         orphan_in(volume, options=EXPIRED)

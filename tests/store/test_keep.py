@@ -43,6 +43,7 @@ def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | No
     return keep_by_id(kernel, [bytes(volume)], find_container(kernel, [bytes(volume)], identifier), term)
 
 
+@pytest.mark.quick("keep")
 def test_pinned_orphan_is_kept_until_released(volume: Path) -> None:
     identifier = orphan_in(volume, options=Options(retention_s=5)).id
     assert keep(volume, identifier) == Kept(identifier, None, None)

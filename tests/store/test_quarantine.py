@@ -173,6 +173,7 @@ def test_a_retry_of_nothing_in_particular_is_a_wrong_command_line(volume: Path, 
 # Restore
 
 
+@pytest.mark.quick("quarantine")
 def test_a_restore_brings_back_what_is_left(volume: Path) -> None:
     entry = stuck(volume)
     assert quarantine(volume, "restore", entry.id) == 0

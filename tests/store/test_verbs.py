@@ -52,6 +52,7 @@ def test_init_leaves_a_magic_file_with_a_random_id(volume: Path) -> None:
         assert_silent(other)
 
 
+@pytest.mark.quick("init")
 def test_init_again_changes_nothing(volume: Path) -> None:
     before = snapshot(volume, with_times=True)
     init(volume)
@@ -101,6 +102,7 @@ def test_swap_leaves_an_empty_directory_like_the_old_one(volume: Path) -> None:
     assert swapped.unlike == ()
 
 
+@pytest.mark.quick("swap")
 def test_swap_keeps_the_whole_tree_under_its_own_inode(volume: Path) -> None:
     job = victim_in(volume)
     before, ino = snapshot(job, with_times=True)[1:], job.stat().st_ino
@@ -179,6 +181,7 @@ def test_what_took_the_name_just_before_the_exchange_keeps_it(volume: Path, kind
 
 
 @pytest.mark.parametrize("kind", [Dir(TREE), File(b"text", 0o640, (OTHER, OTHER)), Symlink("nowhere")])
+@pytest.mark.quick("rm", "restore")
 def test_rm_takes_the_name_away_and_restore_brings_the_same_thing_back(
     volume: Path, kind: Dir | File | Symlink
 ) -> None:

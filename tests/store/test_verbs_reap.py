@@ -157,6 +157,7 @@ def test_failures_with_the_longest_paths_still_fit_into_the_record(volume: Path)
         set_flags(link, IMMUTABLE, on=False)
 
 
+@pytest.mark.quick("reap")
 def test_killed_reap_is_finished_by_the_next(volume: Path) -> None:
     swapped = orphan_in(volume, options=EXPIRED)
     assert in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die)))) == DyingAt.EXIT_CODE
@@ -184,6 +185,7 @@ def test_restore_killed_on_its_way_from_a_reap_knows_that_the_tree_is_not_whole(
     assert restore(volume, swapped.id, to=volume / "elsewhere").partial
 
 
+@pytest.mark.quick("reap")
 def test_restore_loses_to_a_claim(volume: Path) -> None:
     swapped = orphan_in(volume)
     with own(volume) as folder:

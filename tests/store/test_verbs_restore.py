@@ -25,6 +25,7 @@ from tests.support.tree import Dir, make_tree, snapshot
 pytestmark = pytest.mark.needs("root")
 
 
+@pytest.mark.quick("restore")
 def test_restore_exchanges_the_tree_back_and_drops_the_fresh_directory(volume: Path) -> None:
     job = victim_in(volume)
     before, ino = snapshot(job), job.stat().st_ino

@@ -70,6 +70,7 @@ def files_in(tree: Path) -> list[str]:
     return sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if not path.is_dir())
 
 
+@pytest.mark.quick("sweep")
 def test_matches_become_one_orphan_with_their_tree(volume: Path, job: Path) -> None:
     swept = run(Kernel(), Request(raw(job), Selection(names=("*.log",)), ToTrash(Options(60, "tidy"))))
     assert (swept.sums.n_done, swept.sums.n_failed, swept.volume) == (3, 0, None)
