@@ -96,6 +96,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where coverage is measured (.ci/run), the commands and daemons of the sample count; all would take too long."""
+    if "COVERAGE_FILE" in os.environ and any(marker.args for marker in item.iter_markers("quick")):
+        os.environ["COVERAGE_PROCESS_START"] = str(item.config.rootpath / ".ci/coverage")
+    try:
+        return (yield)
+    finally:
+        os.environ.pop("COVERAGE_PROCESS_START", None)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     warnings = _Warnings()
     logging.getLogger().addHandler(warnings)
