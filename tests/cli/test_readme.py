@@ -13,6 +13,7 @@ from fusefs.core.errors import BY_NAME
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAN = ROOT / "docs" / "man" / "trashd.1"
 COMMANDS = trashd.list_commands(click.Context(trashd))
 
@@ -66,10 +67,10 @@ def test_a_command_of_the_readme_exists(words: list[str]) -> None:
     assert given <= options_of(find_command(words[0]))
 
 
-def test_make_targets_of_the_readme_exist() -> None:
+def test_make_targets_of_the_readme_and_for_contributors_exist() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    used = {line.split()[1] for line in code_of(README) if line.startswith("make ")}
-    assert used >= {"demo", "test"}
+    used = {line.split()[1] for line in code_of(README + CONTRIBUTING) if line.startswith("make ")}
+    assert used >= {"demo", "test", "quick", "lint"}
     assert used <= set(targets)
 
 

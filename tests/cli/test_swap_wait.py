@@ -370,6 +370,7 @@ def test_nonsense_is_2_and_swaps_nothing(volume: Path, goal: str) -> None:
     assert (victim / "file").exists()
 
 
+@pytest.mark.quick("swap")
 def test_now_reaps_and_waits_without_a_reaper(volume: Path) -> None:
     done, told = waited("--now", "--wait", make_victim(volume))
     assert (done.code, told["is_complete"]) == (0, True)

@@ -25,6 +25,7 @@ def top(volume: Path) -> Path:
     return make_tree(volume / "top", {"a.log": "1", "b.txt": "22", "d": {"c.log": "333"}})
 
 
+@pytest.mark.quick("sweep")
 def test_what_is_trashed_comes_back(volume: Path, top: Path) -> None:
     told = json.loads(done_well("sweep", top, "--name", "*.log", "--json").out)
     assert (told["sums"]["n_done"], names(top)) == (2, {"b.txt", "d"})
@@ -95,6 +96,7 @@ def test_names_are_read_from_a_file_a_line_each(volume: Path, top: Path) -> None
 
 
 @pytest.mark.parametrize("option", ["--print", "--print0"])
+@pytest.mark.quick("sweep")
 def test_printed_is_what_find_prints(volume: Path, top: Path, option: str) -> None:
     (top / os.fsdecode(b"odd\xff\n")).touch()
     found = subprocess.run(

@@ -121,6 +121,7 @@ def test_a_mount_over_itself_is_found(bench: Path) -> None:
 
 
 @pytest.mark.rests_on("seam")
+@pytest.mark.quick("mount")
 def test_people_get_a_line_for_each(bench: Path) -> None:
     mount(bench / "source", bench / "target", "--without", "kept-links")
     _head, *lines = done_well("mount", "--explain", bench / "target").out.splitlines()

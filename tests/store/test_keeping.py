@@ -57,6 +57,7 @@ def job(volume: Path) -> Path:
 # What stays
 
 
+@pytest.mark.quick("swap")
 def test_files_and_directories_that_match_stay_in_view(job: Path) -> None:
     inos = {name: (job / name).stat().st_ino for name in ("a.conf", "b.conf", "cache")}
     swapped = keeping(job, "*.conf", "cache")
