@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -43,6 +44,8 @@ class _Warnings(logging.Handler):
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[N_COST] = Counter()
     config.stash[N_RUN] = Counter()
+    # Whoever runs us in the background of a script has all that we start ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         return
     os.setsid()  # sessions share the processors fairly (sched(7), autogroup): else no reap, idle, ran beside a worker
