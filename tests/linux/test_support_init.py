@@ -1,0 +1,50 @@
+"""What .ci/init brings: users that the machine need not have, and a way to the clone wherever it lies."""
+
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+INSIDE = (
+    "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
+    REPO / ".ci/init",
+)  # fmt: skip
+AS_OTHER = "setpriv --reuid={0} --regid={0} --clear-groups "
+
+pytestmark = pytest.mark.needs("root")
+
+
+def inside(cwd: Path, script: str) -> str:
+    return subprocess.run([*INSIDE, "sh", "-euc", script], cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("above", ["shut", "shut/and/more", "a,colon:and\\more"])
+@pytest.mark.parametrize("uid", [1000, 4711])
+def test_others_pass_to_a_clone_below_a_private_directory(tmp_path: Path, above: str, uid: int) -> None:
+    clone = tmp_path / above / "clone"
+    clone.mkdir(parents=True)
+    (clone / "file").write_text("content")
+    for directory in (clone.parent, tmp_path / above.partition("/")[0]):
+        directory.chmod(0o700)
+    assert inside(clone, AS_OTHER.format(uid) + 'cat "$PWD/file" file') == 2 * "content"
+    inside(clone, "echo made > made")
+    assert (clone / "made").read_text() == "made\n", "the clone is the clone itself"
+    assert stat.S_IMODE(clone.parent.stat().st_mode) == 0o700, "of the machine nothing changes"
+
+
+def test_what_else_is_below_the_private_directory_is_seen_and_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "shut/clone").mkdir(parents=True)
+    (tmp_path / "shut").chmod(0o700)
+    (tmp_path / "shut/beside").write_text("content")
+    assert (
+        inside(tmp_path / "shut/clone", "cat ../beside; echo changed > ../beside; cat ../beside") == "contentchanged\n"
+    )
+    assert (tmp_path / "shut/beside").read_text() == "content"
+
+
+def test_there_are_the_tests_users_and_nobody_else(tmp_path: Path) -> None:
+    names = ["root", "trashd-user", "daemon", "games", "nobody"]
+    assert inside(tmp_path, "cut -d: -f1 /etc/passwd").split() == names
+    assert inside(tmp_path, "id -nu 1000; id -ng 1000").split() == ["trashd-user", "trashd-user"]
