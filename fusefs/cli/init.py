@@ -12,6 +12,8 @@ from fusefs.core.errors import from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.mounted import open_shown
+from fusefs.store.passed_over import passed_over
+from fusefs.store.tend import told
 from fusefs.store.verbs import own_folder
 from fusefs.store.volume import initialise
 
@@ -38,14 +40,17 @@ def command(volume: bytes, as_json: bool) -> int:
         raise from_os(error, path) from error
     with store:
         own_folder(store).fd.close()
+        refused = passed_over(store, os.geteuid() or None)
     _tell_reaper()
     if as_json:
-        output.as_json(done)
+        output.as_json({**output.plain(done), "refused": output.plain(refused)})
         return 0
     how = "one atomic exchange" if done.volume.exchange else "two renames (this filesystem can't exchange)"
     print(f"{printable(done.path)}: {'made' if done.made else 'is there'}; swap is {how}")
     for line in done.repaired:
         print(f"  repaired: {line}")
+    for problem in refused:
+        output.warn(told(problem))
     return 0
 
 

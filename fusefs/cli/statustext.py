@@ -165,6 +165,7 @@ def _rows(volume: VolumeStatus, now_ns: int) -> list[tuple[str, str | None]]:
         ("space", space(volume)),
         ("done", done(volume)),
         *(("error", text) for text in faults(volume, now_ns)),
+        *(("refused", f"{show(one.where)}: {show(one.what)} ({show(one.hint)})") for one in volume.refused),
     ]
 
 

@@ -56,6 +56,14 @@ class Fault(msgspec.Struct, frozen=True):
     text: str
 
 
+class PassedOver(msgspec.Struct, frozen=True):
+    """What is called like a user's folder and is not his, and what a person can do; `where` is printable."""
+
+    where: str
+    what: str
+    hint: str
+
+
 class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One volume.
 
@@ -72,6 +80,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     free_trend_bytes_per_s      how free space went lately, whoever did it
     removed_entries, freed_bytes, n_reaped  since the service started
     faults     the last ones, the newest last
+    refused    names in the store that are like users' folders and are not used as such, a few of each owner
     """
 
     path: str
@@ -104,6 +113,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     n_reaped: int = 0
     current: tuple[Current, ...] = ()
     faults: tuple[Fault, ...] = ()
+    refused: tuple[PassedOver, ...] = ()
 
     def root(self) -> bytes:
         """The directory that holds the store."""

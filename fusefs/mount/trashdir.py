@@ -22,7 +22,8 @@ from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, created_by
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import DROP, USERS, Store, UserFolder, is_stores_own, make_user, open_store, open_user
+from fusefs.store.folders import make_user, open_user
+from fusefs.store.layout import DROP, USERS, Store, UserFolder, is_stores_own, open_store
 from fusefs.store.volume import make_store
 
 _STATES = frozenset(state.value.encode() for state in State)
@@ -127,7 +128,7 @@ class Drops:
                 # Whatever his umask: it is his alone, and he has to get in.
                 with created_by(caller, umask=_PRIVATE):
                     try:
-                        folder = make_user(store, uid)
+                        folder = make_user(store, uid, waits=False)
                     except TrashdError as error:
                         raise OSError(error.errno, os.strerror(error.errno)) from error
         return folder

@@ -50,7 +50,7 @@ from fusefs.reaper.survey import survey
 from fusefs.reaper.upcoming import Chosen
 from fusefs.store.claim import look_at_record
 from fusefs.store.discover import with_lower
-from fusefs.store.layout import UserFolder, read_volume
+from fusefs.store.layout import FOLDERS, UserFolder, read_volume
 from fusefs.store.tend import tend
 
 BEAT_S = 0.1
@@ -122,6 +122,8 @@ class Child:
         bases, problems = [], []
         for folder in with_lower(self._folder):
             bases.append(folder.store.base_path)
+            for part in FOLDERS:
+                folder.open(part).close()  # what is missing could not be watched
             problems += tend(folder)
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 

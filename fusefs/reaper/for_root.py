@@ -11,7 +11,8 @@ from fusefs.linux.mountinfo import below
 from fusefs.reaper.intake import ForRoot
 from fusefs.reaper.volume import Opened
 from fusefs.store.claim import Lost
-from fusefs.store.layout import Store, open_store, open_user
+from fusefs.store.folders import open_user
+from fusefs.store.layout import Store, open_store
 from fusefs.store.seize import seize
 from fusefs.store.verbs import own_folder
 

@@ -14,7 +14,7 @@ from fusefs.core.errors import NoStore, TrashdError, from_os
 from fusefs.core.events import Kind
 from fusefs.core.names import printable
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.status import Phase
+from fusefs.core.status import PassedOver, Phase
 from fusefs.core.windows import opens_in_s
 from fusefs.linux.inotify import Event, Happened
 from fusefs.reaper.context import Context, boot_s, in_thread
@@ -27,7 +27,9 @@ from fusefs.reaper.session import Session, Tells
 from fusefs.reaper.tally import Tally
 from fusefs.reaper.user import User
 from fusefs.reaper.volume import Elsewhere, Opened, Space, open_volume, space_at
+from fusefs.store.folders import Census, whose
 from fusefs.store.layout import Store
+from fusefs.store.passed_over import tell
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
@@ -67,6 +69,7 @@ class Keeper:
         self._must_open = False
         self._sentries: dict[int, Sentry] = {}
         self._folders: dict[int, int] = {}
+        self.refused: tuple[PassedOver, ...] = ()
         self._u_watch: int | None = None
         self._n_breaks = 0
         self._n_blind = 0
@@ -275,19 +278,30 @@ class Keeper:
                 wanted = Happened.CREATE | Happened.MOVED_TO | Happened.MOVED_FROM | Happened.DELETE
                 self._u_watch = self._context.watcher.add(opened.store.u_fd, wanted, self._on_users)
         try:
-            found = await in_thread(self._limiter, opened.users)
+            census = await in_thread(self._limiter, opened.users)
         except BaseException:
             self._must_find = True  # the session ended meanwhile: the next one finds them
             raise
-        for uid in self.users.keys() - found.keys():
+        self._tell_refused(census)
+        for uid in self.users.keys() - census.inos.keys():
             self._drop(uid)
-        for uid, ino in found.items():
+        for uid, ino in census.inos.items():
             if uid not in self.users:
                 self.users[uid] = User(uid, self.path, self._most_remembered, self._context.since_ns)
             elif self._folders.get(uid, ino) != ino:
                 self._renew(uid)
-        self._folders = found
+        self._folders = census.inos
         self._post_sentries(opened.store)
+
+    def _tell_refused(self, census: Census) -> None:
+        """Note what is nobody's folder though it is called so; it is served to nobody."""
+        refused = tuple(PassedOver(*problem) for problem in tell(self.path, census.refused))
+        for one in refused:
+            if one not in self.refused:
+                _LOG.warning("%s: %s (%s)", one.where, one.what, one.hint)
+        if refused != self.refused:
+            self.refused = refused
+            self._context.changed()
 
     def _post_sentries(self, store: Store) -> None:
         """Watch the folders of all users that are not watched yet."""
@@ -312,6 +326,8 @@ class Keeper:
         """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
         if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
             self._u_watch = None
+        elif not event.happened & Happened.OVERFLOW and whose(event.name) is None:
+            return
         self._must_find = True
         if self.session is None:
             self.wake()
@@ -357,6 +373,7 @@ class Keeper:
 
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""
+        self.refused = ()
         for uid in list(self.users):
             self._drop(uid)
         if self._u_watch is not None:

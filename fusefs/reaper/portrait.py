@@ -58,6 +58,7 @@ def portray(keeper: Keeper) -> VolumeStatus:
         n_reaped=keeper.tally.n_reaped,
         current=_current(session),
         faults=tuple(keeper.tally.faults),
+        refused=keeper.refused,
     )
 
 

@@ -15,7 +15,8 @@ from fusefs.linux.inotify import Event, Happened
 from fusefs.linux.mountinfo import below
 from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.user import Part, User
-from fusefs.store.layout import DROP, USERS, Store, find_folder
+from fusefs.store.folders import find_user
+from fusefs.store.layout import DROP, USERS, Store
 from fusefs.store.sides import DIRECTORY
 
 _LOG = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Sentry:
         with kernel.open_beneath(store.base_fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
             users = kernel.open_dir(fd, USERS)
         with users:
-            found = find_folder(kernel, users, self.user.uid)
+            found = find_user(kernel, users, self.user.uid)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "he has no folder there")
         return found.fd

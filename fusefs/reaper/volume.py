@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
@@ -17,13 +16,13 @@ from fusefs.linux.mountinfo import Mount, find_place, read_mounts, views
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
 from fusefs.store.discover import mount_points
-from fusefs.store.layout import Store, UserFolder, find_folder, open_store, open_user, trusted_owners
+from fusefs.store.folders import Census, open_user, take_census
+from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.mounted import open_shown, refuse_mounted
 from fusefs.store.scope import find_mount
 from fusefs.store.verbs import own_folder
 
 LOCK = Name(b"reaper.lock")
-_UID_DIGITS = 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -71,15 +70,9 @@ class Opened(NamedTuple):
         """Let go of it, so that it can be unmounted."""
         self.owned.close()
 
-    def users(self) -> dict[int, int]:
-        """Those who have a folder there, as far as they are ours to serve, and the inode number of it."""
-        kernel, found = self.store.kernel, dict[int, int]()
-        for uid in [os.geteuid()] if os.geteuid() else _named(kernel.list(self.store.u_fd)):
-            folder = find_folder(kernel, self.store.u_fd, uid)
-            if folder is not None:
-                folder.fd.close()
-                found[uid] = folder.stat.st_ino
-        return found
+    def users(self) -> Census:
+        """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs."""
+        return take_census(self.store, os.geteuid() or None)
 
     def folder(self, uid: int) -> UserFolder | None:
         """A user's folder; None if it is gone."""
@@ -88,12 +81,6 @@ class Opened(NamedTuple):
     def space(self) -> Space:
         """What it has now. Raises  OSError"""
         return space_at(self.store.base_fd)
-
-
-def _named(names: Iterable[bytes]) -> list[int]:
-    """The users whose folders these may be: anybody makes names in u/."""
-    numbers = {name.partition(b".")[0] for name in names}
-    return sorted(int(number) for number in numbers if number.isdigit() and len(number) <= _UID_DIGITS)
 
 
 def space_at(where: int | bytes) -> Space:

@@ -84,11 +84,13 @@ def take_in(
 
 def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Problem]]:
     """Make orphans of all that lies in `drop/`; what can't be taken stays there and is told."""
-    kernel = folder.store.kernel
     adopted: list[ContainerId] = []
     problems: list[Problem] = []
+    names = folder.list(DROP)
+    if not names:
+        return [], []
     with folder.open(DROP) as drop:
-        for name in kernel.list(drop):
+        for name in names:
             where = printable(os.path.join(folder.path(), DROP, name))
             try:
                 adopted.append(take_in(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note=""))

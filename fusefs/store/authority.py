@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, TrashdError
-from fusefs.core.lifecycle import State
-from fusefs.core.names import is_container_id, join
+from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
 from fusefs.linux.children import ChildLost
 from fusefs.linux.credentials import Ask, call_as, user_name
 from fusefs.store.container import Held
-from fusefs.store.layout import Store, UserFolder, open_user
+from fusefs.store.folders import open_user
+from fusefs.store.hand import Answer, Hand, Question
+from fusefs.store.layout import Store, UserFolder
 from fusefs.store.verbs import own_folder
 from fusefs.store.visible import Direct, Move, Visible
 
 T = TypeVar("T")
 
-_UNDONE_BY = {Move.EXCHANGE: Move.EXCHANGE, Move.PLACE: Move.ASIDE_FRESH}
-_FRESH_TO_NAME = _UNDONE_BY.keys()
+_HINT = "nothing of it was touched: look at it with ls; its owner can restore it himself (trashd restore ID --to PATH)"
 
 
 class _Outcome(msgspec.Struct):
@@ -34,19 +32,6 @@ class _Outcome(msgspec.Struct):
     detail: str = ""
     hint: str = ""
     errno: int = 0
-
-
-class _Question(msgspec.Struct):
-    """What the child asks of root: a move at the victim's name, its identity, or that the mount looks at it again."""
-
-    what: str
-    state: State = State.STAGE
-    container: str = ""
-
-
-class _Answer(msgspec.Struct):
-    errno: int = 0
-    found: tuple[int, int] | None = None
 
 
 def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any, visible: Direct | None = None) -> T:
@@ -62,7 +47,8 @@ def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any,
         return body(visible)
     if uid != 0:
         raise NotPermitted(folder.path())
-    return _call(folder.uid, body, kind, lambda question: _answer(folder, visible, question), visible is not None)
+    with Hand(folder, visible) as hand:
+        return _call(folder.uid, body, kind, hand.answer, visible is not None)
 
 
 def make_folder_of(store: Store, uid: int) -> UserFolder:
@@ -115,59 +101,22 @@ class _Asked:
 
     def make(self, move: Move, held: Held) -> None:
         """See Visible."""
-        self._put(_Question(move.name, held.state, held.id))
+        record = held.record
+        wanted = record.victim if move is Move.BACK else record.fresh
+        self._put(Question(move.name, held.state, held.id, wanted, record.method))
 
     def found(self) -> tuple[int, int] | None:
         """See Visible."""
-        return self._put(_Question("found")).found
+        return self._put(Question("found")).found
 
     def refresh(self, held: Held) -> None:
         """See Visible."""
-        self._put(_Question("refresh", held.state, held.id))
+        self._put(Question("refresh", held.state, held.id))
 
-    def _put(self, question: _Question) -> _Answer:
-        answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=_Answer)
+    def _put(self, question: Question) -> Answer:
+        answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=Answer)
+        if answer.refused:
+            raise Refused(answer.refused, _HINT)
         if answer.errno:
             raise OSError(answer.errno, os.strerror(answer.errno))
         return answer
-
-
-def _answer(folder: UserFolder, visible: Direct | None, message: bytes) -> bytes:
-    """Root's side: only moves between the one name that the administrator gave and a container of that user."""
-    try:
-        question = msgspec.json.decode(message, type=_Question)
-        if visible is None:
-            raise PermissionError(errno.EPERM, "no name was given")
-        answer = _obey(folder, visible, question)
-    except OSError as error:
-        answer = _Answer(errno=error.errno or errno.EIO)
-    except (msgspec.MsgspecError, KeyError):
-        answer = _Answer(errno=errno.EINVAL)
-    return msgspec.json.encode(answer)
-
-
-def _obey(folder: UserFolder, visible: Direct, question: _Question) -> _Answer:
-    if question.what == "found":
-        return _Answer(found=visible.found())
-    if not is_container_id(question.container):
-        raise KeyError(question.container)
-    kernel = folder.store.kernel
-    name = question.container.encode()
-    if question.what == "refresh":
-        visible.refresh_in(folder, question.state, name)
-        return _Answer()
-    with kernel.open_dir(folder.fd, join(question.state.value.encode(), name)) as container:
-        if kernel.fstat(container).st_uid != folder.uid:
-            raise PermissionError(errno.EPERM, "not that user's container")
-        move = Move[question.what]
-        visible.make_in(move, folder, question.state, name, container)
-        if move in _FRESH_TO_NAME and not _is_directory_of(folder.uid, visible):
-            # The user changed what was prepared, and root must leave no link where he could not have put one.
-            visible.make_in(_UNDONE_BY[move], folder, question.state, name, container)
-            raise PermissionError(errno.EPERM, "not that user's directory")
-    return _Answer()
-
-
-def _is_directory_of(uid: int, visible: Direct) -> bool:
-    st = visible.look()
-    return st is not None and stat.S_ISDIR(st.st_mode) and st.st_uid == uid

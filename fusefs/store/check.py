@@ -19,8 +19,6 @@ from fusefs.store.ballast import has_ballast
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held
 from fusefs.store.layout import (
-    FOLDER_MODE,
-    FOLDERS,
     FRESH,
     HOISTED,
     NEW_PREFIX,
@@ -31,8 +29,9 @@ from fusefs.store.layout import (
     UserFolder,
     open_store,
 )
+from fusefs.store.passed_over import passed_over
 from fusefs.store.pointers import pointed
-from fusefs.store.reserve import is_stocked
+from fusefs.store.reserve import is_stocked, is_used
 from fusefs.store.sides import DIRECTORY
 from fusefs.store.stage import identify_at
 
@@ -53,16 +52,7 @@ def check_store(store: Store) -> Iterator[Problem]:
             yield Problem(_told(store.base_path, name), "a store that was never finished", "trashd init sweeps it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
         yield Problem(_told(store.base_path), "probed on another kind of filesystem", "trashd init VOLUME")
-    for name in _list(store, store.u_fd):
-        try:
-            st = kernel.stat(store.u_fd, name)
-        except OSError as error:
-            where = _told(store.base_path, b".trashd/u", name)
-            yield Problem(where, from_os(error, where).message(), _LOOK)
-            continue
-        if name.isdigit() and (not stat.S_ISDIR(st.st_mode) or str(st.st_uid).encode() != name):
-            where = _told(store.base_path, b".trashd/u", name)
-            yield Problem(where, f"planted by uid {st.st_uid}", "trashd init VOLUME as root")
+    yield from passed_over(store)
 
 
 def _list(store: Store, fd: Fd) -> list[bytes]:
@@ -83,39 +73,20 @@ def check_folder(folder: UserFolder) -> list[Problem]:
 
 
 def _check_folder(folder: UserFolder) -> Iterator[Problem]:
-    kernel = folder.store.kernel
-    st = kernel.fstat(folder.fd)
-    if stat.S_IMODE(st.st_mode) != FOLDER_MODE:
-        yield Problem(
-            _told(folder.path()), f"mode {stat.S_IMODE(st.st_mode):04o} instead of {FOLDER_MODE:04o}", _RECOVER
-        )
-    for part in FOLDERS:
-        try:
-            st = kernel.stat(folder.fd, part)
-        except FileNotFoundError:
-            continue  # made when needed
-        except OSError as error:
-            where = _told(folder.path(), part)
-            yield Problem(where, from_os(error, where).message(), _LOOK)
-            return
-        if not stat.S_ISDIR(st.st_mode) or st.st_uid != folder.uid:
-            yield Problem(_told(folder.path(), part), "not a directory of its user", _LOOK)
-            return
-    if not (is_stocked(folder) and has_ballast(folder)):
+    if is_used(folder) and not (is_stocked(folder) and has_ballast(folder)):
         yield Problem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
     seen: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []
     for state in State:
-        with folder.open(state) as state_fd:
-            for name in kernel.list(state_fd):
-                if name in seen:
-                    where = _told(folder.path(), state.value.encode(), name)
-                    yield Problem(where, f"also in {seen[name].value}/ (I2)", _LOOK)
-                seen[name] = state
-                try:
-                    yield from _check_container(folder, state, name)
-                except _Unrecorded:
-                    unrecorded.append((state, name))
+        for name in folder.list(state):
+            if name in seen:
+                where = _told(folder.path(), state.value.encode(), name)
+                yield Problem(where, f"also in {seen[name].value}/ (I2)", _LOOK)
+            seen[name] = state
+            try:
+                yield from _check_container(folder, state, name)
+            except _Unrecorded:
+                unrecorded.append((state, name))
     if unrecorded:
         time.sleep(_MOMENT_S)
     for state, name in unrecorded:
@@ -210,4 +181,5 @@ def _check_pointers(folder: UserFolder) -> Iterator[Problem]:
                 yield Problem(where, "leads through a link or to no directory", "remove it")
             store = None  # that directory was removed or swapped away, its store with it: nothing is lost by it
         if store is not None:
-            store.__exit__()
+            with store:
+                yield from passed_over(store, folder.uid)

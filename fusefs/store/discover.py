@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
-from fusefs.core.errors import NoBacking, TrashdError
+from fusefs.core.errors import NoBacking, NotPermitted, TrashdError
+from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
-from fusefs.store.layout import Store, UserFolder, all_users, open_store, open_user
+from fusefs.store.folders import all_users, open_user, why_refused
+from fusefs.store.layout import Store, UserFolder, open_store
 from fusefs.store.mounted import open_shown
 from fusefs.store.pointers import lower_stores
 
@@ -86,7 +88,10 @@ def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
     """A user's folder, and his folders in the stores that its pointers lead to; to be run as that user.
 
     The first is the caller's to close; the others are closed when the next one is asked for.
+    Raises  NotPermitted if it is not as only he can have made it: who opened it may not have seen all of it
     """
+    if why := why_refused(folder):
+        raise NotPermitted(f"{printable(folder.path())}: {why}", "look into it; nothing in it was touched")
     yield folder
     for store in lower_stores(folder):
         with store:

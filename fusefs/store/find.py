@@ -16,7 +16,8 @@ from fusefs.store.authority import as_owner
 from fusefs.store.discover import discover, folders, with_lower
 from fusefs.store.layout import Store, UserFolder, open_store
 from fusefs.store.listing import Entry, entries
-from fusefs.store.tend import tend
+from fusefs.store.passed_over import passed_over
+from fusefs.store.tend import tend, told
 from fusefs.store.visible import Direct, Visible
 
 _LEAST_CHARS = 4
@@ -75,8 +76,12 @@ def all_entries(kernel: Kernel, volumes: Sequence[bytes], lost: list[TrashdError
 def tend_all(kernel: Kernel, volumes: Sequence[bytes]) -> list[str]:
     """Tend all folders that the caller may see; what could not be settled, in words."""
     lost: list[TrashdError] = []
-    told = [line for part in each_folder(kernel, volumes, tend, list[str], lost) for line in part]
-    return [*told, *(f"{error.message()} ({error.hint})" for error in lost)]
+    settled = [line for part in each_folder(kernel, volumes, tend, list[str], lost) for line in part]
+    refused: list[str] = []
+    for store in discover(kernel, volumes):
+        with store:
+            refused += map(told, passed_over(store, os.geteuid() or None))
+    return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *refused]
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> Entry:

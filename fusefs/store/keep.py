@@ -106,7 +106,6 @@ def _gone(folder: UserFolder, container: ContainerId) -> NotFound | Refused:
     """Why it is no orphan."""
     name = container.encode()
     for state, (what, hint) in _ELSEWHERE.items():
-        with folder.open(state) as state_fd:
-            if name in folder.store.kernel.list(state_fd):
-                return Refused(f"{container} {what}", hint)
+        if name in folder.list(state):
+            return Refused(f"{container} {what}", hint)
     return NotFound(container)

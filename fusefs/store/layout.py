@@ -6,8 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import Untrusted
@@ -36,6 +35,8 @@ HOISTED = Name(b"hoisted")
 DROP = Name(b"drop")
 POINTERS = Name(b"pointers")
 RESERVE = Name(b"reserve")
+NEW_PART = b".new-"
+"""How the name of a user's folder, or of a part of one, begins while it is being made."""
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
@@ -112,16 +113,48 @@ class UserFolder(NamedTuple):
         """The path of a container relative to the directory that holds the store."""
         return join(STORE, USERS, self.name, state.value.encode(), container)
 
+    def list(self, folder: Name | State) -> list[bytes]:
+        """The names in one of its folders; none if that is missing: whoever only looks makes nothing."""
+        try:
+            fd = self.store.kernel.open_dir(self.fd, _name_of(folder))
+        except FileNotFoundError:
+            return []
+        with fd:
+            return self.store.kernel.list(fd)
+
     def open(self, folder: Name | State) -> Fd:
         """One of its folders, for reading; made if missing."""
-        kernel = self.store.kernel
-        name = Name(folder.value.encode()) if isinstance(folder, State) else folder
+        kernel, name = self.store.kernel, _name_of(folder)
         try:
             return kernel.open_dir(self.fd, name)
         except FileNotFoundError:
-            with suppress(FileExistsError):
-                kernel.mkdir(self.fd, name)
+            new = Name(NEW_PART + os.urandom(6).hex().encode())
+            make_private(kernel, self.fd, new).close()
+            try:
+                kernel.rename_free(self.fd, new, self.fd, name)
+            except FileExistsError:
+                kernel.rmdir(self.fd, new)  # another command was faster
             return kernel.open_dir(self.fd, name)
+
+
+def _name_of(folder: Name | State) -> Name:
+    return Name(folder.value.encode()) if isinstance(folder, State) else folder
+
+
+def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
+    """A new directory that is its maker's alone: exactly 0700, whatever the umask and the directory above are like.
+
+    That directory's default ACL may give it an access ACL; its mask, which is the mode's group bits, is empty.
+    Until it is exact it must have a name that nobody looks for.
+    """
+    kernel.mkdir(dir_fd, name)
+    fd = kernel.open_beneath(dir_fd, name, DIRECTORY)
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        if stat.S_IMODE(kernel.fstat(fd).st_mode) != FOLDER_MODE:
+            kernel.chmod(fd, FOLDER_MODE)
+        owned.pop_all()
+    return fd
 
 
 def is_stores_own(name: bytes) -> bool:
@@ -209,114 +242,3 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes) -> Volume:
     if volume is None:
         raise Untrusted(where, "its contents are not a trash store's; root repairs it with: trashd init VOLUME")
     return volume
-
-
-def open_user(store: Store, uid: int) -> UserFolder | None:
-    """A user's folder, if he has one.
-
-    The first of `u/<uid>`, `u/<uid>.<random>` that is a directory owned by the user, on this mount, no link.
-    """
-    found = find_folder(store.kernel, store.u_fd, uid)
-    return None if found is None else _as_its_owners(store, found)
-
-
-class Found(NamedTuple):
-    """A directory below `u/` (O_PATH)."""
-
-    name: Name
-    fd: Fd
-    stat: os.stat_result
-
-
-def find_folder(kernel: Kernel, u_fd: int, uid: int) -> Found | None:
-    """A user's folder below the `u/` of any store, trusted or not, if he has one."""
-    for name in _candidates(kernel, u_fd, _plain(uid)):
-        found = _find(kernel, u_fd, name)
-        if found is not None:
-            if found.stat.st_uid == uid:
-                return found
-            found.fd.close()
-    return None
-
-
-def make_user(store: Store, uid: int | None = None) -> UserFolder:
-    """A new folder for the caller; with a random name where somebody planted the plain one.
-
-    uid     whose it shall be, if what this thread makes is another one's (setfsuid)
-    Raises  OSError; Untrusted if even that name was taken
-    """
-    kernel = store.kernel
-    uid = os.geteuid() if uid is None else uid
-    plain = _plain(uid)
-    for name in (plain, Name(plain + b"." + os.urandom(6).hex().encode())):
-        with suppress(FileExistsError):
-            kernel.mkdir(store.u_fd, name)
-        found = _find(kernel, store.u_fd, name)
-        if found is not None:
-            # Ours if we made it, and if another command of ours was faster; else somebody planted it.
-            if found.stat.st_uid == uid:
-                folder = _as_its_owners(store, found)
-                _make_parts(folder)
-                return folder
-            found.fd.close()
-    raise Untrusted(store.base_path)
-
-
-def _make_parts(folder: UserFolder) -> None:
-    with ExitStack() as owned:
-        owned.enter_context(folder)
-        for part in FOLDERS:
-            # Another command of this user may have found the folder and begun to use it.
-            with suppress(FileExistsError):
-                folder.store.kernel.mkdir(folder.fd, part)
-        owned.pop_all()
-
-
-def _plain(uid: int) -> Name:
-    return Name(str(uid).encode())
-
-
-def _candidates(kernel: Kernel, u_fd: int, plain: Name) -> Iterator[Name]:
-    """The names that a folder may have. The whole of `u/` is read only if the plain one is not it."""
-    yield plain
-    yield from (Name(name) for name in kernel.list(u_fd) if name.startswith(plain + b"."))
-
-
-def _open_folder(store: Store, name: Name) -> UserFolder | None:
-    """A folder below `u/`; None if it is no directory."""
-    found = _find(store.kernel, store.u_fd, name)
-    return None if found is None else _as_its_owners(store, found)
-
-
-def _find(kernel: Kernel, u_fd: int, name: Name) -> Found | None:
-    """What has a name below `u/`; None if it is no directory, a link, or something is mounted over it."""
-    try:
-        fd = kernel.open_beneath(u_fd, name, DIRECTORY)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
-            return None
-        raise
-    with ExitStack() as owned:
-        owned.enter_context(fd)
-        st = kernel.fstat(fd)
-        owned.pop_all()
-    return Found(name, fd, st)
-
-
-def _as_its_owners(store: Store, found: Found) -> UserFolder:
-    """A folder as its owner's, with mode 0700, which its owner restores. Takes over the fd."""
-    name, fd, st = found
-    with ExitStack() as owned:
-        owned.enter_context(fd)
-        if st.st_mode & 0o7777 != FOLDER_MODE and st.st_uid == os.geteuid():
-            store.kernel.chmod(fd, FOLDER_MODE)
-        owned.pop_all()
-    return UserFolder(store, st.st_uid, name, fd)
-
-
-def all_users(store: Store) -> Iterator[UserFolder]:
-    """The folders of all users, each counted by its owner; whoever takes one closes it."""
-    for name in store.kernel.list(store.u_fd):
-        folder = _open_folder(store, Name(name))
-        if folder is not None:
-            yield folder

@@ -49,8 +49,11 @@ def entries(folder: UserFolder) -> Iterator[Entry]:
     """The containers of one user in all states, oldest first; to be run as that user."""
     kernel = folder.store.kernel
     for state in State:
+        names = folder.list(state)
+        if not names:
+            continue
         with folder.open(state) as state_fd:
-            for name in kernel.list(state_fd):
+            for name in names:
                 text = name.decode("ascii", "replace")
                 if not is_container_id(text):
                     continue

@@ -49,9 +49,9 @@ def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
     kernel = folder.store.kernel
     with ExitStack() as owned:
         try:
-            pointers = owned.enter_context(folder.open(POINTERS))
+            pointers = owned.enter_context(kernel.open_dir(folder.fd, POINTERS))
         except OSError as error:
-            if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES):
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES):
                 raise
             return
         for name in kernel.list(pointers):

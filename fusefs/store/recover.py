@@ -49,11 +49,10 @@ def recover(folder: UserFolder) -> Recovered:
     settled: list[str] = []
     problems: list[Problem] = []
     for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
-        kernel = folder.store.kernel
-        with folder.open(state) as state_fd:
-            names = kernel.list(state_fd)
-            if state is State.ORPHANS:
-                names = [name for name in names if not _is_whole(kernel, state_fd, name)]
+        names = folder.list(state)
+        if names and state is State.ORPHANS:
+            with folder.open(state) as orphans:
+                names = [name for name in names if not _is_whole(folder.store.kernel, orphans, name)]
         for name in names:
             where = printable(os.path.join(folder.path(), state.value.encode(), name))
             try:

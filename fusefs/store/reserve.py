@@ -51,6 +51,16 @@ def _make(kernel: Kernel, reserve: Fd) -> None:
     kernel.rename(reserve, _MAKING, reserve, READY)
 
 
+def is_used(folder: UserFolder) -> bool:
+    """Whether there is a container in it: a folder that nobody uses is not worth a reserve."""
+    kernel = folder.store.kernel
+    for state in State:
+        with suppress(FileNotFoundError), kernel.open_dir(folder.fd, state.value.encode()) as fd:
+            if not kernel.is_empty(fd):
+                return True
+    return False
+
+
 def is_stocked(folder: UserFolder) -> bool:
     """Whether the reserve is there."""
     with folder.open(RESERVE) as reserve:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from fusefs.store.adopt import Problem, adopt_dropped
-from fusefs.store.layout import FOLDER_MODE, UserFolder
+from fusefs.store.layout import UserFolder
+from fusefs.store.passed_over import passed_over_below
 from fusefs.store.recover import recover
+from fusefs.store.reserve import is_used
 from fusefs.store.stage import restock
 
 
 def tend(folder: UserFolder) -> list[str]:
     """Tend one user's folder, as that user; what could not be settled, in words."""
-    kernel = folder.store.kernel
-    if kernel.fstat(folder.fd).st_mode & 0o7777 != FOLDER_MODE:
-        kernel.chmod(folder.fd, FOLDER_MODE)
     settled = recover(folder)
     _adopted, problems = adopt_dropped(folder)
-    restock(folder)
-    return [_told(problem) for problem in (*settled.problems, *problems)]
+    if is_used(folder):
+        restock(folder)
+    return [told(problem) for problem in (*settled.problems, *problems, *passed_over_below(folder))]
 
 
-def _told(problem: Problem) -> str:
+def told(problem: Problem) -> str:
+    """A problem in one line."""
     return f"{problem.where}: {problem.what} ({problem.hint})"

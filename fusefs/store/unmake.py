@@ -9,7 +9,8 @@ from fusefs.core.names import STORE, Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import discard_ballast
-from fusefs.store.layout import FOLDERS, NEW_PREFIX, USERS, UserFolder, open_store, open_user
+from fusefs.store.folders import open_user
+from fusefs.store.layout import FOLDERS, NEW_PREFIX, USERS, UserFolder, open_store
 from fusefs.store.reserve import discard_reserve
 from fusefs.store.sides import Sides
 from fusefs.store.volume import discard_unfinished

@@ -12,7 +12,8 @@ from fusefs.core.names import RelPath
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import is_frozen
 from fusefs.linux.mountinfo import Mount, below
-from fusefs.store.layout import Store, UserFolder, make_user, open_user
+from fusefs.store.folders import make_user, open_user
+from fusefs.store.layout import Store, UserFolder
 from fusefs.store.locate import Located, Victim, existing_stores, find_victim, stores_for
 from fusefs.store.refuse import refusals
 from fusefs.store.stage import Options, restock

@@ -81,6 +81,15 @@ class Direct:
                 case Move.BACK:
                     self._kernel.rename_free(inside, TREE, parent, self._name)
 
+    def take_away(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
+        """Rename what has the name into a container that is open, to a name that is free there."""
+        with self._renamed_at(folder, state, container, fd) as (inside, parent):
+            self._kernel.rename_free(parent, self._name, inside, to)
+
+    def take_to(self, dir_fd: Fd, to: Name) -> None:
+        """Rename what has the name into a directory of the backing filesystem."""
+        self._kernel.rename_free(self._parent_fd, self._name, dir_fd, to)
+
     def bring(self, held: Held, path: RelPath) -> None:
         """Rename a part of a container's tree to the name, which is free."""
         upper, _, last = join(TREE, path).rpartition(b"/")
@@ -131,17 +140,25 @@ class Direct:
 
     def found(self) -> tuple[int, int] | None:
         """See Visible."""
-        st = self.look()
-        return None if st is None else (st.st_dev, st.st_ino)
+        fd = self.open()
+        if fd is None:
+            return None
+        with fd:
+            st = self._kernel.fstat(fd)
+            return st.st_dev, st.st_ino
 
-    def look(self) -> os.stat_result | None:
-        """What has the name now; None if nothing has, or something is mounted there."""
+    def open(self) -> Fd | None:
+        """What has the name now (O_PATH); None if nothing has, or something is mounted there."""
         try:
-            return self._kernel.stat(self._parent_fd, self._name)
+            return self._kernel.open_beneath(self._parent_fd, self._name)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EXDEV):
                 raise
             return None
+
+    def has(self, fd: Fd) -> bool:
+        """Whether the name means what an fd holds."""
+        return self._kernel.is_named(fd, self._parent_fd, self._name)
 
     def refresh(self, held: Held) -> None:
         """See Visible."""

@@ -13,6 +13,7 @@ from fusefs.core.names import STORE, Name, VolumeId, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private import is_nameless
+from fusefs.store.folders import whose
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     CACHEDIR_TEXT,
@@ -282,7 +283,11 @@ def _take_over(kernel: Kernel, fd: Fd) -> list[str]:
             if _owner_of(kernel, users, name) is None:
                 continue  # its user mounted something there; the kernel would not let us move it either
             st = kernel.stat(users, name)
-            planted = name.isdigit() and (not stat.S_ISDIR(st.st_mode) or name != str(st.st_uid).encode())
+            planted = (
+                name.isdigit()
+                and whose(name) is not None
+                and (not stat.S_ISDIR(st.st_mode) or name != str(st.st_uid).encode())
+            )
             if planted:
                 kind = b"" if stat.S_ISDIR(st.st_mode) else b".planted"
                 aside = str(st.st_uid).encode() + b"." + os.urandom(6).hex().encode() + kind

@@ -19,8 +19,8 @@ import pytest
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.discover import discover
+from fusefs.store.folders import open_user
 from fusefs.store.for_owner import swap_for_owner
-from fusefs.store.layout import open_user
 from fusefs.store.mounted import open_shown
 from fusefs.store.sides import Sides
 from fusefs.store.stage import Options

@@ -179,7 +179,7 @@ def test_swap_works_at_a_quotas_limit() -> None:
 def test_swap_beyond_a_quota_and_without_a_reserve_changes_nothing() -> None:
     with limited_volume() as path:
         shutil.rmtree(path / ".trashd/u/0/reserve")
-        (path / ".trashd/u/0/reserve").mkdir()
+        (path / ".trashd/u/0/reserve").mkdir(0o700)
         use_up(path)
         before = snapshot(path / "job")
         assert refuse(path / "job") == errno.EDQUOT

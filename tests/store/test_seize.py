@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import BadRecord, NotPermitted, Refused, TrashdError
+from fusefs.core.errors import BadRecord, NotFound, NotPermitted, Refused, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import Lost
@@ -160,15 +160,26 @@ def test_what_is_no_record_of_its_owners_is_not_even_opened(volume: Path, plante
     (volume / "alice/record").rename(record)
 
 
-@pytest.mark.parametrize("part", ["quarantine", "quarantine/ID"])
-def test_a_link_on_the_way_leads_nowhere(volume: Path, part: str) -> None:
+def test_a_link_at_the_container_leads_nowhere(volume: Path) -> None:
     entry = stuck(volume)
-    link = folder_of(volume, ALICE) / part.replace("ID", entry.id)
-    link.rename(volume / "alice/aside")
-    link.symlink_to(volume / "canary")
-    assert taken(volume, entry) is Lost.GONE
-    link.unlink()
-    (volume / "alice/aside").rename(link)
+    with linked(path_of(entry), volume):
+        assert taken(volume, entry) is Lost.GONE
+
+
+def test_of_a_folder_with_a_link_for_its_quarantine_nothing_is_taken(volume: Path) -> None:
+    entry = stuck(volume)
+    with linked(folder_of(volume, ALICE) / "quarantine", volume), pytest.raises(NotFound):
+        taken(volume, entry)
+
+
+@contextmanager
+def linked(path: Path, volume: Path) -> Iterator[None]:
+    """A link to the canary in the place of a directory of Alice's."""
+    path.rename(volume / "alice/aside")
+    path.symlink_to(volume / "canary")
+    yield
+    path.unlink()
+    (volume / "alice/aside").rename(path)
 
 
 def test_a_frozen_container_is_told(volume: Path) -> None:

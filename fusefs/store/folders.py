@@ -1,0 +1,312 @@
+"""Which directory below `u/` is a user's folder: one look decides, for commands, service and mount alike.
+
+An owner is not who put a directory there: whoever may write in a directory can move it, a group mate too. But moving it
+to another parent takes write permission on itself, so what is exactly 0700 only its owner can have put there. What is
+not exactly so is refused, and told; nobody ever mends it, for that would bless what somebody planted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import Busy, NoStore
+from fusefs.core.names import Name, printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import FOLDER_MODE, FOLDERS, NEW_PART, Store, UserFolder, make_private
+from fusefs.store.sides import DIRECTORY
+
+_HEX = frozenset(b"0123456789abcdef")
+_N_HEX = 12
+_MOST_UID = (1 << 32) - 2
+_TURNS, _FIRST_TURN_S, _MOST_DOUBLED = 30, 0.01, 6
+"""How often first commands of one user make way for each other, and for how long at most; longer each time."""
+_NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+_MOUNTED = "something is mounted over it"
+_NONE = "it is no directory"
+
+
+class Refusal(NamedTuple):
+    """A name below `u/` that is a user's by what it says, and not his folder.
+
+    uid    whose it would be
+    owner  whose it is, if that can be seen
+    why    a clause for a person
+    """
+
+    name: Name
+    uid: int
+    owner: int | None
+    why: str
+
+
+class Census(NamedTuple):
+    """Who has a folder in a store: its inode number by uid; and what is refused."""
+
+    inos: dict[int, int]
+    refused: list[Refusal]
+
+
+class Found(NamedTuple):
+    """A user's folder (O_PATH), and what it is like."""
+
+    name: Name
+    fd: Fd
+    st: os.stat_result
+
+
+def whose(name: bytes) -> int | None:
+    """The user whose folder has such a name, `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
+    digits, dot, suffix = name.partition(b".")
+    if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
+        return None
+    if dot and (len(suffix) != _N_HEX or not _HEX.issuperset(suffix)):
+        return None
+    return uid if (uid := int(digits)) <= _MOST_UID else None
+
+
+def find_user(kernel: Kernel, u_fd: Fd, uid: int) -> Found | None:
+    """A user's folder in the `u/` of any store, trusted or not, for the caller to close; None if he has none.
+
+    It is `u/<uid>`, or the first of `u/<uid>.<hex>` where that is missing or refused.
+    Raises  OSError
+    """
+    found = _look(kernel, u_fd, uid, _plain(uid))  # all of u/ is read only if the plain one is not it
+    if isinstance(found, Found):
+        return found
+    return _choose(kernel, u_fd, uid, _names(kernel, u_fd).get(uid, []))[0]
+
+
+def open_user(store: Store, uid: int) -> UserFolder | None:
+    """The same, of an opened store."""
+    found = find_user(store.kernel, store.u_fd, uid)
+    return None if found is None else UserFolder(store, uid, found.name, found.fd)
+
+
+def all_users(store: Store) -> Iterator[UserFolder]:
+    """The folders of all users, one a user, each opened when it is asked for; whoever takes one closes it."""
+    for uid, names in _names(store.kernel, store.u_fd).items():
+        found, _refused = _choose(store.kernel, store.u_fd, uid, names)
+        if found is not None:
+            yield UserFolder(store, uid, found.name, found.fd)
+
+
+def take_census(store: Store, only: int | None = None) -> Census:
+    """Look once at all that is below `u/`, or at one user's alone. Raises  OSError"""
+    census = Census({}, [])
+    for uid, names in _names(store.kernel, store.u_fd).items():
+        if only is None or uid == only:
+            found, refused = _choose(store.kernel, store.u_fd, uid, names)
+            census.refused.extend(refused)
+            if found is not None:
+                found.fd.close()
+                census.inos[uid] = found.st.st_ino
+    return census
+
+
+def why_refused(folder: UserFolder) -> str:
+    """Why a folder that is open is not its user's; empty if it is."""
+    kernel = folder.store.kernel
+    return _why_not(kernel, folder.fd, kernel.fstat(folder.fd), folder.uid)
+
+
+def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> UserFolder:
+    """A folder for the caller, or the one that another command of his made meanwhile.
+
+    It is made whole under another name and appears by one rename, with a random name where the plain one is planted.
+    Beside a planted one two commands could make two: each looks for the other when its own can be seen, and for a
+    folder after that, so that one of them at least makes way.
+    uid     whose it shall be, if what this thread makes is another one's (setfsuid)
+    Raises  OSError; NoStore where modes or owners mean nothing (FAT, an NFS that squashes); Busy if another command
+            of his makes one beside a planted name, and we may not wait for it
+    """
+    uid = os.geteuid() if uid is None else uid
+    kernel, u_fd, plain = store.kernel, store.u_fd, _plain(uid)
+    for turn in range(_TURNS if waits else 1):
+        with suppress(FileNotFoundError), _candidate(store, uid) as new:
+            has_rivals = _discard_dead(store, uid, new)
+            with suppress(FileExistsError):
+                kernel.rename_free(u_fd, new, u_fd, plain)
+                return _published(store, uid, plain)
+            folder = open_user(store, uid)
+            if folder is not None:
+                return folder
+            if not has_rivals:
+                name = Name(b"%b.%b" % (plain, _random()))
+                kernel.rename_free(u_fd, new, u_fd, name)
+                return _published(store, uid, name)
+        if waits:
+            time.sleep(random.uniform(0.0, _FIRST_TURN_S * 2.0 ** min(turn, _MOST_DOUBLED)))
+    raise Busy(store.base_path)
+
+
+@contextmanager
+def _candidate(store: Store, uid: int) -> Iterator[Name]:
+    """The name of a whole folder that is nobody's yet, locked as long as its maker lives; gone again if not renamed.
+
+    Raises  OSError; NoStore; FileNotFoundError if another command took it for a killed maker's before it was locked
+    """
+    kernel, u_fd = store.kernel, store.u_fd
+    new = Name(b"%b%d.%b" % (NEW_PART, uid, _random()))
+    with make_private(kernel, u_fd, new) as made, kernel.open_dir(made) as fd:
+        try:
+            if kernel.is_local(fd) and not kernel.lock(fd):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
+            for part in FOLDERS:
+                make_private(kernel, fd, part).close()
+            why = _why_not(kernel, fd, kernel.fstat(fd), uid)
+            if why:
+                raise NoStore(store.base_path, f"this filesystem can't keep a new directory to its maker: {why}")
+            yield new
+        finally:
+            if kernel.is_named(fd, u_fd, new):
+                _discard(kernel, u_fd, new, fd)
+
+
+def _discard_dead(store: Store, uid: int, own: Name) -> bool:
+    """Remove what killed makers of this user left; whether others of his are at it now.
+
+    Where locks tell nothing (network filesystems) those of other hosts are not waited for.
+    """
+    kernel, has_rivals = store.kernel, False
+    prefix = b"%b%d." % (NEW_PART, uid)
+    for name in kernel.list(store.u_fd):
+        if name == own or not name.startswith(prefix):
+            continue
+        with suppress(OSError), kernel.open_dir(store.u_fd, name) as fd:
+            st = kernel.fstat(fd)
+            if st.st_uid != uid or stat.S_IMODE(st.st_mode) != FOLDER_MODE or not kernel.is_local(fd):
+                continue
+            if kernel.lock(fd):
+                _discard(kernel, store.u_fd, name, fd)
+            else:
+                has_rivals = True
+    return has_rivals
+
+
+def _discard(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
+    """Remove a folder that nobody used, by rmdir alone; what of it can't be removed is nobody's trouble."""
+    for part in FOLDERS:
+        with suppress(OSError):
+            kernel.rmdir(fd, part)
+    with suppress(OSError):
+        kernel.rmdir(u_fd, name)
+
+
+def _published(store: Store, uid: int, name: Name) -> UserFolder:
+    """The new folder by its name, which is durable before anything comes into it."""
+    fd = store.kernel.open_beneath(store.u_fd, name, DIRECTORY)
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        store.kernel.fsync(store.u_fd)
+        owned.pop_all()
+    return UserFolder(store, uid, name, fd)
+
+
+def _plain(uid: int) -> Name:
+    return Name(b"%d" % uid)
+
+
+def _random() -> bytes:
+    return os.urandom(_N_HEX // 2).hex().encode()
+
+
+def _names(kernel: Kernel, u_fd: Fd) -> dict[int, list[Name]]:
+    """The names below `u/` that may be users' folders, by uid, the plain one first: anybody makes names there."""
+    named: dict[int, list[Name]] = {}
+    for name in kernel.list(u_fd):
+        uid = whose(name)
+        if uid is not None:
+            named.setdefault(uid, []).append(Name(name))
+    return named
+
+
+def _choose(kernel: Kernel, u_fd: Fd, uid: int, names: list[Name]) -> tuple[Found | None, list[Refusal]]:
+    """The first of a user's names that is his folder, for the caller to close; what is refused."""
+    chosen: Found | None = None
+    refused: list[Refusal] = []
+    for name in names:
+        found = _look(kernel, u_fd, uid, name)
+        if isinstance(found, Refusal):
+            refused.append(found)
+        elif found is not None and chosen is None:
+            chosen = found
+        elif found is not None and chosen is not None:
+            found.fd.close()
+            refused.append(Refusal(name, uid, uid, f"it is one too many: u/{printable(chosen.name)} is used"))
+    return chosen, refused
+
+
+def _look(kernel: Kernel, u_fd: Fd, uid: int, name: Name) -> Found | Refusal | None:
+    """What has one of a user's names: his folder, or why it is not; None if nothing has it.
+
+    Raises  OSError for what says nothing of it, such as EMFILE
+    """
+    try:
+        fd = kernel.open_beneath(u_fd, name, DIRECTORY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return _refused_unopened(kernel, u_fd, uid, name, error)
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        st = kernel.fstat(fd)
+        why = _why_not(kernel, fd, st, uid)
+        if why:
+            return Refusal(name, uid, st.st_uid, why)
+        owned.pop_all()
+    return Found(name, fd, st)
+
+
+def _refused_unopened(kernel: Kernel, u_fd: Fd, uid: int, name: Name, error: OSError) -> Refusal | None:
+    if error.errno == errno.EXDEV:
+        return Refusal(name, uid, None, _MOUNTED)
+    if error.errno not in _NO_DIRECTORY:
+        raise error
+    try:
+        owner = kernel.stat(u_fd, name).st_uid
+    except FileNotFoundError:
+        return None
+    return Refusal(name, uid, owner, f"{_NONE}, but something of uid {owner}")
+
+
+def _why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int) -> str:
+    """Why a directory is not a user's folder; empty if it is. What of it is missing is made when it is needed.
+
+    The access ACL of what is exactly 0700 has an empty mask, and lets nobody else in. A default ACL gives nothing
+    away either, since all that is made in a folder is 0700 or 0600; it is not looked at.
+    """
+    why = _not_private(st, uid)
+    if why or os.geteuid() not in (0, uid):
+        return why
+    for part in FOLDERS:
+        try:
+            why = _not_private(kernel.stat(fd, part), uid)
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            return ""  # root of another host; its owner's process looks (with_lower)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            why = _MOUNTED
+        if why:
+            return f"{part.decode()}/ in it: {why}"
+    return ""
+
+
+def _not_private(st: os.stat_result, uid: int) -> str:
+    """Why something is not a directory that only one user can have put anything into; empty if it is."""
+    if not stat.S_ISDIR(st.st_mode):
+        return _NONE
+    if st.st_uid != uid:
+        return f"it belongs to uid {st.st_uid}"
+    mode = stat.S_IMODE(st.st_mode)
+    return "" if mode == FOLDER_MODE else f"its mode is {mode:04o} instead of {FOLDER_MODE:04o}"

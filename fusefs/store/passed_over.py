@@ -1,0 +1,52 @@
+"""What is told of names below `u/` that are refused: by nobody's command they are touched, and by none mended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import groupby
+
+from fusefs.core.names import STORE, printable
+from fusefs.store.adopt import Problem
+from fusefs.store.folders import Refusal, take_census
+from fusefs.store.layout import USERS, Store, UserFolder
+from fusefs.store.pointers import lower_stores
+
+_MOST_NAMED = 3
+"""Of one owner; anybody can make thousands of names."""
+_HINT = "look into it; what is yours in there take out with mv; trashd touches nothing of it"
+
+
+def passed_over(store: Store, uid: int | None = None) -> list[Problem]:
+    """The names that are refused, of all users or of one, a few of each owner. Raises  OSError"""
+    return tell(store.base_path, take_census(store, uid).refused)
+
+
+def passed_over_below(folder: UserFolder) -> list[Problem]:
+    """The same of the stores that a user's pointers lead to, as far as they would be his; to be run as that user."""
+    told = []
+    for store in lower_stores(folder):
+        with store:
+            told += passed_over(store, folder.uid)
+    return told
+
+
+def tell(base_path: bytes, refused: Iterable[Refusal]) -> list[Problem]:
+    """What is refused in the store of a directory, for people."""
+    by_owner = groupby(sorted(refused, key=_by_owner), key=_by_owner)
+    return [problem for _owner, ones in by_owner for problem in _of_owner(base_path, list(ones))]
+
+
+def _by_owner(refusal: Refusal) -> int:
+    return -1 if refusal.owner is None else refusal.owner
+
+
+def _of_owner(base_path: bytes, refused: list[Refusal]) -> Iterable[Problem]:
+    users = os.path.join(base_path, STORE, USERS)
+    for one in refused[:_MOST_NAMED]:
+        what = f"not used as a folder of uid {one.uid}: {one.why}"
+        yield Problem(printable(os.path.join(users, one.name)), what, _HINT)
+    n_more = len(refused) - _MOST_NAMED
+    if n_more > 0:
+        owner = "nobody can see whom" if refused[0].owner is None else f"uid {refused[0].owner}"
+        yield Problem(printable(users), f"{n_more:,} more names of {owner} are not used as anybody's folder", _HINT)
