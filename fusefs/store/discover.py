@@ -10,7 +10,7 @@ from fusefs.core.errors import NoBacking, NotPermitted, TrashdError
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
-from fusefs.store.folders import all_users, open_user, why_refused
+from fusefs.store.folders import Refusal, all_users, open_user, why_refused
 from fusefs.store.layout import Store, UserFolder, open_store
 from fusefs.store.mounted import open_shown
 from fusefs.store.pointers import lower_stores
@@ -74,14 +74,12 @@ def _upwards(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def folders(store: Store) -> Iterator[UserFolder]:
-    """The users' folders of a store that concern the caller: root sees all; whoever takes one closes it."""
-    if os.geteuid() == 0:
-        yield from all_users(store)
-        return
-    own = open_user(store, os.geteuid())
-    if own is not None:
-        yield own
+def folders(store: Store, refused: list[Refusal] | None = None) -> Iterator[UserFolder]:
+    """The users' folders of a store that concern the caller: root sees all; whoever takes one closes it.
+
+    refused  gets what is called so and is none
+    """
+    yield from all_users(store, [] if refused is None else refused, os.geteuid() or None)
 
 
 def with_lower(folder: UserFolder) -> Iterator[UserFolder]:

@@ -12,11 +12,13 @@ from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, fro
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside
+from fusefs.store.adopt import Problem
 from fusefs.store.authority import as_owner
 from fusefs.store.discover import discover, folders, with_lower
+from fusefs.store.folders import Refusal
 from fusefs.store.layout import Store, UserFolder, open_store
 from fusefs.store.listing import Entry, entries
-from fusefs.store.passed_over import passed_over
+from fusefs.store.passed_over import tell
 from fusefs.store.tend import tend, told
 from fusefs.store.visible import Direct, Visible
 
@@ -31,17 +33,20 @@ def each_folder(
     body: Callable[[UserFolder], T],
     kind: Any,
     lost: list[TrashdError] | None = None,
+    refused: list[Problem] | None = None,
 ) -> Iterator[T]:
     """`body` for each user's folder, lower stores included, each in a process of its owner.
 
     kind    the result's type
     lost    gets the errors of folders that could not be looked at: one user must not stop the command for all
+    refused gets what is called like a folder and is none
     Raises  the first such error, when all folders are done, if nobody gave `lost`
     """
     errors: list[TrashdError] = [] if lost is None else lost
     for store in discover(kernel, volumes):
+        strangers: list[Refusal] = []
         with store:
-            for folder in folders(store):
+            for folder in folders(store, strangers):
                 with folder:
                     try:
                         results = as_owner(folder, partial(_all, folder, body), list[kind])
@@ -51,6 +56,8 @@ def each_folder(
                         errors.append(from_os(error, folder.path()))
                     else:
                         yield from results
+        if refused is not None:
+            refused += tell(store.base_path, strangers)
     if lost is None and errors:
         raise errors[0]
 
@@ -76,12 +83,9 @@ def all_entries(kernel: Kernel, volumes: Sequence[bytes], lost: list[TrashdError
 def tend_all(kernel: Kernel, volumes: Sequence[bytes]) -> list[str]:
     """Tend all folders that the caller may see; what could not be settled, in words."""
     lost: list[TrashdError] = []
-    settled = [line for part in each_folder(kernel, volumes, tend, list[str], lost) for line in part]
-    refused: list[str] = []
-    for store in discover(kernel, volumes):
-        with store:
-            refused += map(told, passed_over(store, os.geteuid() or None))
-    return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *refused]
+    refused: list[Problem] = []
+    settled = [line for part in each_folder(kernel, volumes, tend, list[str], lost, refused) for line in part]
+    return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused)]
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> Entry:

@@ -55,11 +55,10 @@ class Census(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A user's folder (O_PATH), and what it is like."""
+    """A user's folder (O_PATH)."""
 
     name: Name
     fd: Fd
-    st: os.stat_result
 
 
 def whose(name: bytes) -> int | None:
@@ -90,24 +89,27 @@ def open_user(store: Store, uid: int) -> UserFolder | None:
     return None if found is None else UserFolder(store, uid, found.name, found.fd)
 
 
-def all_users(store: Store) -> Iterator[UserFolder]:
-    """The folders of all users, one a user, each opened when it is asked for; whoever takes one closes it."""
+def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> Iterator[UserFolder]:
+    """The folders of all users, one a user, each opened when it is asked for; whoever takes one closes it.
+
+    refused  gets what is no folder
+    only     of this user alone
+    Raises   OSError
+    """
     for uid, names in _names(store.kernel, store.u_fd).items():
-        found, _refused = _choose(store.kernel, store.u_fd, uid, names)
-        if found is not None:
-            yield UserFolder(store, uid, found.name, found.fd)
+        if only is None or uid == only:
+            found, others = _choose(store.kernel, store.u_fd, uid, names)
+            refused.extend(others)
+            if found is not None:
+                yield UserFolder(store, uid, found.name, found.fd)
 
 
 def take_census(store: Store, only: int | None = None) -> Census:
     """Look once at all that is below `u/`, or at one user's alone. Raises  OSError"""
     census = Census({}, [])
-    for uid, names in _names(store.kernel, store.u_fd).items():
-        if only is None or uid == only:
-            found, refused = _choose(store.kernel, store.u_fd, uid, names)
-            census.refused.extend(refused)
-            if found is not None:
-                found.fd.close()
-                census.inos[uid] = found.st.st_ino
+    for folder in all_users(store, census.refused, only):
+        with folder:
+            census.inos[folder.uid] = store.kernel.fstat(folder.fd).st_ino
     return census
 
 
@@ -155,7 +157,7 @@ def _candidate(store: Store, uid: int) -> Iterator[Name]:
     """
     kernel, u_fd = store.kernel, store.u_fd
     new = Name(b"%b%d.%b" % (NEW_PART, uid, _random()))
-    with make_private(kernel, u_fd, new) as made, kernel.open_dir(made) as fd:
+    with make_private(kernel, u_fd, new) as fd:
         try:
             if kernel.is_local(fd) and not kernel.lock(fd):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
@@ -233,14 +235,11 @@ def _choose(kernel: Kernel, u_fd: Fd, uid: int, names: list[Name]) -> tuple[Foun
     chosen: Found | None = None
     refused: list[Refusal] = []
     for name in names:
-        found = _look(kernel, u_fd, uid, name)
+        found = _look(kernel, u_fd, uid, name) if chosen is None else _look_aside(kernel, u_fd, uid, name, chosen)
         if isinstance(found, Refusal):
             refused.append(found)
-        elif found is not None and chosen is None:
+        elif found is not None:
             chosen = found
-        elif found is not None and chosen is not None:
-            found.fd.close()
-            refused.append(Refusal(name, uid, uid, f"it is one too many: u/{printable(chosen.name)} is used"))
     return chosen, refused
 
 
@@ -262,7 +261,19 @@ def _look(kernel: Kernel, u_fd: Fd, uid: int, name: Name) -> Found | Refusal | N
         if why:
             return Refusal(name, uid, st.st_uid, why)
         owned.pop_all()
-    return Found(name, fd, st)
+    return Found(name, fd)
+
+
+def _look_aside(kernel: Kernel, u_fd: Fd, uid: int, name: Name, chosen: Found) -> Refusal | None:
+    """Why a user's name beside his folder is none, seen from outside; None if nothing has it."""
+    try:
+        st = kernel.stat(u_fd, name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return _refused_unopened(kernel, u_fd, uid, name, error)
+    why = _not_private(st, uid) or f"it is one too many: u/{printable(chosen.name)} is used"
+    return Refusal(name, uid, st.st_uid, why)
 
 
 def _refused_unopened(kernel: Kernel, u_fd: Fd, uid: int, name: Name, error: OSError) -> Refusal | None:

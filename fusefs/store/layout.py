@@ -142,19 +142,27 @@ def _name_of(folder: Name | State) -> Name:
 
 
 def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
-    """A new directory that is its maker's alone: exactly 0700, whatever the umask and the directory above are like.
+    """A new directory that is its maker's alone, readable: 0700 and without ACLs, whatever is above it and the umask.
 
-    That directory's default ACL may give it an access ACL; its mask, which is the mode's group bits, is empty.
-    Until it is exact it must have a name that nobody looks for.
+    Until then it must have a name that nobody looks for.
     """
     kernel.mkdir(dir_fd, name)
-    fd = kernel.open_beneath(dir_fd, name, DIRECTORY)
+    with kernel.open_beneath(dir_fd, name, DIRECTORY) as made:
+        if stat.S_IMODE(kernel.fstat(made).st_mode) != FOLDER_MODE:
+            kernel.chmod(made, FOLDER_MODE)
+        fd = kernel.open_dir(made)
     with ExitStack() as owned:
         owned.enter_context(fd)
-        if stat.S_IMODE(kernel.fstat(fd).st_mode) != FOLDER_MODE:
-            kernel.chmod(fd, FOLDER_MODE)
+        drop_acls(kernel, fd)
         owned.pop_all()
     return fd
+
+
+def drop_acls(kernel: Kernel, fd: Fd) -> None:
+    """Take back what a parent's default ACL gave to others."""
+    for name in kernel.xattrs(fd):
+        if name.startswith("system.posix_acl_"):
+            kernel.remove_xattr(fd, name)
 
 
 def is_stores_own(name: bytes) -> bool:

@@ -25,6 +25,7 @@ from fusefs.store.layout import (
     Store,
     Volume,
     decode_volume,
+    drop_acls,
     encode_volume,
     is_regular,
     open_store,
@@ -146,9 +147,7 @@ def _fill(kernel: Kernel, fd: Fd) -> None:
 
 def _own(kernel: Kernel, fd: Fd, mode: int) -> None:
     """Ours, that mode, and no ACL: what a parent's default ACL would have given to others is taken back."""
-    for name in kernel.xattrs(fd):
-        if name.startswith("system.posix_acl_"):
-            kernel.remove_xattr(fd, name)
+    drop_acls(kernel, fd)
     kernel.chown(fd, os.geteuid(), os.getegid())
     kernel.chmod(fd, mode)
 
