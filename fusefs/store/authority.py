@@ -14,14 +14,12 @@ from fusefs.linux.children import ChildLost
 from fusefs.linux.credentials import Ask, call_as, user_name
 from fusefs.store.container import Held
 from fusefs.store.folders import open_user
-from fusefs.store.hand import Answer, Hand, Question
+from fusefs.store.hand import ITS_OWNERS, Answer, Hand, Question
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.verbs import own_folder
 from fusefs.store.visible import Direct, Move, Visible
 
 T = TypeVar("T")
-
-_HINT = "nothing of it was touched: look at it with ls; its owner can restore it himself (trashd restore ID --to PATH)"
 
 
 class _Outcome(msgspec.Struct):
@@ -116,7 +114,7 @@ class _Asked:
     def _put(self, question: Question) -> Answer:
         answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=Answer)
         if answer.refused:
-            raise Refused(answer.refused, _HINT)
+            raise Refused(answer.refused, ITS_OWNERS)
         if answer.errno:
             raise OSError(answer.errno, os.strerror(answer.errno))
         return answer

@@ -36,6 +36,10 @@ _KINDS = {
 }
 
 
+ITS_OWNERS = "look at it with ls; its owner can restore it himself: trashd restore ID --to PATH"
+"""A hint for what root does not put into place."""
+
+
 class Question(msgspec.Struct):
     """What a child asks of root: a move at the name, what has it, or that the mount looks at it again.
 

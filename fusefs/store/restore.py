@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
-from fusefs.core.errors import Busy, NotFound, NotPermitted, Occupied, TrashdError
+from fusefs.core.errors import Busy, NotFound, NotPermitted, Occupied, Refused, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
@@ -16,8 +16,9 @@ from fusefs.core.record import Failure
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, with_room
-from fusefs.store.claim import Lost, hold
+from fusefs.store.claim import Lost, hold, look_at_record
 from fusefs.store.container import Held, flush_directory, move, rewrite
+from fusefs.store.hand import ITS_OWNERS, why_other
 from fusefs.store.keeping import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
@@ -66,6 +67,21 @@ class Destination(NamedTuple):
     target: RelPath | None
     at_origin: bool
     by_root: bool
+
+
+def check_for_root(folder: UserFolder, container: ContainerId) -> None:
+    """Refuse what root's hand would refuse, while it still lies where it is listed.
+
+    Raises  Refused; BadRecord; OSError
+    """
+    kernel = folder.store.kernel
+    for state in _SOURCES:
+        with suppress(FileNotFoundError):
+            record = look_at_record(folder, state, container)
+            with folder.open(state) as there, kernel.open_beneath(there, join(container.encode(), TREE)) as tree:
+                why = why_other(record.method, record.victim, kernel.fstat(tree), kernel.identify(tree))
+            if why:
+                raise Refused(f"{container}: {why}", ITS_OWNERS)
 
 
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:

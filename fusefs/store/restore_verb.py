@@ -20,7 +20,15 @@ from fusefs.store.listing import Entry
 from fusefs.store.merge import merge_back
 from fusefs.store.mounted import open_shown
 from fusefs.store.origin import Origin
-from fusefs.store.restore import Destination, Restored, claim_for_restore, restore, restore_inside, settle
+from fusefs.store.restore import (
+    Destination,
+    Restored,
+    check_for_root,
+    claim_for_restore,
+    restore,
+    restore_inside,
+    settle,
+)
 from fusefs.store.visible import Direct, Visible
 
 
@@ -95,8 +103,10 @@ def _elsewhere(
     assert visible is not None
     name = Name(os.path.basename(to.rstrip(b"/")))
     target = _relative(folder, parent_fd, name)
-    held = claim_for_restore(folder, entry.id)
     by_root = not isinstance(visible, Direct)
+    if by_root:
+        check_for_root(folder, entry.id)
+    held = claim_for_restore(folder, entry.id)
     destination = Destination(visible, to, parent_fd, name, target, at_origin=False, by_root=by_root)
     if inside is not None:
         return restore_inside(held, inside, destination)

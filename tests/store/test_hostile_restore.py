@@ -1,0 +1,184 @@
+"""`restore --to` by root: what gets the name is the record's tree, or nothing, whoever is faster."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import Refused, TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from tests.support.store import assert_silent, entries, folder_of, init, place, remove, restore, swap
+from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+BOB = 1002
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A store of root's, Bob's home, a canary, and a directory of root's to restore to."""
+    with tmpfs_volume() as path:
+        init(path)
+        make_tree(path / "bob", Dir(owner=(BOB, BOB)))
+        make_tree(path / "canary", {"secret": "root's"})
+        make_tree(path / "srv", {})
+        yield path
+
+
+def orphan(volume: Path) -> str:
+    """The id of a directory that Bob swapped."""
+
+    def act() -> str:
+        make_tree(volume / "bob/job", {"results": "his own"})
+        return str(swap(volume / "bob/job").id)
+
+    return as_user(BOB, act)
+
+
+def _directory(tree: Path) -> None:
+    make_tree(tree, {"another": "one"})
+
+
+def _link(tree: Path) -> None:
+    tree.symlink_to("/etc")
+
+
+def _file(tree: Path) -> None:
+    tree.write_text("a file")
+
+
+def _device(tree: Path) -> None:
+    os.mkfifo(tree)
+
+
+SUBSTITUTES = {"another directory": _directory, "a link": _link, "a file": _file, "a FIFO": _device}
+
+
+def substitute(container: Path, planted: Callable[[Path], None]) -> None:
+    """Put something else where a container's tree is, as its owner."""
+    (container / "tree").rename(container / "aside")
+    planted(container / "tree")
+
+
+@pytest.mark.parametrize("what", SUBSTITUTES)
+def test_what_is_not_the_records_tree_is_refused_and_stays_where_it_was(volume: Path, what: str) -> None:
+    identifier = orphan(volume)
+    container = place(volume, identifier)
+    as_user(BOB, lambda: substitute(container, SUBSTITUTES[what]))
+    before = snapshot(container)
+    with pytest.raises(Refused, match="its tree is") as caught:
+        restore(volume, identifier, to=volume / "srv/data")
+    assert caught.value.exit_code == 3
+    assert os.listdir(volume / "srv") == []
+    assert container.parent.name == State.ORPHANS.value
+    assert snapshot(container) == before
+
+
+def test_a_link_that_was_removed_is_its_owners_to_restore(volume: Path) -> None:
+    def act() -> str:
+        (volume / "bob/link").symlink_to("/etc")
+        return str(remove(volume / "bob/link").id)
+
+    identifier = as_user(BOB, act)
+    with pytest.raises(Refused, match="a symbolic link, not a directory or a file"):
+        restore(volume, identifier, to=volume / "srv/data")
+    assert os.listdir(volume / "srv") == []
+    as_user(BOB, lambda: restore(volume, identifier, to=volume / "bob/again"))
+    assert (volume / "bob/again").is_symlink()
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_what_the_record_tells_of_is_restored(volume: Path, is_file: bool) -> None:
+    def act() -> str:
+        if is_file:
+            (volume / "bob/file").write_text("his own")
+            return str(remove(volume / "bob/file").id)
+        make_tree(volume / "bob/job", {"results": "his own"})
+        return str(swap(volume / "bob/job").id)
+
+    restore(volume, as_user(BOB, act), to=volume / "srv/data")
+    assert stat.S_ISREG((volume / "srv/data").stat().st_mode) is is_file
+    assert entries(volume) == []
+    assert_silent(volume)
+
+
+class AtRootsRename:
+    """A gate that lets a user act before root's n-th rename onto a free name."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self.acts = list(acts)
+
+    def __call__(self, call: str) -> None:
+        if call == "renameat2" and os.geteuid() == 0 and self.acts:
+            as_user(BOB, self.acts.pop(0))
+
+
+def claimed(volume: Path, identifier: str) -> Path:
+    """A container that is being restored."""
+    return folder_of(volume, BOB) / State.RESTORING.value / identifier
+
+
+@pytest.mark.parametrize("what", SUBSTITUTES)
+def test_who_is_faster_than_roots_look_gets_back_what_he_put_there(volume: Path, what: str) -> None:
+    identifier = orphan(volume)
+    container = claimed(volume, identifier)
+    gate = AtRootsRename(lambda: substitute(container, SUBSTITUTES[what]))
+    with pytest.raises(Refused, match="given back"):
+        restore(volume, identifier, Kernel(gate), to=volume / "srv/data")
+    assert gate.acts == []
+    assert os.listdir(volume / "srv") == []
+    assert sorted(os.listdir(container)) == ["aside", "record.json", "tree"]
+    assert (container / "aside/results").read_text() == "his own"
+
+
+def test_who_is_faster_twice_leaves_nothing_at_roots_name(volume: Path) -> None:
+    identifier = orphan(volume)
+    container = claimed(volume, identifier)
+    gate = AtRootsRename(lambda: substitute(container, _link), lambda: _directory(container / "tree"))
+    with pytest.raises(Refused, match="given back"):
+        restore(volume, identifier, Kernel(gate), to=volume / "srv/data")
+    assert gate.acts == []
+    assert os.listdir(volume / "srv") == []
+    assert [name for name in os.listdir(container) if name.startswith("refused.")] != []
+
+
+def test_who_removes_the_container_meanwhile_leaves_nothing_at_roots_name(volume: Path) -> None:
+    identifier = orphan(volume)
+    container = claimed(volume, identifier)
+
+    def take_apart() -> None:
+        (container / "aside").rename(volume / "bob/aside")
+        remove_tree_hard(container)
+
+    gate = AtRootsRename(lambda: substitute(container, _link), take_apart)
+    with pytest.raises(TrashdError):
+        restore(volume, identifier, Kernel(gate), to=volume / "srv/data")
+    assert gate.acts == []
+    assert os.listdir(volume / "srv") == []
+    assert (volume / "bob/aside/results").read_text() == "his own"
+
+
+def test_in_a_copied_store_root_refuses_and_its_owner_restores(volume: Path) -> None:
+    identifier = orphan(volume)
+    tree = place(volume, identifier) / "tree"
+
+    def copy() -> None:
+        make_tree(tree.parent / "copy", {"results": "his own"})
+        remove_tree_hard(tree)
+        (tree.parent / "copy").rename(tree)
+
+    as_user(BOB, copy)
+    with pytest.raises(Refused, match="inode"):
+        restore(volume, identifier, to=volume / "srv/data")
+    as_user(BOB, lambda: restore(volume, identifier, to=volume / "bob/back"))
+    assert (volume / "bob/back/results").read_text() == "his own"
+    assert_silent(volume)
