@@ -22,8 +22,9 @@ from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, created_by
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.folders import make_user, open_user
+from fusefs.store.folders import open_user
 from fusefs.store.layout import DROP, USERS, Store, UserFolder, is_stores_own, open_store
+from fusefs.store.new_folder import make_user
 from fusefs.store.volume import make_store
 
 _STATES = frozenset(state.value.encode() for state in State)

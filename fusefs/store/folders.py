@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import stat
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from typing import NamedTuple
 
-from fusefs.core.errors import Busy, NoStore
 from fusefs.core.names import Name, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import FOLDER_MODE, FOLDERS, NEW_PART, Store, UserFolder, make_private
+from fusefs.store.layout import FOLDER_MODE, FOLDERS, Store, UserFolder
 from fusefs.store.sides import DIRECTORY
 
 _HEX = frozenset(b"0123456789abcdef")
-_N_HEX = 12
+N_HEX = 12
 _MOST_UID = (1 << 32) - 2
-_TURNS, _FIRST_TURN_S, _MOST_DOUBLED = 30, 0.01, 6
-"""How often first commands of one user make way for each other, and for how long at most; longer each time."""
 _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 _MOUNTED = "something is mounted over it"
 _NONE = "it is no directory"
@@ -66,7 +61,7 @@ def whose(name: bytes) -> int | None:
     digits, dot, suffix = name.partition(b".")
     if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
         return None
-    if dot and (len(suffix) != _N_HEX or not _HEX.issuperset(suffix)):
+    if dot and (len(suffix) != N_HEX or not _HEX.issuperset(suffix)):
         return None
     return uid if (uid := int(digits)) <= _MOST_UID else None
 
@@ -77,7 +72,7 @@ def find_user(kernel: Kernel, u_fd: Fd, uid: int) -> Found | None:
     It is `u/<uid>`, or the first of `u/<uid>.<hex>` where that is missing or refused.
     Raises  OSError
     """
-    found = _look(kernel, u_fd, uid, _plain(uid))  # all of u/ is read only if the plain one is not it
+    found = _look(kernel, u_fd, uid, plain_name(uid))  # all of u/ is read only if the plain one is not it
     if isinstance(found, Found):
         return found
     return _choose(kernel, u_fd, uid, _names(kernel, u_fd).get(uid, []))[0]
@@ -116,108 +111,12 @@ def take_census(store: Store, only: int | None = None) -> Census:
 def why_refused(folder: UserFolder) -> str:
     """Why a folder that is open is not its user's; empty if it is."""
     kernel = folder.store.kernel
-    return _why_not(kernel, folder.fd, kernel.fstat(folder.fd), folder.uid)
+    return why_not(kernel, folder.fd, kernel.fstat(folder.fd), folder.uid)
 
 
-def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> UserFolder:
-    """A folder for the caller, or the one that another command of his made meanwhile.
-
-    It is made whole under another name and appears by one rename, with a random name where the plain one is planted.
-    Beside a planted one two commands could make two: each looks for the other when its own can be seen, and for a
-    folder after that, so that one of them at least makes way.
-    uid     whose it shall be, if what this thread makes is another one's (setfsuid)
-    Raises  OSError; NoStore where modes or owners mean nothing (FAT, an NFS that squashes); Busy if another command
-            of his makes one beside a planted name, and we may not wait for it
-    """
-    uid = os.geteuid() if uid is None else uid
-    kernel, u_fd, plain = store.kernel, store.u_fd, _plain(uid)
-    for turn in range(_TURNS if waits else 1):
-        with suppress(FileNotFoundError), _candidate(store, uid) as new:
-            has_rivals = _discard_dead(store, uid, new)
-            with suppress(FileExistsError):
-                kernel.rename_free(u_fd, new, u_fd, plain)
-                return _published(store, uid, plain)
-            folder = open_user(store, uid)
-            if folder is not None:
-                return folder
-            if not has_rivals:
-                name = Name(b"%b.%b" % (plain, _random()))
-                kernel.rename_free(u_fd, new, u_fd, name)
-                return _published(store, uid, name)
-        if waits:
-            time.sleep(random.uniform(0.0, _FIRST_TURN_S * 2.0 ** min(turn, _MOST_DOUBLED)))
-    raise Busy(store.base_path)
-
-
-@contextmanager
-def _candidate(store: Store, uid: int) -> Iterator[Name]:
-    """The name of a whole folder that is nobody's yet, locked as long as its maker lives; gone again if not renamed.
-
-    Raises  OSError; NoStore; FileNotFoundError if another command took it for a killed maker's before it was locked
-    """
-    kernel, u_fd = store.kernel, store.u_fd
-    new = Name(b"%b%d.%b" % (NEW_PART, uid, _random()))
-    with make_private(kernel, u_fd, new) as fd:
-        try:
-            if kernel.is_local(fd) and not kernel.lock(fd):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
-            for part in FOLDERS:
-                make_private(kernel, fd, part).close()
-            why = _why_not(kernel, fd, kernel.fstat(fd), uid)
-            if why:
-                raise NoStore(store.base_path, f"this filesystem can't keep a new directory to its maker: {why}")
-            yield new
-        finally:
-            if kernel.is_named(fd, u_fd, new):
-                _discard(kernel, u_fd, new, fd)
-
-
-def _discard_dead(store: Store, uid: int, own: Name) -> bool:
-    """Remove what killed makers of this user left; whether others of his are at it now.
-
-    Where locks tell nothing (network filesystems) those of other hosts are not waited for.
-    """
-    kernel, has_rivals = store.kernel, False
-    prefix = b"%b%d." % (NEW_PART, uid)
-    for name in kernel.list(store.u_fd):
-        if name == own or not name.startswith(prefix):
-            continue
-        with suppress(OSError), kernel.open_dir(store.u_fd, name) as fd:
-            st = kernel.fstat(fd)
-            if st.st_uid != uid or stat.S_IMODE(st.st_mode) != FOLDER_MODE or not kernel.is_local(fd):
-                continue
-            if kernel.lock(fd):
-                _discard(kernel, store.u_fd, name, fd)
-            else:
-                has_rivals = True
-    return has_rivals
-
-
-def _discard(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
-    """Remove a folder that nobody used, by rmdir alone; what of it can't be removed is nobody's trouble."""
-    for part in FOLDERS:
-        with suppress(OSError):
-            kernel.rmdir(fd, part)
-    with suppress(OSError):
-        kernel.rmdir(u_fd, name)
-
-
-def _published(store: Store, uid: int, name: Name) -> UserFolder:
-    """The new folder by its name, which is durable before anything comes into it."""
-    fd = store.kernel.open_beneath(store.u_fd, name, DIRECTORY)
-    with ExitStack() as owned:
-        owned.enter_context(fd)
-        store.kernel.fsync(store.u_fd)
-        owned.pop_all()
-    return UserFolder(store, uid, name, fd)
-
-
-def _plain(uid: int) -> Name:
+def plain_name(uid: int) -> Name:
+    """The first name that a user's folder may have."""
     return Name(b"%d" % uid)
-
-
-def _random() -> bytes:
-    return os.urandom(_N_HEX // 2).hex().encode()
 
 
 def _names(kernel: Kernel, u_fd: Fd) -> dict[int, list[Name]]:
@@ -234,12 +133,15 @@ def _choose(kernel: Kernel, u_fd: Fd, uid: int, names: list[Name]) -> tuple[Foun
     """The first of a user's names that is his folder, for the caller to close; what is refused."""
     chosen: Found | None = None
     refused: list[Refusal] = []
-    for name in names:
-        found = _look(kernel, u_fd, uid, name) if chosen is None else _look_aside(kernel, u_fd, uid, name, chosen)
-        if isinstance(found, Refusal):
-            refused.append(found)
-        elif found is not None:
-            chosen = found
+    with ExitStack() as owned:
+        for name in names:
+            found = _look(kernel, u_fd, uid, name) if chosen is None else _look_aside(kernel, u_fd, uid, name, chosen)
+            if isinstance(found, Refusal):
+                refused.append(found)
+            elif found is not None:
+                chosen = found
+                owned.enter_context(chosen.fd)
+        owned.pop_all()
     return chosen, refused
 
 
@@ -257,7 +159,7 @@ def _look(kernel: Kernel, u_fd: Fd, uid: int, name: Name) -> Found | Refusal | N
     with ExitStack() as owned:
         owned.enter_context(fd)
         st = kernel.fstat(fd)
-        why = _why_not(kernel, fd, st, uid)
+        why = why_not(kernel, fd, st, uid)
         if why:
             return Refusal(name, uid, st.st_uid, why)
         owned.pop_all()
@@ -272,7 +174,7 @@ def _look_aside(kernel: Kernel, u_fd: Fd, uid: int, name: Name, chosen: Found) -
         return None
     except OSError as error:
         return _refused_unopened(kernel, u_fd, uid, name, error)
-    why = _not_private(st, uid) or f"it is one too many: u/{printable(chosen.name)} is used"
+    why = not_private(st, uid) or f"it is one too many: u/{printable(chosen.name)} is used"
     return Refusal(name, uid, st.st_uid, why)
 
 
@@ -288,18 +190,18 @@ def _refused_unopened(kernel: Kernel, u_fd: Fd, uid: int, name: Name, error: OSE
     return Refusal(name, uid, owner, f"{_NONE}, but something of uid {owner}")
 
 
-def _why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int) -> str:
+def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int) -> str:
     """Why a directory is not a user's folder; empty if it is. What of it is missing is made when it is needed.
 
     The access ACL of what is exactly 0700 has an empty mask, and lets nobody else in. A default ACL gives nothing
     away either, since all that is made in a folder is 0700 or 0600; it is not looked at.
     """
-    why = _not_private(st, uid)
+    why = not_private(st, uid)
     if why or os.geteuid() not in (0, uid):
         return why
     for part in FOLDERS:
         try:
-            why = _not_private(kernel.stat(fd, part), uid)
+            why = not_private(kernel.stat(fd, part), uid)
         except FileNotFoundError:
             continue
         except PermissionError:
@@ -313,7 +215,7 @@ def _why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int) -> str:
     return ""
 
 
-def _not_private(st: os.stat_result, uid: int) -> str:
+def not_private(st: os.stat_result, uid: int) -> str:
     """Why something is not a directory that only one user can have put anything into; empty if it is."""
     if not stat.S_ISDIR(st.st_mode):
         return _NONE

@@ -12,7 +12,7 @@ from fusefs.core.names import RelPath
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import is_frozen
 from fusefs.linux.mountinfo import Mount, below
-from fusefs.store.folders import make_user, open_user
+from fusefs.store.folders import open_user
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.locate import Located, Victim, existing_stores, find_victim, stores_for
 from fusefs.store.refuse import refusals
@@ -128,6 +128,8 @@ def own_folder(store: Store) -> UserFolder:
     kernel = store.kernel
     folder = open_user(store, os.geteuid())
     if folder is None:
+        from fusefs.store.new_folder import make_user  # only the first command on a volume needs it
+
         folder = make_user(store)
         restock(folder)
         return folder

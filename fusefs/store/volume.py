@@ -31,6 +31,7 @@ from fusefs.store.layout import (
     open_store,
     read_volume,
 )
+from fusefs.store.new_folder import discard_dead
 from fusefs.store.sides import READABLE, Sides
 from fusefs.store.visible import NO_EXCHANGE
 
@@ -263,6 +264,7 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
     store_or_none = open_store(kernel, base_fd, base_path, mounted)
     if store_or_none is None:
         raise Untrusted(os.path.join(base_path, STORE))
+    discard_dead(kernel, store_or_none.u_fd, os.geteuid() or None)
     done = Initialised(os.path.join(base_path, STORE), store_or_none.volume, False, tuple(repaired))
     return store_or_none, done
 

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from fusefs.cli.statusview import View
-from fusefs.core.status import Current, Fault, Phase, Seen, Status, VolumeStatus
+from fusefs.core.status import Current, Fault, PassedOver, Phase, Seen, Status, VolumeStatus
 from fusefs.linux import servicelock
 from fusefs.linux.fd import Fd
 from fusefs.linux.places import SYSTEM_RUNTIME, make_dir
@@ -124,7 +124,9 @@ def test_json_is_one_object_with_the_volumes_own_name(alive: bytes) -> None:
 
 
 def test_json_is_as_promised(alive: bytes) -> None:
-    write_status(alive, status_of(msgspec.structs.replace(VOLUME, faults=(Fault(1, "EIO at a claim"),))))
+    odd = PassedOver("/scratch/.trashd/u/1000", "not used as a folder of uid 1000: it belongs to uid 1001", "look")
+    volume = msgspec.structs.replace(VOLUME, faults=(Fault(1, "EIO at a claim"),), refused=(odd,))
+    write_status(alive, status_of(volume))
     (told,) = trashd("status", "--json").objects()
     for key in ("pid", "started_ns", "updated_ns", "updated_boot_ns", "age_s"):
         told[key] = f"<{key}>"
@@ -170,6 +172,7 @@ def test_a_status_that_is_none_is_an_error_without_a_traceback(alive: bytes) -> 
 
 def test_no_word_of_it_moves_a_cursor(alive: bytes) -> None:
     volume = msgspec.structs.replace(VOLUME, path="/%1B[2J", why=EVIL, filesystem=EVIL, faults=(Fault(0, EVIL),))
+    volume = msgspec.structs.replace(volume, refused=(PassedOver(EVIL, EVIL, EVIL),))
     write_status(alive, status_of(volume))
     assert all(line.isprintable() for line in trashd("status").out.splitlines())
 

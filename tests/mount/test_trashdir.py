@@ -18,6 +18,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.mount.trashdir import Drops, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of
 from tests.support.asking import Somebody
 from tests.support.store import assert_silent, init, raw, recover_all
+from tests.support.tree import Dir, make_tree, remove_tree_hard
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
@@ -183,6 +184,18 @@ def test_a_planted_folder_is_gone_round(volume: Path) -> None:
     assert target.startswith(b"u/4711.")
     assert (volume / ".trashd" / os.fsdecode(target)).stat().st_uid == ALICE
     (volume / ".trashd" / "u" / str(ALICE)).rmdir()
+
+
+@needs_root
+def test_a_directory_of_his_that_others_could_move_there_is_gone_round(volume: Path) -> None:
+    planted = volume / ".trashd" / "u" / str(ALICE)
+    make_tree(planted, Dir({"drop": Dir(mode=0o777, owner=(ALICE, ALICE))}, mode=0o2775, owner=(ALICE, ALICE)))
+    with drops(volume) as links:
+        target = links.readlink(ALICE, caller(ALICE))
+        assert links.readlink(ALICE, caller(ALICE)) == target
+    assert target.startswith(b"u/4711.")
+    assert planted.stat().st_mode & 0o7777 == 0o2775
+    remove_tree_hard(planted)
 
 
 @needs_root

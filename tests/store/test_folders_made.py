@@ -18,6 +18,7 @@ from tests.support.store import (
     assert_silent,
     folder_of,
     in_child,
+    init,
     own,
 )
 from tests.support.tree import make_tree
@@ -112,6 +113,14 @@ def test_a_first_command_killed_at_any_call_leaves_one_folder_to_the_next(volume
             n_calls = n
             break
     assert n_calls > 20
+
+
+def test_init_sweeps_what_a_killed_first_command_left(volume: Path) -> None:
+    for n in range(30, 60, 7):
+        as_user(ALICE, lambda n=n: in_child(lambda: make(volume, Kernel(DyingAt(n)))))  # type: ignore[misc]
+    assert any(name.startswith(".new-") for name in folders(volume))
+    init(volume)
+    assert [name for name in folders(volume) if name.startswith(".new-")] == []
 
 
 def remove_folders(volume: Path) -> None:

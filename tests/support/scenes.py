@@ -20,6 +20,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE
 from fusefs.linux import libc
 from fusefs.linux.kernel import Gate, Kernel
+from fusefs.store.folders import whose
 from fusefs.store.layout import VOLUME, decode_volume, encode_volume
 from tests.support.store import (
     DyingAt,
@@ -149,7 +150,8 @@ def places(volume: Path) -> Iterator[Path]:
 
 def user_folders(volume: Path) -> list[Path]:
     """The folders of all users, those of a lower store too."""
-    return [*(volume / _STORE / "u").iterdir(), *(volume / HOME / _STORE).glob("u/*")]
+    found = [path for base in (volume, volume / HOME) for path in (base / _STORE).glob("u/*")]
+    return [path for path in found if whose(os.fsencode(path.name)) is not None]  # but for one that a kill left unmade
 
 
 def orphans(volume: Path) -> list[Path]:

@@ -1,0 +1,59 @@
+"""What somebody plants as another user's folder: the service serves it to nobody, and one look tells."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fusefs.core.status import Phase
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.volume import open_volume
+from tests.support.mates import plant
+from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
+from tests.support.store import Counting
+from tests.support.tree import snapshot
+from tests.support.users import as_user
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    """Alice's and Mallory's volume; in the end root's canary is what it was."""
+    with shared_volume() as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", ["13000", f"{ALICE}.0123456789ab"])
+def test_a_folder_that_a_mate_planted_is_served_to_nobody(shared: Shared, name: str) -> None:
+    """He may rename directories of that user's, and delete nothing in them; one with a folder, and one without."""
+    planted = plant(shared.volume, MALLORY, int(name.partition(".")[0]), name)
+    before = snapshot(planted, with_times=True)
+    with shared.served() as running:
+        thrown = [shared.throw(uid) for uid in (ALICE, MALLORY)]
+        running.until(lambda: all(map(shared.is_gone, thrown)))
+        running.until(lambda: running.volume(shared.volume).refused)
+        [told] = running.volume(shared.volume).refused
+        assert told.where.endswith(f"u/{name}")
+        assert "mode is 2775" in told.what
+        running.until_phase(shared.volume, Phase.IDLE)
+    assert snapshot(planted, with_times=True) == before
+
+
+def test_one_look_at_u_serves_all_its_users(shared: Shared) -> None:
+    """However many names are planted: a few calls for each, and no second listing."""
+    calls = Counting()
+
+    def plant_many() -> None:
+        for n in range(300):
+            (shared.volume / f".trashd/u/{20_000 + n}").mkdir()
+
+    as_user(MALLORY, plant_many)
+    with open_volume(Kernel(calls), os.fsencode(shared.volume)) as opened:
+        calls.calls.clear()
+        census = opened.users()
+    assert set(census.inos) == {0, ALICE, MALLORY}
+    assert calls.calls.count("getdents") == 1
+    assert len(calls.calls) <= 3 * 300 + 20 * 3
