@@ -75,7 +75,7 @@ def trashd() -> None:
       trashd rm old.log builds/        gone, restorable
       trashd list                      what can be restored
       trashd restore ID                take it back
-      trashd reap --all --now          let all of it go now
+      trashd reap                      let go what has expired
     """
 
 

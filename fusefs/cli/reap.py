@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.options import json_option, tempo_options, volume_option
-from fusefs.cli.reaping import How, reap_all
+from fusefs.cli.reaping import How, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.tending import tended
 from fusefs.core.budget import Tempo
 from fusefs.core.errors import Incomplete, TrashdError, UsageError
 from fusefs.core.lifecycle import State
+from fusefs.core.report import Reaped, Report
 from fusefs.store.find import all_entries, find_container
 from fusefs.store.listing import Entry
 
@@ -23,7 +25,8 @@ _MOST_THREADS = 64
 
 @click.command("reap", short_help="Delete orphans for good.")
 @click.argument("identifiers", nargs=-1, metavar="[ID…]")
-@click.option("--all", "everything", is_flag=True, help="All of your own orphans, not only those named.")
+@click.option("--all", "everything", is_flag=True, help="All of your own orphans but the pinned ones.")
+@click.option("--pinned", is_flag=True, help="All of your own that are pinned (trashd keep); only with --now.")
 @click.option("--now", is_flag=True, help="Don't wait for their retention to end.")
 @click.option(
     "--threads",
@@ -40,6 +43,7 @@ _MOST_THREADS = 64
 def command(
     identifiers: tuple[str, ...],
     everything: bool,
+    pinned: bool,
     now: bool,
     n_workers: int | None,
     max_rate: int | None,
@@ -53,8 +57,9 @@ def command(
     """Delete orphans whose retention has ended, in the foreground; what is reaped can't be restored.
 
     Without ID: all that have expired (as root: everybody's, each with its owner's authority). An orphan that is
-    named, or --all, is reaped before its time only with --now. What can't be deleted goes to quarantine. After
-    Ctrl-C, or however it ended, the next reap goes on where it was.
+    named, or --all, is reaped before its time only with --now. What is pinned goes only if it is named, or by
+    --pinned, which --all doesn't imply. What can't be deleted goes to quarantine. After Ctrl-C, or however it ended,
+    the next reap goes on where it was.
 
     With --paced it goes as trashd reaper does: others on the disk should not notice. With --max-rate or --max-bytes
     never faster than that. Files are looked at before they go then, and large ones are cut in steps of 64 MiB.
@@ -63,29 +68,52 @@ def command(
     Examples:
       trashd reap
       trashd reap --now 20261121T032253.555Z-job-2fe7e4cb8ba8
-      trashd reap --all --now --wait
+      trashd reap --wait
       trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
     """
-    if identifiers and everything:
-        raise UsageError("ID with --all", "name orphans, or take all of them")
-    if now and not identifiers and not everything:
-        raise UsageError("--now alone", "name orphans, or add --all for all of your own")
+    if identifiers and (everything or pinned):
+        raise UsageError(f"ID with {'--all' if everything else '--pinned'}", "name orphans, or take all of them")
+    if pinned and not now:
+        raise UsageError("--pinned without --now", "what is pinned has no term that could end: say --now, too")
+    if now and not (identifiers or everything or pinned):
+        raise UsageError("--now alone", "name those that may go before their time (trashd list)")
     kernel = tended(volumes)
     lost: list[TrashdError] = []
+    early, left = [], []
     if identifiers:
         chosen = [find_container(kernel, volumes, one) for one in identifiers]
+        early = [entry for entry in chosen if not now and _waits(entry)]
     else:
-        own = [e for e in all_entries(kernel, volumes, lost) if not everything or e.uid == os.geteuid()]
-        chosen = [e for e in own if e.state in _REAPABLE and (not everything or now or not _waits(e))]
+        chosen = [entry for entry in all_entries(kernel, volumes, lost) if entry.state in _REAPABLE]
+        if everything or pinned:
+            own = [entry for entry in chosen if entry.uid == os.geteuid()]
+            chosen = [entry for entry in own if (pinned if _is_pinned(entry) else everything)]
+            left = [] if pinned else [entry for entry in own if _is_pinned(entry)]
     due = [entry for entry in chosen if now or not _waits(entry)]
-    early = [entry for entry in chosen if not now and _waits(entry)] if identifiers else []
     if not due and not early and not as_json:
         click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
-    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, expired=not now)
+    _tell_left(left, as_json=as_json)
+    is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else has_expired
+    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, is_meant)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or (Incomplete.exit_code if early or lost else 0)
+
+
+def _is_pinned(entry: Entry) -> bool:
+    """Whether it has no term; one that a reaper has begun was named when it began."""
+    return entry.state is State.ORPHANS and entry.expires_ns is None and not entry.problem
+
+
+def _tell_left(left: Sequence[Entry], *, as_json: bool) -> None:
+    """Say what --all leaves, and how it would go."""
+    if as_json:
+        for entry in left:
+            output.as_json(Reaped(entry.id, "pinned", Report(0, (), 0)))
+    elif left:
+        stay = "1 pinned orphan stays" if len(left) == 1 else f"{len(left)} pinned orphans stay"
+        output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
 
 
 def _waits(entry: Entry) -> bool:

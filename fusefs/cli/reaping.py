@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +30,22 @@ _TOLD_FAILURES = 10
 _WHY_LOST = {Lost.BUSY: "somebody else has it", Lost.GONE: "it is gone already", Lost.CHANGED: "it is kept by now"}
 
 
+def is_named(_record: Record) -> bool:
+    """Whatever its record says: somebody named it."""
+    return True
+
+
+def is_unpinned(record: Record) -> bool:
+    """Whether its term ever ends."""
+    return record.expires_ns() is not None
+
+
+def has_expired(record: Record) -> bool:
+    """Whether its term has ended (I11)."""
+    expires_ns = record.expires_ns()
+    return expires_ns is not None and expires_ns <= time.time_ns()
+
+
 class How(NamedTuple):
     """What a person may say about the way.
 
@@ -37,7 +53,7 @@ class How(NamedTuple):
     counts     count first
     waits      until the space has come back
     paced      make way for others; the tempo is the most that it may be
-    expired    only what has expired, also when its turn comes: somebody may have kept it meanwhile (I11)
+    is_meant   asked again about an orphan's record when its turn comes: somebody may have kept it meanwhile
     """
 
     n_workers: int | None = None
@@ -45,7 +61,7 @@ class How(NamedTuple):
     counts: bool = False
     waits: bool = False
     paced: bool = False
-    expired: bool = False
+    is_meant: Callable[[Record], bool] = is_named
 
 
 PLAINLY = How()
@@ -94,16 +110,7 @@ def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, 
     counted = shows.counted if counts else None
     with led(folder, how.tempo, output.tell_why if how.paced else None) as leads:
         wishes = Wishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
-        return reap(folder, entry.id, wishes._replace(waits=how.waits), _has_expired if how.expired else _is_named)
-
-
-def _has_expired(record: Record) -> bool:
-    expires_ns = record.expires_ns()
-    return expires_ns is not None and expires_ns <= time.time_ns()
-
-
-def _is_named(_record: Record) -> bool:
-    return True
+        return reap(folder, entry.id, wishes._replace(waits=how.waits), how.is_meant)
 
 
 def _title(entry: Entry) -> str:

@@ -252,9 +252,10 @@ BY_NAME: dict[str, type[TrashdError]] = {
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""
 
 
+_FREE = "trashd reap frees what has expired, trashd reap --now ID one that trashd list shows"
 _HINTS = {
-    _errno.ENOSPC: "the volume is full: trashd reap --all --now frees space without needing any",
-    _errno.EDQUOT: "a quota is used up: trashd reap --all --now frees it",
+    _errno.ENOSPC: f"the volume is full: {_FREE} (a reap needs no space itself)",
+    _errno.EDQUOT: f"a quota is used up: {_FREE}",
     _errno.EROFS: "the filesystem is mounted read-only",
     _errno.EIO: "the disk reported an error: look at the kernel's log (dmesg) before anything else",
     _errno.EMFILE: "too many open files: raise ulimit -n",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.fast import Batch, swap_all
-from fusefs.cli.reaping import How, reap_all
+from fusefs.cli.reaping import How, has_expired, is_unpinned, reap_all
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import find_container
 from fusefs.store.verbs import remove_path
@@ -134,10 +134,33 @@ def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: p
     chosen = [find_container(Kernel(), (raw(volume),), make_orphan(volume, name)) for name in ("kept", "over")]
     for entry, word in zip(chosen, ("7d", "0"), strict=True):
         done_well("keep", entry.id, "--for", word, "--volume", volume)
-    assert reap_all(Kernel(), (raw(volume),), chosen, How(expired=True), as_json=False) == 0
+    assert reap_all(Kernel(), (raw(volume),), chosen, How(is_meant=has_expired), as_json=False) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == [f"{chosen[0].id}: skipped, it is kept by now", f"{chosen[1].id}: 4 entries removed"]
     assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen[0].id]
+
+
+def test_what_was_pinned_after_it_was_chosen_is_left_by_all(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = find_container(Kernel(), (raw(volume),), make_orphan(volume))
+    done_well("keep", chosen.id, "--volume", volume)
+    assert reap_all(Kernel(), (raw(volume),), [chosen], How(is_meant=is_unpinned), as_json=False) == 0
+    assert capsys.readouterr().out == f"{chosen.id}: skipped, it is kept by now\n"
+    assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen.id]
+
+
+def test_programs_are_told_what_all_left(volume: Path) -> None:
+    kept = make_orphan(volume)
+    done_well("keep", kept, "--volume", volume)
+    done = done_well("reap", "--all", "--now", "--json", "--volume", volume)
+    assert [(told["id"], told["lost"]) for told in done.objects()] == [(kept, "pinned")]
+    assert done.err == ""
+
+
+def test_nothing_that_we_say_proposes_to_reap_all_before_its_time() -> None:
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/man/*"), *root.glob("tests/cli/golden/*")]
+    pages += root.glob("fusefs/**/*.py")
+    assert [path for path in pages if "--all --now" in path.read_text().replace("\\", "")] == []
 
 
 # The stop

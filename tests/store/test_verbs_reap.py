@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import Busy, Incomplete
+from fusefs.core.errors import Busy, Incomplete, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import claim
 from fusefs.store.container import Held
 from fusefs.store.stage import Options
-from tests.support.orphans import EXPIRED, OTHER, TREE, command, ids, orphan_in, orphan_of
+from tests.support.orphans import EXPIRED, OTHER, PINNED, TREE, command, ids, orphan_in, orphan_of
 from tests.support.store import (
     Before,
     DyingAt,
@@ -54,7 +54,7 @@ def test_nothing_is_reaped_before_its_retention(volume: Path, capsys: pytest.Cap
 
 
 def test_pinned_orphan_never_expires(volume: Path) -> None:
-    swapped = orphan_in(volume, options=Options(retention_s=None))
+    swapped = orphan_in(volume, options=PINNED)
     assert command(volume, "reap", "--all") == 0
     assert ids(volume) == {swapped.id}
 
@@ -73,7 +73,7 @@ def test_reap_of_a_name_takes_that_one_alone(volume: Path) -> None:
 
 
 def test_now_ignores_retention(volume: Path) -> None:
-    swapped = orphan_in(volume, options=Options(retention_s=None))
+    swapped = orphan_in(volume, options=PINNED)
     assert command(volume, "reap", "--now", swapped.id) == 0
     assert ids(volume) == set()
 
@@ -83,6 +83,53 @@ def test_all_is_all_of_the_callers_own(volume: Path) -> None:
     theirs = orphan_of(OTHER, volume, Options())
     assert command(volume, "reap", "--all", "--now") == 0
     assert ids(volume) == {theirs.id}
+
+
+@pytest.mark.parametrize("words", [("--all",), ("--all", "--now")])
+def test_all_leaves_what_is_pinned_and_says_how_many(
+    volume: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    orphan_in(volume, "x", EXPIRED)
+    pinned = {orphan_in(volume, name, PINNED).id for name in ("y", "z")}
+    assert command(volume, "reap", *words) == 0
+    assert ids(volume) == pinned
+    assert "2 pinned orphans stay (trashd keep): --now with the ID" in capsys.readouterr().err
+
+
+def test_all_leaves_what_a_restore_rescued(volume: Path) -> None:
+    swapped = orphan_in(volume)
+    (volume / "job/meanwhile").write_text("x")
+    rescued = restore(volume, swapped.id).rescued
+    assert command(volume, "reap", "--all", "--now") == 0
+    assert ids(volume) == {rescued}
+
+
+def test_pinned_takes_the_callers_own_that_are_pinned_and_nothing_else(volume: Path) -> None:
+    kept, theirs = orphan_in(volume, "x"), orphan_of(OTHER, volume, PINNED)
+    orphan_in(volume, "y", PINNED)
+    assert command(volume, "reap", "--pinned", "--now") == 0
+    assert ids(volume) == {kept.id, theirs.id}
+
+
+def test_all_with_pinned_is_all(volume: Path) -> None:
+    orphan_in(volume, "x")
+    orphan_in(volume, "y", PINNED)
+    assert command(volume, "reap", "--all", "--pinned", "--now") == 0
+    assert ids(volume) == set()
+
+
+@pytest.mark.parametrize("words", [("--pinned",), ("--all", "--pinned"), ("--pinned", "--now", "2fe7e4cb8ba8")])
+def test_pinned_without_now_or_with_a_name_takes_nothing(volume: Path, words: tuple[str, ...]) -> None:
+    swapped = orphan_in(volume, options=PINNED)
+    assert command(volume, "reap", *words) == UsageError.exit_code
+    assert ids(volume) == {swapped.id}
+
+
+def test_what_was_pinned_and_named_is_finished_by_the_next_reap(volume: Path) -> None:
+    swapped = orphan_in(volume, options=PINNED)
+    assert in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die)))) == DyingAt.EXIT_CODE
+    assert command(volume, "reap", "--all") == 0
+    assert ids(volume) == set()
 
 
 def test_reap_by_root_takes_the_expired_ones_of_everybody(volume: Path) -> None:

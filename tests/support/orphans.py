@@ -16,6 +16,7 @@ OTHER = 12001
 """A user whom nobody knows."""
 TREE: Spec = {"a": "1", "sub": {"b": "2", "link": Symlink("../a")}}
 EXPIRED = Options(retention_s=0)
+PINNED = Options(retention_s=None)
 
 
 def victim_in(volume: Path, name: str = "job") -> Path:
