@@ -1,7 +1,7 @@
 """A file, link, FIFO or device made again elsewhere: content and attributes, complete and on disk before it has a name.
 
-What is made has no name (O_TMPFILE), or one in a directory that nobody else can enter: whoever owns the place that it
-goes to can put nothing in its way that would get its owner, its mode or its content.
+What is made has no name (O_TMPFILE, where that lasts), or one in a directory that nobody else can enter: whoever owns
+the place that it goes to can put nothing in its way that would get its owner, its mode or its content.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fusefs.linux.contents import GoesOn, copy_contents, forget_pages, is_same_c
 from fusefs.linux.extents import has_same_blocks
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.libc import NO_TMPFILE
 from fusefs.linux.private import Private, nameless
 
 _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NONBLOCK
-_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS})
 _ABOUT_THE_PLACE = (
     "security.evm", "security.ima", "system.nfs4", "system.cifs_acl", "system.ntfs", "trusted.overlay.",
     "trusted.lov", "trusted.lma", "trusted.link", "trusted.fid", "trusted.glusterfs.", "btrfs.", "ceph.", "lustre.",
@@ -247,15 +247,24 @@ def _likeness(st: os.stat_result) -> tuple[int, ...]:
 
 
 def _make_file(kernel: Kernel, dir_fd: int, private: Private) -> Made:
-    try:
-        made = Made(kernel.create_unnamed(dir_fd))
-    except OSError as error:
-        if error.errno not in _NO_TMPFILE:
-            raise
+    made = _make_unnamed(kernel, dir_fd)
+    if made is None:
         place, name = private.open(), nameless()
         made = Made(kernel.create(place, name), place, name)
     _leave_atime(made.fd)
     return made
+
+
+def _make_unnamed(kernel: Kernel, dir_fd: int) -> Made | None:
+    """One that never had a name; None where that is not known to last, and the original would be removed."""
+    if not kernel.answers_at_once(dir_fd):
+        return None
+    try:
+        return Made(kernel.create_unnamed(dir_fd))
+    except OSError as error:
+        if error.errno not in NO_TMPFILE | {errno.ENOENT}:
+            raise
+        return None
 
 
 def _leave_atime(fd: Fd) -> None:

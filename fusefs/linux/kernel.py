@@ -23,7 +23,7 @@ Gate = Callable[[str], None]
 Refused = list[tuple[str, int]]
 """Names, and why not."""
 
-EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, 0x65735546
+EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, libc.FUSE_MAGIC
 OVERLAY_MAGIC, TMPFS_MAGIC = 0x794C7630, 0x01021994
 _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 0x2FC12FC1, OVERLAY_MAGIC})
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
@@ -90,7 +90,7 @@ class Kernel:
         return Fd(os.open(name, flags, 0o600, dir_fd=dir_fd))
 
     def create_unnamed(self, dir_fd: int) -> Fd:
-        """A new file without a name, 0600; EOPNOTSUPP or EISDIR where the filesystem can't."""
+        """A new file without a name, 0600; an errno of libc.NO_TMPFILE where the filesystem can't, or may lose it."""
         self._gate("tmpfile")
         return Fd(libc.open_unnamed(dir_fd))
 

@@ -18,14 +18,14 @@ from typing import NamedTuple, NoReturn, Self
 import msgspec
 import trio
 
-from fusefs.core.names import Name, VolumeId
+from fusefs.core.names import Name
 from fusefs.linux.credentials import Person, become, die_with_parent
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.priority import be_idle
 from fusefs.reaper.child import Child
 from fusefs.reaper.messages import Forked, Spawn
-from fusefs.store.layout import Store, UserFolder, Volume
+from fusefs.store.layout import Store, UserFolder
 
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8
@@ -84,9 +84,7 @@ class Forker:
             person.groups,
             folder.name,
             store.base_path,
-            store.volume.id,
-            store.volume.exchange,
-            store.volume.filesystem,
+            store.volume,
             store.owner,
         )
         fds = [theirs.fileno(), folder.fd, store.base_fd, store.fd, store.u_fd]
@@ -168,9 +166,8 @@ def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
         channel_fd, folder_fd, base_fd, store_fd, u_fd, *mounted = map(Fd, fds)
         person = Person(spawn.uid, spawn.gid, spawn.groups)
         is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
-        volume = Volume(VolumeId(spawn.volume_id), spawn.exchange, spawn.filesystem)
         shown = mounted[0] if mounted else None
-        store = Store(Kernel(), base_fd, spawn.base_path, store_fd, u_fd, volume, spawn.owner, shown)
+        store = Store(Kernel(), base_fd, spawn.base_path, store_fd, u_fd, spawn.volume, spawn.owner, shown)
         with socket.socket(fileno=channel_fd) as channel:
             if is_wanted:
                 Child(channel, UserFolder(store, spawn.uid, Name(spawn.folder), folder_fd)).serve()

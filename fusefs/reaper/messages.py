@@ -9,6 +9,7 @@ import msgspec
 from fusefs.core.budget import Tempo
 from fusefs.core.record import Failure, Method
 from fusefs.reaper.upcoming import Chosen
+from fusefs.store.layout import Volume
 
 MESSAGE_MAX = 128 * 1024
 """A packet: a page of records, the largest that is sent, is cut to fit."""
@@ -193,9 +194,7 @@ class Spawn(msgspec.Struct):
     groups: list[int]
     folder: bytes
     base_path: bytes
-    volume_id: str
-    exchange: bool
-    filesystem: int
+    volume: Volume
     owner: int
 
 

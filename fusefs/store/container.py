@@ -15,13 +15,13 @@ from fusefs.core.names import ContainerId, Name, RelPath, join, make_id
 from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.store.layout import RECORD, UserFolder
+from fusefs.linux.libc import NO_TMPFILE
+from fusefs.store.layout import RECORD, Store, UserFolder
 from fusefs.store.sides import DIRECTORY, Sides, open_shown_as
 
 RECORD_NEW = Name(b"record.json.new")
 _HIDDEN = b".fuse_hidden"  # what libfuse makes of a record that was replaced or unlinked while we hold it open
 _PATIENCE, _PAUSE_S = 100, 0.01
-_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 
 
 class Held(NamedTuple):
@@ -82,15 +82,19 @@ def make_directory(folder: UserFolder, container: ContainerId) -> Fd:
         return kernel.open_dir(stage, container.encode())
 
 
-def create_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
+def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
     """The locked fd of a first record, which appears complete and durable.
 
+    store   whose container it is
     Raises  FileNotFoundError if recovery took the container away before it had a record: start again
     """
+    kernel = store.kernel
+    if not store.keeps_unnamed():
+        return replace_record(kernel, container_fd, record)
     try:
         fd = kernel.create_unnamed(container_fd)
     except OSError as error:
-        if error.errno not in _NO_TMPFILE:
+        if error.errno not in NO_TMPFILE:
             raise
         return replace_record(kernel, container_fd, record)
     return _publish(kernel, fd, record, partial(kernel.link_unnamed, fd, container_fd, RECORD))

@@ -48,11 +48,13 @@ class Volume(NamedTuple):
 
     exchange    whether RENAME_EXCHANGE was seen to work here
     filesystem  magic number of the filesystem on which it was seen; on another one it must be seen again
+    unnamed     whether files made without a name were seen to last there (O_TMPFILE); None: nobody has tried
     """
 
     id: VolumeId
     exchange: bool
     filesystem: int
+    unnamed: bool | None = None
 
 
 class Store(NamedTuple):
@@ -87,6 +89,10 @@ class Store(NamedTuple):
     def base(self) -> Sides:
         """The base on both sides, whose fds stay this one's."""
         return Sides(self.base_fd, self.mounted)
+
+    def keeps_unnamed(self) -> bool:
+        """Whether files made without a name were seen to last on this filesystem."""
+        return self.volume.unnamed is True and self.volume.filesystem == self.kernel.filesystem(self.fd)
 
 
 class UserFolder(NamedTuple):
@@ -184,9 +190,10 @@ def decode_volume(text: bytes) -> Volume | None:
         return None
     if not isinstance(fields, dict) or fields.get("magic") != MAGIC or fields.get("format") != FORMAT:
         return None
-    identifier, exchange, filesystem = (fields.get(key) for key in Volume._fields)
+    identifier, exchange, filesystem, unnamed = (fields.get(key) for key in Volume._fields)
     if isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int):
-        return Volume(VolumeId(identifier), exchange, filesystem) if is_volume_id(identifier) else None
+        unnamed = unnamed if isinstance(unnamed, bool) else None  # stores of before don't say
+        return Volume(VolumeId(identifier), exchange, filesystem, unnamed) if is_volume_id(identifier) else None
     return None
 
 

@@ -109,7 +109,7 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
                 if method in _NEEDS_FRESH:
                     fresh = owned.enter_context(_make_fresh(kernel, fd, method))
                 record = draft(container, fresh)
-                owned.enter_context(create_record(kernel, fd, record))
+                owned.enter_context(create_record(folder.store, fd, record))
             except BaseException as error:
                 _discard_unmade(folder, container)
                 # Recovery may sweep away a container that has no record yet: its maker starts again.

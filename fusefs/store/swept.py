@@ -237,9 +237,9 @@ def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:
     try:
         with kernel.create_unnamed(scope.parent_fd) as probe:
             kernel.link_unnamed(probe, held.fd, RECORD_NEW)
+            kernel.unlink(held.fd, RECORD_NEW)
     except OSError as error:
         return error.errno != errno.EXDEV
-    kernel.unlink(held.fd, RECORD_NEW)
     return True
 
 

@@ -13,6 +13,7 @@ from fusefs.core.names import STORE, Name, VolumeId, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private import is_nameless
+from fusefs.linux.unnamed import keeps_unnamed
 from fusefs.store.folders import whose
 from fusefs.store.layout import (
     CACHEDIR_TAG,
@@ -36,6 +37,7 @@ from fusefs.store.sides import READABLE, Sides
 from fusefs.store.visible import NO_EXCHANGE
 
 _PROBE = (Name(b"probe-a"), Name(b"probe-b"))
+_PROBE_UNNAMED = Name(b"probe-unnamed")
 _ATTEMPTS = 8
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200
@@ -139,8 +141,7 @@ def _fill(kernel: Kernel, fd: Fd) -> None:
     kernel.mkdir(fd, USERS)
     with kernel.open_dir(fd, USERS) as users:
         _own(kernel, users, 0o1777)
-    identifier = VolumeId(os.urandom(16).hex())
-    volume = Volume(identifier, probe_exchange(kernel, fd), kernel.filesystem(fd))
+    volume = _prove(kernel, fd, VolumeId(os.urandom(16).hex()))
     _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
     _write_new(kernel, fd, VOLUME, encode_volume(volume))
     kernel.fsync(fd)
@@ -178,7 +179,7 @@ def discard_unfinished(kernel: Kernel, base: Sides, name: Name) -> None:
     with fd:
         for pair in _PROBE:
             _discard_dir(kernel, fd, pair)
-        for entry in (VOLUME, CACHEDIR_TAG, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
+        for entry in (VOLUME, CACHEDIR_TAG, _PROBE_UNNAMED, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
             with suppress(FileNotFoundError):
                 kernel.unlink(fd, entry)
         _discard_dir(kernel, fd, USERS)
@@ -196,6 +197,12 @@ def _discard_dir(kernel: Kernel, parent: Fd, name: Name) -> None:
             if mark in _PROBE:
                 kernel.rmdir(fd, mark)
     kernel.rmdir(parent, name)
+
+
+def _prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
+    """What volume.json is to say: what was seen to work in an opened `.trashd`."""
+    exchanges, lasts = probe_exchange(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
+    return Volume(identifier, exchanges, kernel.filesystem(fd), lasts)
 
 
 def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
@@ -334,12 +341,13 @@ def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, old: Volume | None) -> list[str]:
     """Write volume.json where it is missing, untrusted or not understood, and probe again on another filesystem."""
     try:
-        if read_volume(kernel, fd, base_path).filesystem == kernel.filesystem(fd):
+        known = read_volume(kernel, fd, base_path)
+        if known.filesystem == kernel.filesystem(fd) and known.unnamed is not None:
             return []
     except (FileNotFoundError, Untrusted):
         pass
     identifier = old.id if old else VolumeId(os.urandom(16).hex())
-    volume = Volume(identifier, probe_exchange(kernel, fd), kernel.filesystem(fd))
+    volume = _prove(kernel, fd, identifier)
     _write_new(kernel, fd, VOLUME, encode_volume(volume))
     kernel.fsync(fd)
     return ["wrote volume.json"]

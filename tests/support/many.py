@@ -39,5 +39,5 @@ def many_orphans(volume: Path, n: int, retention_s: int | None = 0) -> None:
                     created_ns=kernel.now_ns(),
                     retention_s=retention_s,
                 )
-                owned.enter_context(create_record(kernel, fd, record))
+                owned.enter_context(create_record(folder.store, fd, record))
                 move(Held(folder, container, State.STAGE, fd, record, owned), State.ORPHANS)

@@ -195,7 +195,8 @@ async def _serve(fs: WaitingFs, *, reads_first: bool) -> None:
             nursery.cancel_scope.cancel()
 
 
-def _session_fd() -> int:
+def session_fd() -> int:
+    """Where pyfuse3 of this process reads requests."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.fspath(entry.readlink()) == _DEVICE:
@@ -215,7 +216,7 @@ def _main() -> None:
     fs = WaitingFs(asked.entries, keeps=asked.keep, names_only=asked.names_only)
     assert loop.hook(fs.replied, lambda: None)
     pyfuse3.init(fs, asked.mount_point, {"fsname=waiting"})
-    fs.replies = Replies(_session_fd())
+    fs.replies = Replies(session_fd())
     try:
         trio.run(partial(_serve, fs, reads_first=asked.read_first))
     finally:
