@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fusefs.cli import output
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import tend_all
 
 
-def tended(volumes: Sequence[bytes], kernel: Kernel | None = None) -> Kernel:
-    """Recover, adopt drops and stock reserves as the caller may, and warn of what could not be settled."""
+def tended(volumes: Sequence[bytes], kernel: Kernel | None = None, ended: Collection[str] = ()) -> Kernel:
+    """Recover, adopt drops and stock reserves as the caller may, and warn of what could not be settled.
+
+    ended  as for `recover`
+    """
     kernel = kernel or Kernel()
-    for problem in tend_all(kernel, volumes):
+    for problem in tend_all(kernel, volumes, ended):
         output.warn(problem)
     return kernel

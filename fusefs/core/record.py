@@ -78,9 +78,10 @@ class Record(NamedTuple):
     parent       the victim's parent directory; the one that was swept
     fresh        the directory that took the victim's place; None where none did
     victim       the tree; a sweep makes it, and puts into it what it takes
-    host, boot   machine id (or host name) and boot id of the maker
+    host, boot   machine id (or host name) and boot id of whoever made it, or was the last to restore it
     created_ns   wall time
     retention_s  seconds until it may be reaped; None means never unless asked
+    superblock   as what his kernel had the filesystem mounted: major:minor, one mount of it at a time; empty: not told
     lent_mode    permission bits that the victim had before its owner lent himself more for the rename; None
                  if nothing was lent. Set before the loan, so that recovery can take it back.
     lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then
@@ -102,6 +103,7 @@ class Record(NamedTuple):
     boot: str
     created_ns: int
     retention_s: int | None
+    superblock: str = ""
     note: str = ""
     lent_mode: int | None = None
     lent_fresh: int | None = None
@@ -130,6 +132,8 @@ def encode(record: Record) -> bytes:
     for key in ("parent", "fresh", "victim"):
         identity: Identity | None = fields[key]
         fields[key] = identity and identity._asdict()
+    if not record.superblock:
+        del fields["superblock"]
     if record.kept is None:
         del fields["kept"]
     else:

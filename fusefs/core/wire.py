@@ -52,6 +52,7 @@ class _Record(msgspec.Struct):
     boot: _Word
     created_ns: _Count
     retention_s: _Count | None
+    superblock: _Word = ""
     note: Annotated[str, msgspec.Meta(max_length=NOTE_MAX_CHARS)] = ""
     lent_mode: _Mode | None = None
     lent_fresh: _Mode | None = None
@@ -100,6 +101,7 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         victim=_identity(wire.victim),
         host=wire.host,
         boot=wire.boot,
+        superblock=wire.superblock,
         created_ns=wire.created_ns,
         retention_s=wire.retention_s,
         note=wire.note,

@@ -82,6 +82,15 @@ def make_directory(folder: UserFolder, container: ContainerId) -> Fd:
         return kernel.open_dir(stage, container.encode())
 
 
+def superblock_of(kernel: Kernel, fd: Fd) -> str:
+    """The filesystem that an fd is on as this kernel has it mounted: who sees the same one has the same locks.
+
+    Its number is another's only when it is gone, and with it all who had a lock by it.
+    """
+    device = kernel.fstat(fd).st_dev
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
 def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
     """The locked fd of a first record, which appears complete and durable.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -80,11 +80,12 @@ def all_entries(kernel: Kernel, volumes: Sequence[bytes], lost: list[TrashdError
     return sorted(found.values(), key=lambda entry: entry.id)
 
 
-def tend_all(kernel: Kernel, volumes: Sequence[bytes]) -> list[str]:
-    """Tend all folders that the caller may see; what could not be settled, in words."""
+def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = ()) -> list[str]:
+    """Tend all folders that the caller may see; what could not be settled, in words. ended: as for `recover`"""
     lost: list[TrashdError] = []
     refused: list[Problem] = []
-    settled = [line for part in each_folder(kernel, volumes, tend, list[str], lost, refused) for line in part]
+    act = partial(tend, ended=ended)
+    settled = [line for part in each_folder(kernel, volumes, act, list[str], lost, refused) for line in part]
     return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused)]
 
 

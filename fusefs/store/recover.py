@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shlex
+from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple, assert_never
 
 from fusefs.core.errors import TrashdError, from_os
+from fusefs.core.events import show
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
 from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.host import boot_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
-from fusefs.store.container import RECORD_NEW, Held, dissolve, move
+from fusefs.store.container import RECORD_NEW, Held, dissolve, move, superblock_of
 from fusefs.store.gathered import drop_empty_tree, drop_prepared
 from fusefs.store.keeping import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
@@ -29,6 +33,7 @@ from fusefs.store.origin import Origin
 from fusefs.store.stage import identify_at, take_back, unmake
 from fusefs.store.visible import Move
 
+_BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _HINT = "trashd doctor shows it; nothing of it was touched"
 
 
@@ -39,8 +44,10 @@ class Recovered(NamedTuple):
     problems: tuple[Problem, ...]
 
 
-def recover(folder: UserFolder) -> Recovered:
+def recover(folder: UserFolder, ended: Collection[str] = ()) -> Recovered:
     """Settle the containers that nobody holds in one user's stage/ and restoring/; to be run as that user.
+
+    ended  ids of boots in which, says a person, nobody works on anything any more
 
     In reaping/ only what has no record any more is swept: the end of a reap that was killed. In orphans/ only what
     has no tree is looked at: on btrfs a flush by somebody else may write an adoption, and not the plain rename that
@@ -56,11 +63,11 @@ def recover(folder: UserFolder) -> Recovered:
         for name in names:
             where = printable(os.path.join(folder.path(), state.value.encode(), name))
             try:
-                told = _settle(folder, state, name)
+                told = _settle(folder, state, name, ended)
                 if told:
                     settled.append(f"{where}: {told}")
             except Kept as kept:
-                problems.append(Problem(where, str(kept), _HINT))
+                problems.append(Problem(where, str(kept), kept.hint))
             except TrashdError as error:
                 problems.append(Problem(where, error.message(), error.hint))
             except OSError as error:
@@ -84,8 +91,12 @@ def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
 class Kept(Exception):
     """Why a container was left as it is."""
 
+    def __init__(self, what: str, hint: str = _HINT) -> None:
+        super().__init__(what)
+        self.hint = hint
 
-def _settle(folder: UserFolder, state: State, name: bytes) -> str:
+
+def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str]) -> str:
     """What was done with one container; empty if there was nothing to do or it is not ours to touch now."""
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
@@ -97,13 +108,15 @@ def _settle(folder: UserFolder, state: State, name: bytes) -> str:
     if isinstance(held, Lost):
         return ""
     with held:
-        with suppress(FileNotFoundError):
-            # We have the lock, so whoever was writing another record is dead.
-            folder.store.kernel.unlink(held.fd, RECORD_NEW)
+        alive = _may_be_alive(held, ended)
+        if alive is None:
+            with suppress(FileNotFoundError):
+                # We have the lock, so whoever was writing another record is dead.
+                folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
             return ""  # whole or half, the next reap goes on with it
-        if _may_be_alive(held):
-            raise Kept(f"made on host {held.record.host}, which may still be working on it")
+        if alive is not None:
+            raise alive
         with Origin(held) as origin:
             if state is State.ORPHANS:
                 return _settle_empty(held, origin)
@@ -135,10 +148,24 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
     return True
 
 
-def _may_be_alive(held: Held) -> bool:
-    if held.record.boot == boot_id() or held.record.host == host_id():
-        return False
-    return not held.folder.store.kernel.is_local(held.fd)
+def _may_be_alive(held: Held, ended: Collection[str]) -> Kept | None:
+    """Why whoever worked on a container, which we have locked, may go on; None if he can't: his lock was ours to see.
+
+    It was on a filesystem of one kernel, or as this very boot of ours has it mounted here: machine ids are cloned, and
+    a filesystem that is mounted twice may have two sets of locks.
+    """
+    kernel, record = held.folder.store.kernel, held.record
+    if kernel.is_local(held.fd) or record.boot in ended:
+        return None
+    is_of_this_boot = record.boot == boot_id()
+    if is_of_this_boot and record.superblock == superblock_of(kernel, held.fd):
+        return None
+    who = "somebody by another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
+    what = f"{who}, in boot {show(record.boot)}, may still be working on it"
+    if not _BOOT.fullmatch(record.boot):
+        return Kept(what)  # no id of a boot, and not to be typed into a shell
+    volume = shlex.quote(printable(held.folder.store.base_path))
+    return Kept(what, f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {volume}")
 
 
 def _found(held: Held, name: Name) -> Identity | None:

@@ -14,10 +14,11 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
 from fusefs.core.record import Failure
 from fusefs.linux.fd import Fd
+from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.claim import Lost, hold, look_at_record
-from fusefs.store.container import Held, flush_directory, move, rewrite
+from fusefs.store.container import Held, flush_directory, move, rewrite, superblock_of
 from fusefs.store.hand import ITS_OWNERS, why_other
 from fusefs.store.keeping import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
@@ -98,8 +99,13 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
         if isinstance(held, Held):
             try:
                 # First the mark, then the move: killed in between it must not look whole again.
-                if source is not State.ORPHANS and not held.record.partial:
-                    held = rewrite(held, held.record._replace(partial=True))
+                record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
+                if not folder.store.kernel.is_local(held.fd):
+                    # Or its maker would take us for a dead one of his.
+                    here = superblock_of(folder.store.kernel, held.fd)
+                    record = record._replace(host=host_id(), boot=boot_id(), superblock=here)
+                if record != held.record:
+                    held = with_room(folder, FOR_USER, partial(rewrite, held, record))
                 held = with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
             except BaseException:
                 held.owned.close()

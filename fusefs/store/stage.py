@@ -19,7 +19,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, ensure_ballast, with_room
-from fusefs.store.container import Held, create_record, dissolve, fill_record, make_directory, new_id
+from fusefs.store.container import Held, create_record, dissolve, fill_record, make_directory, new_id, superblock_of
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, take_reserve
@@ -108,7 +108,7 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
                 fresh = None
                 if method in _NEEDS_FRESH:
                     fresh = owned.enter_context(_make_fresh(kernel, fd, method))
-                record = draft(container, fresh)
+                record = draft(container, fresh)._replace(superblock=superblock_of(kernel, fd))
                 owned.enter_context(create_record(folder.store, fd, record))
             except BaseException as error:
                 _discard_unmade(folder, container)
@@ -160,7 +160,7 @@ def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft
             kernel.rename(fd, TREE, fd, FRESH)
         elif prepared is None:
             kernel.rmdir(fd, TREE)
-        record = draft(container, prepared)
+        record = draft(container, prepared)._replace(superblock=superblock_of(kernel, fd))
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
         move_to_stage(folder, container)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fusefs.store.adopt import Problem, adopt_dropped
 from fusefs.store.layout import UserFolder
 from fusefs.store.passed_over import passed_over_below
@@ -10,9 +12,9 @@ from fusefs.store.reserve import is_used
 from fusefs.store.stage import restock
 
 
-def tend(folder: UserFolder) -> list[str]:
-    """Tend one user's folder, as that user; what could not be settled, in words."""
-    settled = recover(folder)
+def tend(folder: UserFolder, ended: Collection[str] = ()) -> list[str]:
+    """Tend one user's folder, as that user; what could not be settled, in words. ended: as for `recover`"""
+    settled = recover(folder, ended)
     _adopted, problems = adopt_dropped(folder)
     if is_used(folder):
         restock(folder)

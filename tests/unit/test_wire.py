@@ -47,6 +47,7 @@ RECORD = st.builds(
     victim=IDENTITY,
     host=TEXT,
     boot=TEXT,
+    superblock=TEXT,
     created_ns=st.integers(0, 2**63 - 1),
     retention_s=st.none() | st.integers(0, DURATION_MAX_S),
     note=TEXT,

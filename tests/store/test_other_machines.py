@@ -1,0 +1,200 @@
+"""Two machines at one filesystem whose locks they don't see of each other: here two mounts, with one machine id."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.core.lifecycle import State
+from fusefs.core.record import encode
+from fusefs.core.wire import decode
+from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.kernel import Kernel
+from tests.support.command import done_well, trashd
+from tests.support.sshfs import sshfs_of
+from tests.support.store import (
+    Before,
+    DyingAt,
+    assert_silent,
+    die,
+    entries,
+    forge,
+    in_child,
+    init,
+    recover_all,
+    restore,
+    swap,
+    tmpfs_store,
+)
+from tests.support.tree import make_tree
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "sshfs")
+
+UNCACHED = ("dir_cache=no", "entry_timeout=0", "attr_timeout=0")
+OTHER_BOOT = str(uuid.UUID(int=1))
+
+
+class Machines(NamedTuple):
+    """Two mounts of one directory, with a victim in it."""
+
+    a: Path
+    b: Path
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    with tmpfs_volume() as base:
+        (backing := base / "backing").mkdir()
+        with sshfs_of(backing, base / "a", UNCACHED) as a, sshfs_of(backing, base / "b", UNCACHED) as b:
+            init(a.path)
+            make_tree(a.path / "job", {"file": "content"})
+            yield Machines(a.path, b.path)
+
+
+@contextmanager
+def held_at(call: str, act: Callable[[Kernel], object]) -> Iterator[None]:
+    """A process that acts, and waits before a call for as long as the block lasts; it has to end well then.
+
+    act  by that way to the kernel
+    """
+    (told, tells), (awaited, lets) = os.pipe(), os.pipe()
+
+    def wait() -> None:
+        os.write(tells, b".")
+        os.read(awaited, 1)
+
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            act(Kernel(Before(call, wait)))
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(tells)
+    try:
+        assert os.read(told, 1) == b"."
+        yield
+    finally:
+        os.write(lets, b".")
+        _, status = os.waitpid(pid, 0)
+        for fd in (told, awaited, lets):
+            os.close(fd)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def staged(volume: Path) -> Path:
+    """The one record in stage/."""
+    (path,) = volume.glob(".trashd/u/0/stage/*/record.json")
+    return path
+
+
+def kill_swap(volume: Path) -> None:
+    """One killed between its two renames."""
+    assert in_child(partial(swap, volume / "job", Kernel(Before("renameat2", die)))) == DyingAt.EXIT_CODE
+
+
+def let_restart(volume: Path) -> None:
+    """Have the staged container be of another boot of this very machine."""
+    forge(staged(volume), boot=OTHER_BOOT)
+
+
+@pytest.mark.parametrize("verb", ["doctor", "list", "reap"])
+def test_a_live_swap_of_another_machine_is_left_alone_though_both_have_one_machine_id(
+    machines: Machines, verb: str
+) -> None:
+    words = {"doctor": ("doctor", "--repair", machines.b)}.get(verb, (verb, "--volume", machines.b))
+    with held_at("renameat2", partial(swap, machines.a / "job")):
+        assert decode(staged(machines.b).read_bytes()).host == host_id()
+        assert "may still be working on it" in trashd(*words).err
+        assert not (machines.b / "job").exists()
+    assert list((machines.b / "job").iterdir()) == []
+    assert [entry.state for entry in entries(machines.b)] == [State.ORPHANS]
+    assert_silent(machines.a)
+
+
+def test_a_live_swap_is_left_alone_by_another_machines_swap(machines: Machines) -> None:
+    make_tree(machines.b / "other", {"a": "1"})
+    with held_at("renameat2", partial(swap, machines.a / "job")):
+        done_well("swap", machines.b / "other")
+        assert not (machines.b / "job").exists()
+    assert_silent(machines.a)
+
+
+def test_a_live_restore_is_left_alone_by_the_machine_that_made_the_orphan(machines: Machines) -> None:
+    swapped = swap(machines.a / "job")
+    (machines.a / "job").rmdir()
+
+    def restore_there(kernel: Kernel) -> None:
+        restore(machines.b, swapped.id, kernel)
+
+    with held_at("renameat2", restore_there):
+        (told,) = recover_all(machines.a)
+        assert "may still be working on it" in told
+        assert [entry.state for entry in entries(machines.a)] == [State.RESTORING]
+    assert (machines.a / "job/file").read_text() == "content"
+    assert_silent(machines.b)
+
+
+def test_the_same_mount_in_the_same_boot_recovers_what_was_killed(machines: Machines) -> None:
+    kill_swap(machines.a)
+    assert recover_all(machines.a) == []
+    assert list((machines.a / "job").iterdir()) == []
+    assert_silent(machines.a)
+
+
+def test_a_machine_that_was_started_again_is_not_told_from_its_clone(machines: Machines) -> None:
+    kill_swap(machines.a)
+    let_restart(machines.a)
+    (told,) = recover_all(machines.a)
+    assert f"in boot {OTHER_BOOT}, may still be working on it" in told
+    assert f"trashd doctor --repair --ended {OTHER_BOOT} {machines.a}" in told
+    assert not (machines.a / "job").exists()
+
+
+def test_what_a_record_of_before_does_not_tell_may_be_alive(machines: Machines) -> None:
+    kill_swap(machines.a)
+    path = staged(machines.a)
+    assert b'"superblock"' in path.read_bytes()
+    path.write_bytes(encode(decode(path.read_bytes())._replace(superblock="")))
+    (told,) = recover_all(machines.a)
+    assert f"--ended {boot_id()}" in told
+
+
+def test_a_person_says_which_boot_is_over(machines: Machines) -> None:
+    kill_swap(machines.a)
+    let_restart(machines.a)
+    done = trashd("doctor", "--repair", machines.b)
+    command = done.err[done.err.index("trashd doctor --repair --ended") :].rstrip(")\n").split()[1:]
+    trashd("doctor", "--repair", "--ended", boot_id(), machines.b)
+    assert not (machines.b / "job").exists()
+    done_well(*command)
+    assert list((machines.b / "job").iterdir()) == []
+    assert_silent(machines.b)
+
+
+def test_a_boot_whose_id_is_none_is_no_part_of_a_command(machines: Machines) -> None:
+    kill_swap(machines.a)
+    forge(staged(machines.a), boot="x; rm -rf /")
+    (told,) = recover_all(machines.a)
+    assert "--ended" not in told
+
+
+def test_ended_is_for_repairs_alone(machines: Machines) -> None:
+    assert run(["doctor", "--ended", OTHER_BOOT, str(machines.a)]) == 2
+
+
+def test_on_a_local_filesystem_nobody_needs_to_be_asked() -> None:
+    with tmpfs_store() as volume:
+        make_tree(volume / "job", {"file": "content"})
+        in_child(partial(swap, volume / "job", Kernel(Before("exchange", die))))
+        forge(staged(volume), boot=OTHER_BOOT, host="another", superblock="")
+        assert recover_all(volume) == []
+        assert (volume / "job/file").read_text() == "content"
