@@ -28,7 +28,6 @@ from fusefs.mount import loop, runtime, unopened
 from fusefs.mount.adapter import Adapter
 from fusefs.mount.attach import Attached, Way, attach, attach_apart, detach, flags_of
 from fusefs.mount.direct import Direct
-from fusefs.mount.dropped import forget_dropped
 from fusefs.mount.ending import STOPS, leave, stop_on_signal, wait_no_longer
 from fusefs.mount.fastlane import FastLane, telling
 from fusefs.mount.gate import Gate
@@ -41,6 +40,7 @@ from fusefs.mount.probe import why_not_through
 from fusefs.mount.replies import INIT_BITS, Replies, beginning
 from fusefs.mount.seen import forget_earlier
 from fusefs.mount.stats import Stats, kept
+from fusefs.mount.stored import forget_stored
 from fusefs.mount.top import show
 from fusefs.mount.trashdir import prepare_store
 from fusefs.mount.vfs import Vfs
@@ -181,7 +181,7 @@ class _Service(Adapter):
             nursery.start_soon(_tell_watchdog)
             nursery.start_soon(self.stats.keep_gauges, partial(_gauges, self._vfs))
             nursery.start_soon(self._answer_from_now_on, attached, ended, nursery)
-            nursery.start_soon(forget_dropped, self._vfs, self._replies.device)
+            nursery.start_soon(forget_stored, self._vfs, self._replies.device)
             if watched is not None:
                 nursery.start_soon(self._notify, watched)
             await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)

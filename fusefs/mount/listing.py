@@ -196,7 +196,7 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
     """
     node, fd, learn, identify = listing.node, listing.entries.fd, vfs.nodes.learn, vfs.identifying()
     timeout_s = 0 if trashdir.is_below(node) or vfs.folding.folds(node, fd) else vfs.memory.lifetime_s
-    hidden, unsteady = left_out(vfs, node), vfs.memory.unsteady
+    hidden, unsteady, is_trash = left_out(vfs, node), vfs.memory.unsteady, trashdir.holds_trash(node)
     began_ns, n = time.perf_counter_ns(), 0
     try:
         for name, ino, following, kind in listing.entries.read_from(offset):
@@ -208,6 +208,8 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
                 except FileNotFoundError:
                     continue  # it went meanwhile
                 found = learn(source_key(seen, handle), seen, node, name)
+                if is_trash:
+                    vfs.stored.seen(node, found)
                 is_steady = not unsteady or found.source not in unsteady
                 known = Known(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
                 yield Listed(name, known, ino, kind, following, found)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.errors import TrashdError
-from fusefs.core.inodes import ROOTS, Node, NodeId
+from fusefs.core.inodes import ROOTS, InodeTable, Node, NodeId
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, RelPath, join
 from fusefs.linux.attributes import look_at
@@ -27,7 +27,7 @@ from fusefs.store.layout import DROP, USERS, Store, UserFolder, is_stores_own, o
 from fusefs.store.new_folder import make_user
 from fusefs.store.volume import make_store
 
-_STATES = frozenset(state.value.encode() for state in State)
+_HOLD_TRASH = frozenset([DROP, *(state.value.encode() for state in State)])
 _DROPS = 0x6000_0000_0000_0000
 """The lowest nodeid of a link; beyond any that core.inodes gives, which counts its own up from half of that."""
 _UID_BITS, _DIGEST_BITS = 32, 29
@@ -49,12 +49,12 @@ def is_below(node: Node) -> bool:
     return False
 
 
-def is_coming_back(node: Node) -> bool:
-    """Whether what leaves this directory of a store comes back: a reaper may have worked on it behind the mount."""
-    at: Node | None = node
-    while at is not None and not is_stores_own(at.name):
-        if at.name in _STATES:
-            return is_below(at)
+def holds_trash(directory: Node) -> bool:
+    """Whether what lies in this directory is in a container or a drop folder: a reaper works there behind the mount."""
+    at: Node | None = directory
+    while at is not None:
+        if at.name in _HOLD_TRASH and is_below(at):
+            return True
         at = at.parent
     return False
 
@@ -62,16 +62,6 @@ def is_coming_back(node: Node) -> bool:
 def is_drop_folder(node: Node) -> bool:
     """Whether a directory is some user's drop folder, in which the same names come again."""
     return node.name == DROP and is_below(node)
-
-
-def is_dropped(node: Node) -> bool:
-    """Whether a node lies in a drop folder, or did when it was looked at last."""
-    at = node.parent
-    while at is not None:
-        if is_drop_folder(at):
-            return True
-        at = at.parent
-    return False
 
 
 def is_hidden(directory: Node, name: bytes, *, shows_trash: bool) -> bool:
@@ -96,6 +86,37 @@ def user_of(nodeid: int) -> int | None:
     return nodeid & (1 << _UID_BITS) - 1 if _DROPS <= nodeid < _DROPS_END else None
 
 
+class Stored:
+    """What the kernel was told of since the last `take` that lies in stores. Touched as the tables are."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[], object] = lambda: None
+        """Called when there is something, on whatever thread; stored.forget_stored wants to know."""
+        self._has_moved = False
+        self._seen: dict[Node, None] = {}
+
+    def moved(self, directory: Node, node: Node) -> None:
+        """A node was moved into a directory; if that is in a store, so is all that is known in it."""
+        if holds_trash(directory):
+            self._has_moved |= node.is_directory
+            self._add(node)
+
+    def seen(self, directory: Node, node: Node) -> None:
+        """Somebody was told of a node in a directory."""
+        if holds_trash(directory):
+            self._add(node)
+
+    def _add(self, node: Node) -> None:
+        self._seen[node] = None
+        self.tell()
+
+    def take(self, known: InodeTable, left: Sequence[Node]) -> list[Node]:
+        """What may lie in a store, the oldest first. left: of the last time"""
+        seen, self._seen = self._seen, {}
+        has_moved, self._has_moved = self._has_moved, False
+        return list(known) if has_moved else [*dict.fromkeys([*left, *seen])]
+
+
 class Drops:
     """The links of all users. All methods raise OSError only."""
 
@@ -103,8 +124,6 @@ class Drops:
         """root: the backing tree's directory, which stays its owner's."""
         self._kernel = kernel
         self._root = root
-        self.tell: Callable[[], object] = lambda: None
-        """Called after each move into a drop folder, on whatever thread; dropped.forget_dropped wants to know."""
 
     def look(self, uid: int, caller: Caller) -> Attributes:
         """A user's link; what it leads to is made if he asks himself and it is missing.

@@ -79,6 +79,7 @@ class Vfs:
         self.shows_trash = shows_trash
         self.handles = Handles(gate)
         self.drops = trashdir.Drops(Kernel(), root)
+        self.stored = trashdir.Stored()
         self.keeps_listings = not is_shared
         """What the kernel keeps of a listing is right: nobody changes it, or we are told at once who does."""
         self.is_shared = is_shared
@@ -182,6 +183,7 @@ class Vfs:
         source = source_key(seen, handle)
         node = self.nodes.learn(source, seen, directory, name)
         if is_fickle:
+            self.stored.seen(directory, node)
             return Known(node.nodeid, seen, 0, is_fickle=True)
         look.learn(directory, name, source, seen)
         is_steady = source not in self.memory.unsteady
@@ -254,8 +256,7 @@ class Vfs:
 
     def counted(self, known: Known) -> None:
         """The kernel was told: it has one more reference."""
-        node = self.nodes.get(known.nodeid)
-        if node is None:
+        if (node := self.nodes.get(known.nodeid)) is None:
             _fail(errno.ESTALE)
         node.nlookup += 1
 
@@ -265,8 +266,7 @@ class Vfs:
 
     def forget(self, nodeid: int, n: int) -> None:
         """The kernel lets go of n references."""
-        node = self.nodes.get(nodeid)
-        if node is not None:
+        if (node := self.nodes.get(nodeid)) is not None:
             self._ended(node, n)
 
     def _ended(self, node: Node, n: int) -> None:

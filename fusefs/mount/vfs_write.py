@@ -183,11 +183,9 @@ def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int
     vfs.lasting.changed(old[0])
     if new[0] is not old[0]:
         vfs.lasting.changed(new[0])
-    if trashdir.is_coming_back(old[0]):
+    if trashdir.holds_trash(old[0]):
         vfs.memory.cache.clear()
         vfs.lasting.renew_all()
-    if trashdir.is_drop_folder(new[0]):
-        vfs.drops.tell()
     if source == other:
         return  # two names of one file: the kernel leaves both
     node = vfs.nodes.find(source)
@@ -201,6 +199,7 @@ def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int
             _lost(vfs, other, found[0], *new)
     if node is not None:
         node.put(*new, is_linked=True)
+        vfs.stored.moved(new[0], node)
 
 
 def _moved(vfs: Vfs, source: SourceKey, from_: Place, to: Place) -> None:
@@ -209,6 +208,7 @@ def _moved(vfs: Vfs, source: SourceKey, from_: Place, to: Place) -> None:
         node.take_away(*from_)
         vfs.lasting.moved(node)
         node.put(*to, is_linked=True)
+        vfs.stored.moved(to[0], node)
 
 
 def _seen(vfs: Vfs, dir_fd: Fd, name: bytes) -> tuple[SourceKey, Attributes]:
@@ -225,9 +225,15 @@ def _lost(vfs: Vfs, source: SourceKey, seen: Attributes, directory: Node, name: 
     if node is None:
         return
     node.take_away(directory, name)
+    if node.is_directory or seen.nlink == 1:
+        removed(vfs, node, seen)
+
+
+def removed(vfs: Vfs, node: Node, seen: Attributes) -> None:
+    """A node lost its last link: what it was is all that is told of it, but to who has it open."""
     if node.is_directory:
         vfs.directories.drop(node)
-    if (node.is_directory or seen.nlink == 1) and not node.n_open:
+    if not node.n_open:
         vfs.nodes.detach(node, seen)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import trio.testing
 
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_write
-from fusefs.mount.dropped import forget_dropped
+from fusefs.mount.stored import forget_stored
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
 from tests.support.mounted import Mounted, trashd_mount, until
@@ -144,7 +145,7 @@ def run_beside(known: Known, device: int, after: Callable[[], object]) -> None:
     async def main() -> None:
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(forget_dropped, vfs, device)
+                nursery.start_soon(forget_stored, vfs, device)
                 await trio.testing.wait_all_tasks_blocked()
                 vfs_write.rename(vfs, ROOT, b"victim", folder, b"victim", 0)
                 await trio.to_thread.run_sync(after)
@@ -177,3 +178,21 @@ def test_a_kernel_that_does_not_know_the_message_is_asked_once(known: Known, cap
 
     with caplog.at_level(logging.INFO), Fd(os.open(os.devnull, os.O_RDONLY)) as refusing:
         run_beside(known, refusing, wait)
+
+
+def test_a_kernel_that_does_not_know_the_message_costs_no_fd_of_what_was_removed(known: Known, source: Path) -> None:
+    vfs, _, victim = known
+    sub = vfs.nodes.get(victim[1])
+    assert sub is not None
+
+    def wait() -> None:
+        assert vfs.directories.fd_if_open(sub) is not None
+        shutil.rmtree(source / ".trashd/u/0/drop/victim")
+        assert until(lambda: vfs.directories.fd_if_open(sub) is None, LIMIT_S)
+
+    with Fd(os.open(os.devnull, os.O_RDONLY)) as refusing:
+        run_beside(known, refusing, wait)
+    told = vfs.getattr(victim[1], ME)
+    assert (told.attributes.is_directory(), told.attributes.nlink) == (True, 0)
+    with pytest.raises(FileNotFoundError):
+        vfs.lookup(victim[1], b"f1", ME)

@@ -1,0 +1,140 @@
+"""After a swap and a reap through a mount: the daemon's fds, its nodes and the free space are where they were."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.linux.fd import Fd
+from tests.support.command import done_well, swapped
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.volumes import loop_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop", "prune")
+
+N_DIRECTORIES, N_FILES = 300, 20
+LIMIT_S = 120.0
+_SLACK = 8
+"""Fds and nodes of what was looked at to find out: the store's own directories."""
+_SLACK_BYTES = 64 << 10
+
+
+class Seen(NamedTuple):
+    """What a mount and its volume hold."""
+
+    n_nodes: int
+    n_deleted: int
+    free_bytes: int
+    free_inodes: int
+
+
+@pytest.fixture(params=["over itself", "elsewhere", "shared"])
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    with loop_volume("ext4") as volume:
+        done_well("init", volume)
+        coherence = "shared" if request.param == "shared" else "exclusive"
+        with trashd_mount(
+            volume,
+            volume if request.param == "over itself" else None,
+            options=[f"coherence={coherence}", "timeout=3600"],
+            limit_s=2 * LIMIT_S,
+        ) as mounted:
+            yield mounted
+
+
+def n_deleted(mount: Mounted) -> int:
+    """Directories and files that the daemon has open though nobody finds them any more."""
+    links = []
+    for fd in Path(f"/proc/{mount.pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(fd))
+        except FileNotFoundError:
+            continue
+    return sum(link.endswith(" (deleted)") for link in links)
+
+
+def seen(mount: Mounted) -> Seen:
+    os.sync()
+    volume = os.statvfs(mount.path)
+    return Seen(mount.stats().gauges["n_nodes"], n_deleted(mount), volume.f_bfree * volume.f_frsize, volume.f_ffree)
+
+
+def fill(mount: Mounted, name: str) -> Path:
+    top = mount.path / name
+    top.mkdir()
+    for number in range(N_DIRECTORIES):
+        (directory := top / f"d{number}").mkdir()
+        for file in range(N_FILES):
+            (directory / f"f{file}").write_bytes(b"content")
+    return top
+
+
+def is_back(mount: Mounted, before: Seen) -> bool:
+    now = seen(mount)
+    return (
+        now.n_nodes <= before.n_nodes + _SLACK
+        and now.n_deleted <= before.n_deleted
+        and now.free_bytes >= before.free_bytes - _SLACK_BYTES
+        and now.free_inodes >= before.free_inodes - _SLACK
+    )
+
+
+def begin(mount: Mounted) -> Seen:
+    """What there is when a swap has been once: the store has what it needs."""
+    (mount.path / "first").mkdir()
+    done_well("reap", "--now", swapped(mount.path / "first")["id"])
+    (mount.path / "first").rmdir()
+    return seen(mount)
+
+
+def swap_and_reap(top: Path) -> None:
+    done_well("reap", "--now", swapped(top)["id"])
+    top.rmdir()
+
+
+def test_after_swap_and_reap_all_is_where_it_was(mount: Mounted) -> None:
+    before = begin(mount)
+    swap_and_reap(fill(mount, "job"))
+    assert until(lambda: is_back(mount, before), LIMIT_S), (before, seen(mount))
+
+
+def test_what_somebody_looked_at_in_the_store_is_let_go_of_as_well(mount: Mounted) -> None:
+    before = begin(mount)
+    identifier = swapped(top := fill(mount, "job"))["id"]
+    tree = mount.path / ".trashd/u/0/orphans" / str(identifier) / "tree"
+    assert sum(len(files) for _, _, files in os.walk(tree)) == N_DIRECTORIES * N_FILES
+    assert (tree / "d1/f1").read_bytes() == b"content"
+    done_well("reap", "--now", identifier)
+    top.rmdir()
+    assert until(lambda: is_back(mount, before), LIMIT_S), (before, seen(mount))
+
+
+def test_who_works_in_the_old_tree_goes_on_and_all_comes_back_when_he_has_let_go(mount: Mounted) -> None:
+    before = begin(mount)
+    top = fill(mount, "job")
+    with Fd(os.open(top / "d1", os.O_RDONLY | os.O_DIRECTORY)) as where, (top / "d2/f2").open("r+b") as file:
+        identifier = swapped(top)["id"]
+        assert until(lambda: mount.stats().gauges["n_nodes"] < N_DIRECTORIES, LIMIT_S)
+        assert len(os.listdir(where)) == N_FILES
+        os.close(os.open("late", os.O_CREAT | os.O_WRONLY, dir_fd=where))
+        done_well("reap", "--now", identifier)
+        assert os.fstat(where).st_nlink == 0
+        assert file.read() == b"content"
+        file.write(b"more")
+        file.flush()
+        top.rmdir()
+        assert not is_back(mount, before)
+    assert until(lambda: is_back(mount, before), LIMIT_S), (before, seen(mount))
+
+
+def test_a_restored_tree_is_whole_and_known_anew(mount: Mounted) -> None:
+    top = fill(mount, "job")
+    identifier = swapped(top)["id"]
+    assert until(lambda: mount.stats().gauges["n_nodes"] < N_DIRECTORIES, LIMIT_S)
+    done_well("restore", identifier, "--volume", mount.path)
+    assert sum(len(files) for _, _, files in os.walk(top)) == N_DIRECTORIES * N_FILES
+    assert mount.stats().gauges["n_nodes"] >= N_DIRECTORIES
