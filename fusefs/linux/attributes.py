@@ -184,6 +184,11 @@ def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:
     libc.checked(_libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, times, 0))
 
 
+def set_times_to_now(fd: int) -> None:
+    """The same to this moment, which whoever may write to it may do."""
+    libc.checked(_libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, None, 0))
+
+
 def _timespec(ns: int | None) -> tuple[int, int]:
     return (0, _UTIME_OMIT) if ns is None else divmod(ns, _NANO)
 

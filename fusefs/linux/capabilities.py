@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 
 from fusefs.linux.libc import checked, prctl
@@ -15,14 +19,24 @@ _SECBIT_NO_SETUID_FIXUP = 1 << 2
 _VERSION_3 = 0x20080522
 _SETS = struct.Struct("=6I")  # effective, permitted, inheritable; then the same of capabilities 32 and above
 
+_HEADER = struct.pack("=Ii", _VERSION_3, 0)
+_NR_SETGROUPS = {"aarch64": 159, "loongarch64": 159, "ppc64le": 81, "riscv64": 159, "s390x": 206, "x86_64": 116}
+
 _libc = ctypes.CDLL(None, use_errno=True)
+_held = ctypes.PyDLL(None, use_errno=True)
+"""For calls that have nothing to wait for."""
 
 
 class Capability(IntEnum):
     """Numbers of linux/capability.h."""
 
+    CHOWN = 0
+    DAC_OVERRIDE = 1
+    FOWNER = 3
     FSETID = 4
+    SYS_ADMIN = 21
     SYS_RESOURCE = 24
+    SETFCAP = 31
 
 
 def drop_capabilities(*dropped: Capability) -> None:
@@ -32,21 +46,51 @@ def drop_capabilities(*dropped: Capability) -> None:
     """
     for capability in dropped:
         prctl(_PR_CAPBSET_DROP, capability)
-    header = struct.pack("=Ii", _VERSION_3, 0)
-    sets = ctypes.create_string_buffer(_SETS.size)
-    checked(_libc.capget(header, sets))
     keep = ~sum(1 << capability for capability in dropped)
     low, high = keep & 0xFFFFFFFF, (keep >> 32) & 0xFFFFFFFF
     mask = (low, low, low, high, high, high)
-    kept = [has & may for has, may in zip(_SETS.unpack(sets), mask, strict=True)]
-    checked(_libc.capset(header, _SETS.pack(*kept)))
+    kept = [has & may for has, may in zip(_SETS.unpack(_sets()), mask, strict=True)]
+    take_up(_SETS.pack(*kept))
 
 
 def keep_capabilities_as_others() -> None:
     """Let this thread, and those that it starts, keep its capabilities while its fsuid is another's.
 
+    And be in no group but its own: what is done as another user is not to be allowed for a group of ours.
     Source  SECBIT_NO_SETUID_FIXUP in capabilities(7)
     """
+    with suppress(PermissionError):  # in a user namespace that lets nobody change his groups
+        os.setgroups(())
     bits = prctl(_PR_GET_SECUREBITS)
     if not bits & _SECBIT_NO_SETUID_FIXUP:
         prctl(_PR_SET_SECUREBITS, bits | _SECBIT_NO_SETUID_FIXUP)
+
+
+def put_down_all() -> bytes:
+    """Have this thread do without all of its capabilities until it takes them up; what it had."""
+    had = _sets()
+    _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(had)
+    take_up(_SETS.pack(0, permitted, inheritable, 0, more_permitted, more_inheritable))
+    return had
+
+
+def take_up(sets: bytes) -> None:
+    """Give this thread the capabilities that it had, or fewer."""
+    checked(_held.capset(_HEADER, sets))
+
+
+def set_groups(groups: Sequence[int]) -> None:
+    """Have this thread, and no other one, be in groups: the C library's function takes all threads along.
+
+    Raises  OSError ENOSYS: nobody has told us this machine's number of the call
+    """
+    number = _NR_SETGROUPS.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    checked(_held.syscall(number, len(groups), struct.pack(f"={len(groups)}I", *groups)))
+
+
+def _sets() -> bytes:
+    sets = ctypes.create_string_buffer(_SETS.size)
+    checked(_held.capget(_HEADER, sets))
+    return sets.raw

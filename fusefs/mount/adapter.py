@@ -166,7 +166,7 @@ class Adapter(pyfuse3.Operations):
 
     @done
     def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        self._xattrs.remove(inode, name)
+        self._xattrs.remove(inode, name, ctx)
 
     # Files.
 

@@ -21,6 +21,7 @@ from fusefs.core import fusewire as wire
 from fusefs.core.fusewire import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.mount import listing, recall, unopened, vfs_files, vfs_write
 from fusefs.mount.asking import Asking
+from fusefs.mount.gate import WouldWait
 from fusefs.mount.hands import PART, Hands
 from fusefs.mount.known import Known, shown_number
 from fusefs.mount.listing import Listed
@@ -139,8 +140,12 @@ class Direct:
             return False
         cell, act = served
         begun_ns = perf_counter_ns()
-        with gate.lock:
-            answer = attempt(act, nodeid, request)
+        try:
+            with gate.lock:
+                answer = attempt(act, nodeid, request)
+        except WouldWait:
+            self._replies.hand_over(request)
+            return False
         if not isinstance(answer, _GIVEN):
             return self._finish(answer, unique, caller.pid, cell, begun_ns)
         self._stats.count(cell, perf_counter_ns() - begun_ns, has_failed=type(answer) is int)
@@ -325,16 +330,25 @@ class Direct:
     def _by_whom_it_suits(
         self, tell: Callable[[R], Given], act: Callable[Concatenate[Vfs, P], R], *args: P.args, **named: P.kwargs
     ) -> Answer:
-        """At once, or by a thread where the filesystem has become slow: nobody else can answer it."""
+        """At once, or by a thread where the filesystem has become slow, or it would wait: nobody else can answer it."""
         if self._gate.is_slow:
             return self._by_thread(tell, act, *args, **named)
-        return tell(act(self._vfs, *args, **named))
+        try:
+            return tell(act(self._vfs, *args, **named))
+        except WouldWait:
+            return self._outwaiting(tell, act, *args, **named)
 
     async def _by_thread(
         self, tell: Callable[[R], Given], act: Callable[Concatenate[Vfs, P], R], *args: P.args, **named: P.kwargs
     ) -> Given:
         """Checkpoint  while the thread is at work"""
         return tell(await self._hands.wait_for(act, self._vfs, *args, **named))
+
+    async def _outwaiting(
+        self, tell: Callable[[R], Given], act: Callable[Concatenate[Vfs, P], R], *args: P.args, **named: P.kwargs
+    ) -> Given:
+        """Checkpoint  the same"""
+        return tell(await self._hands.outwait(act, self._vfs, *args, **named))
 
     def _flush(self, _nodeid: int, request: Request) -> Answer:
         vfs_files.flush(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))

@@ -129,6 +129,8 @@ class Directories:
         if dir_fd is None:
             return None
         call = self._gate.call
+        if not is_alone and not self._is_there(node, dir_fd):
+            return None
         try:
             fd = Fd(call(os.open, node.name, flags | _SAFELY, dir_fd=dir_fd))
         except OSError:
@@ -146,6 +148,13 @@ class Directories:
             raise
         call(fd.close)
         return None
+
+    def _is_there(self, node: Node, dir_fd: Fd) -> bool:
+        """Whether a node's name still means it: what else it may mean by now might do something when it is opened."""
+        try:
+            return node.is_seen_in(self._gate.call(look_at, dir_fd, node.name))
+        except OSError:
+            return False
 
     def _find(self, node: Node) -> Fd:
         """A new fd: by name from an open directory, else by handle, else by its names from the root."""

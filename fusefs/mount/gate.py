@@ -7,19 +7,28 @@ through `call`, and what was read from the tables before it may be old after it.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import ParamSpec, TypeVar, TypeVarTuple
 
 from fusefs.core.latency import QUICK_NS, Latency
-from fusefs.linux.caller import have_own_umask
+from fusefs.linux.caller import have_own_umask, is_killed
 from fusefs.linux.fd import Fd
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+"""Between two tries, of what somebody else keeps: most leases are given up at once, some after 45 seconds."""
+
+
+class WouldWait(Exception):
+    """What is asked for has to wait for somebody else, and nothing was changed yet: it is to be done in a thread."""
 
 
 class Gate:
@@ -56,6 +65,24 @@ class Gate:
             self.lock.acquire()
             self.is_home = False
 
+    def patiently(self, pid: int, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What a call returns that says EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
+
+        pid     whose thread asks for it: if that is killed, it need not wait any more
+        Raises  WouldWait: unless this thread is one that may wait; OSError EINTR: the asker was killed
+        """
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            try:
+                return self.call(act, *args, **kwargs)
+            except BlockingIOError:
+                if self.is_home or not getattr(self._own, "is_patient", False):
+                    raise WouldWait from None
+            self.call(time.sleep, pause_s)
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+            if self.call(is_killed, pid):
+                raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
+
     def look(self, act: Callable[[*Ts], R], *args: *Ts) -> R:
         """The same of a call that tells how quickly this filesystem answers: a look at one inode."""
         if self._latency is None:
@@ -73,6 +100,14 @@ class Gate:
         if self._latency is not None and n:
             self._latency.took(took_ns / n, n)
             self.is_slow = self._latency.is_slow
+
+    def run_patiently(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """An operation in a thread of its own that may wait for somebody else."""
+        self._own.is_patient = True
+        try:
+            return self.run(act, *args, **kwargs)
+        finally:
+            self._own.is_patient = False
 
     def run(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation in a thread of its own, from beginning to end."""

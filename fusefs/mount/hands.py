@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 import trio
 
-from fusefs.mount.gate import Gate
+from fusefs.mount.gate import Gate, WouldWait
 from fusefs.mount.stats import Stats
 
 P = ParamSpec("P")
@@ -15,6 +18,10 @@ R = TypeVar("R")
 
 PART = 64
 """Nodes that are forgotten in one go: an eighth of a millisecond's work."""
+
+
+_N_WAITS_OF_ONE, _N_WAITS = 120, 400
+"""Operations that wait for somebody else: of one user's, of all users'."""
 
 
 class Hands:
@@ -25,14 +32,21 @@ class Hands:
         self.gate = gate
         self._stats = stats
         self._limiter = trio.CapacityLimiter(n_threads)
+        self._waits = trio.CapacityLimiter(max(2, n_threads // 2))
+        self._waiting: Counter[int | None] = Counter()
+        """Operations that wait for somebody else, by who has asked for them."""
         self._forgetting = trio.Lock()
 
     async def do(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """An operation of the vfs, by whom it suits. Checkpoint  if it goes to a thread"""
+        """An operation of the vfs, by whom it suits; who asks for it comes last. Checkpoint  if it goes to a thread"""
         if self.gate.is_slow:
             return await self.wait_for(act, *args, **kwargs)
-        with self.gate.lock:
-            return act(*args, **kwargs)
+        try:
+            with self.gate.lock:
+                return act(*args, **kwargs)
+        except WouldWait:
+            pass
+        return await self.outwait(act, *args, **kwargs)
 
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation that takes its time on any filesystem. Checkpoint"""
@@ -41,7 +55,32 @@ class Hands:
         def run() -> R:
             return self.gate.run(act, *args, **kwargs)
 
-        return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
+        try:
+            return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
+        except WouldWait:
+            pass
+        return await self.outwait(act, *args, **kwargs)
+
+    async def outwait(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """An operation that waits for somebody else, perhaps for ever. Who asks for it comes last, if that is known.
+
+        It has threads of its own, and no more than some of pyfuse3's workers: others need the rest.
+        Raises      OSError EAGAIN: too many of his, or of all, are waiting
+        Checkpoint
+        """
+        uid = getattr(args[-1], "uid", None) if args else None
+        if self._waiting[uid] >= _N_WAITS_OF_ONE or self._waiting.total() >= _N_WAITS:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self._stats.changed()
+
+        def run() -> R:
+            return self.gate.run_patiently(act, *args, **kwargs)
+
+        self._waiting[uid] += 1
+        try:
+            return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._waits)
+        finally:
+            self._waiting -= Counter((uid,))
 
     def recall(self, act: Callable[P, R | None], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """What the vfs remembers of a slow filesystem; of a local one it remembers nothing."""

@@ -35,6 +35,26 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
             raise
 
 
+def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
+    """Whether that mode takes such bits away, and nothing else, and somebody may be writing, who does not own the file.
+
+    So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
+    """
+    before = stat.S_IMODE(vfs.gate.call(look_at, fd).mode)
+    return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (
+        not mode & ~before and vfs.handles.has_writer(node)
+    )
+
+
+def group_for(vfs: Vfs, fd: Fd, caller: Caller) -> int:
+    """The group to act in so that a file keeps its set-group-ID bit, for who may give that; his own for anybody else.
+
+    Source  in_group_or_capable in the kernel's fs/inode.c
+    """
+    gid = vfs.gate.call(look_at, fd).gid
+    return gid if is_member(caller, gid) or keeps_privileges(caller) else caller.gid
+
+
 @contextmanager
 def kept(vfs: Vfs, fd: Fd, caller: Caller) -> Iterator[None]:
     """What changes a file's content in the block leaves the bits of who may keep them: ours would take them away.
@@ -50,6 +70,6 @@ def kept(vfs: Vfs, fd: Fd, caller: Caller) -> Iterator[None]:
 
 
 def chmod(vfs: Vfs, fd: Fd, mode: int) -> None:
-    """The kernel has decided about set-group-ID; below it would be asked whether the daemon is in that group."""
+    """As root; below it would be asked whether the daemon is in that group, for its set-group-ID bit."""
     with in_group(vfs.gate.call(look_at, fd).gid):
         vfs.gate.call(os.chmod, b"/proc/self/fd/%d" % fd, stat.S_IMODE(mode))

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pyfuse3 import EntryAttributes, FUSEError, SetattrFields, StatvfsData
 
-from fusefs.mount.gate import Gate
+from fusefs.mount.gate import Gate, WouldWait
 from fusefs.mount.hands import Hands
 from fusefs.mount.known import Known, shown_number
 from fusefs.mount.lasting import Lasting
@@ -88,7 +88,7 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
 
     @functools.wraps(handler or act)
     async def answering(self: Serving, /, *args: Any) -> Any:
-        has_failed = True
+        has_failed, waits = True, False
         begun_ns = perf_counter_ns()
         try:
             if handler is not None:
@@ -100,8 +100,15 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
                 if tell is not None:
                     answer = tell(self, answer)
             else:
-                with gate.lock:
-                    answer = act(self, *args)
+                try:
+                    with gate.lock:
+                        answer = act(self, *args)
+                        if tell is not None:
+                            answer = tell(self, answer)
+                except WouldWait:
+                    waits = True
+                if waits:
+                    answer = await self.hands.outwait(act, self, *args)
                     if tell is not None:
                         answer = tell(self, answer)
             has_failed = False
@@ -120,9 +127,11 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
 
 
 def attempt(act: Callable[[int, D], R], nodeid: int, request: D) -> R | int:
-    """What a request is answered, or the errno that it has failed with."""
+    """What a request is answered, or the errno that it has failed with. Raises  WouldWait"""
     try:
         return act(nodeid, request)
+    except WouldWait:
+        raise
     except Exception as error:
         return _number_of(error, act)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from typing import NamedTuple
 
 from fusefs.core.inodes import Node
@@ -44,7 +45,7 @@ def open_(vfs: Vfs, nodeid: int, flags: int, pid: int) -> Opened:
     vfs.make_room()
     wanted = (flags & ~_KERNELS_OWN) | os.O_CLOEXEC
     found = None if flags & os.O_TRUNC else vfs.directories.open_by_name(node, wanted, is_alone=not vfs.is_shared)
-    fd, size, writer = found or (_opened_by_node(vfs, node, wanted), None, None)
+    fd, size, writer = found or (_opened_by_node(vfs, node, wanted, pid), None, None)
     backing_id = vfs.opened(node, fd, flags, size, writer)
     try:
         keeps = not vfs.is_shared or (not backing_id and vfs.pages.are_right(node, vfs.gate.call(look_at, fd)))
@@ -56,11 +57,21 @@ def open_(vfs: Vfs, nodeid: int, flags: int, pid: int) -> Opened:
     return Opened(fd, backing_id, keeps)
 
 
-def _opened_by_node(vfs: Vfs, node: Node, flags: int) -> Fd:
+def _opened_by_node(vfs: Vfs, node: Node, flags: int, pid: int) -> Fd:
     """An fd of a file wherever it is."""
     changed = (node.source,) if flags & os.O_TRUNC else ()
     with vfs.memory.changes(*changed), vfs.hold(node) as held:
-        return Fd(vfs.gate.call(os.open, b"/proc/self/fd/%d" % held, flags))
+        return open_patiently(vfs, held, flags, pid)
+
+
+def open_patiently(vfs: Vfs, held: Fd, flags: int, pid: int) -> Fd:
+    """An fd of the file that an O_PATH fd holds, when nobody has a lease on it that is in the way.
+
+    Raises  WouldWait, and OSError EINTR: see Gate.patiently; ESTALE: it is no file, and its open might do something
+    """
+    if not stat.S_ISREG(vfs.gate.call(look_at, held).mode):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    return Fd(vfs.gate.patiently(pid, os.open, b"/proc/self/fd/%d" % held, flags | os.O_NONBLOCK))
 
 
 def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:

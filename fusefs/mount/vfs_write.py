@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node, SourceKey, source_key
 from fusefs.linux import libc
-from fusefs.linux.attributes import look_at, peek_at, set_times
+from fusefs.linux.attributes import look_at, peek_at, set_times, set_times_to_now
 from fusefs.linux.caller import Caller, created_by, is_member
+from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
-from fusefs.mount import privileges, trashdir
+from fusefs.mount import privileges, trashdir, vfs_files
+from fusefs.mount.acting import as_caller
 from fusefs.mount.known import Known
 from fusefs.mount.memory import Place
 from fusefs.mount.reserved import writer_of
@@ -34,6 +38,8 @@ class Changes(NamedTuple):
 
 
 _NOTHING = Changes()
+_NOW_NS = 60 * 10**9
+"""A time that is no further from now means now: who may write to a file may set that anyway."""
 _NOT_BELOW = os.O_DIRECT | os.O_TRUNC
 _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -116,7 +122,7 @@ def link(vfs: Vfs, nodeid: int, parent: int, name: bytes) -> Known:
     directory, dir_fd = vfs.changeable(parent, name)
     node = vfs.node(nodeid)
     with vfs.hold(node) as fd, vfs.memory.changes(node.source, names=[(directory, name)]):
-        vfs.gate.call(os.link, b"/proc/self/fd/%d" % fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
+        vfs.gate.call(os.link, _path(fd), name, dst_dir_fd=dir_fd, follow_symlinks=True)
     return _made(vfs, directory, dir_fd, name)
 
 
@@ -247,18 +253,85 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Ca
     fh       a handle of it, for its size
     """
     node = vfs.node(nodeid)
-    with vfs.memory.changes(node.source), vfs.hold(node) as fd:
-        call = vfs.gate.call
-        path = b"/proc/self/fd/%d" % fd
+    with vfs.memory.changes(node.source), vfs.hold(node) as fd, ExitStack() as stack:
+        # Before anything is changed, as it may have to wait, and be done again.
+        size = changes.size
+        file = -1 if size is None else _to_cut(vfs, node, fd, fh, caller, stack)
         if changes == _NOTHING:
             privileges.take(vfs, node, fd, caller)
         if changes.uid is not None or changes.gid is not None:
-            call(os.chown, path, -1 if changes.uid is None else changes.uid, -1 if changes.gid is None else changes.gid)
+            _change_owner(vfs, node, fd, changes, caller)
         if changes.mode is not None:
-            privileges.chmod(vfs, fd, changes.mode)
-        if changes.size is not None:
+            _change_mode(vfs, node, fd, changes, caller)
+        if size is not None:
             with privileges.kept(vfs, fd, caller):
-                call(os.truncate, path if fh is None else vfs.handles.file(fh), changes.size)
-        if changes.atime_ns is not None or changes.mtime_ns is not None:
-            call(set_times, fd, changes.atime_ns, changes.mtime_ns)
+                vfs.gate.call(os.truncate, file, size)
+        elif changes.atime_ns is not None or changes.mtime_ns is not None:
+            _change_times(vfs, node, fd, changes, caller)
     return vfs.known(node)
+
+
+def _to_cut(vfs: Vfs, node: Node, fd: Fd, fh: int | None, caller: Caller, stack: ExitStack) -> int | bytes:
+    """What to truncate: a handle; or the path of what he might open for writing, and nobody has a lease on meanwhile.
+
+    By that path, for it is truncate(2) then, whose times differ from those of ftruncate(2).
+    """
+    if fh is not None:
+        return vfs.handles.file(fh)
+
+    def open_() -> Fd:
+        return vfs.gate.owned(vfs_files.open_patiently(vfs, fd, os.O_WRONLY | os.O_CLOEXEC, caller.pid))
+
+    opened = stack.enter_context(as_caller(vfs, node, fd, caller, Capability.DAC_OVERRIDE, open_))
+    return _path(opened)
+
+
+def _change_owner(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
+    uid, gid = (-1 if one is None else one for one in (changes.uid, changes.gid))
+    given = None
+    if os.geteuid() == 0 and caller.uid:
+        seen = vfs.gate.call(look_at, fd)
+        given = (seen.uid if uid < 0 else uid, seen.gid if gid < 0 else gid)
+
+    def chown() -> None:
+        vfs.gate.call(os.chown, _path(fd), uid, gid)
+
+    as_caller(vfs, node, fd, caller, Capability.CHOWN, chown, given=given)
+
+
+def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
+    """A mode that comes with something else is the kernel's own: bits that go with that."""
+    mode = stat.S_IMODE(changes.mode or 0)
+    if changes._replace(mode=None) != _NOTHING:
+        privileges.chmod(vfs, fd, mode)
+        return
+
+    def chmod() -> None:
+        vfs.gate.call(os.chmod, _path(fd), mode)
+
+    gid = privileges.group_for(vfs, fd, caller) if mode & stat.S_ISGID else None
+    try:
+        as_caller(vfs, node, fd, caller, Capability.FOWNER, chmod, gid=gid)
+    except PermissionError:
+        if not privileges.are_taken_by(vfs, node, fd, mode):
+            raise
+        privileges.chmod(vfs, fd, mode)
+
+
+def _change_times(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
+    """To those of its owner's choice; to now for who may write to it. (pyfuse3 does not say that now is meant.)"""
+    times = changes.atime_ns, changes.mtime_ns
+
+    def set_() -> None:
+        vfs.gate.call(set_times, fd, *times)
+
+    try:
+        as_caller(vfs, node, fd, caller, Capability.FOWNER, set_)
+    except PermissionError:
+        if None in times or times[0] != times[1] or abs(time.time_ns() - (times[0] or 0)) > _NOW_NS:
+            raise
+        as_caller(vfs, node, fd, caller, Capability.DAC_OVERRIDE, lambda: vfs.gate.call(set_times_to_now, fd))
+
+
+def _path(fd: Fd) -> bytes:
+    return b"/proc/self/fd/%d" % fd

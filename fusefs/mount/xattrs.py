@@ -11,19 +11,22 @@ from contextlib import suppress
 from fusefs.core.inodes import Node
 from fusefs.linux import selinux
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, in_group, is_member, keeps_privileges, written_by
+from fusefs.linux.caller import Caller, written_by
+from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.xattrs import get_at
 from fusefs.mount import privileges
+from fusefs.mount.acting import as_caller
 from fusefs.mount.reserved import NOBODY
 from fusefs.mount.vfs import Vfs
 
 _LABEL = b"security.selinux"
-_TRUSTED = b"trusted."
+_TRUSTED, _USERS = b"trusted.", b"user."
 _ACL = b"system.posix_acl_"
 _MODES_ACL = b"system.posix_acl_access"
 _N_REFUSED_MAX = 16
-_LISTED = (_MODES_ACL, b"system.posix_acl_default", b"security.capability")
+_FILE_CAPABILITY = b"security.capability"
+_LISTED = (_MODES_ACL, b"system.posix_acl_default", _FILE_CAPABILITY)
 """Who has them lists them. Others may be there unlisted: ceph.dir.rbytes, system.cifs_acl, user.mergerfs.branches."""
 
 
@@ -125,31 +128,36 @@ class Xattrs:
     def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
         """Set one, or an ACL: by whoever is not in the file's group, that takes its set-group-ID bit."""
         self._require(name)
-        node = self._vfs.node(nodeid)
-        with self._vfs.memory.changes(node.source), self._vfs.hold(node) as fd:
-            # For an ACL the kernel below asks whether the daemon is in the file's group.
-            gid = self._vfs.gate.call(look_at, fd).gid if name.startswith(_ACL) else 0
-            writer = self._vfs.passthrough.writer_of(node, fd)
-            with in_group(gid), written_by(writer if writer != NOBODY else 0):  # who owns it not may not change its ACL
-                self._vfs.gate.call(os.setxattr, _path(fd), name, value)
-            if name == _MODES_ACL:
-                self._settle_set_group_id(fd, caller)
+        vfs, node = self._vfs, self._vfs.node(nodeid)
+        with vfs.memory.changes(node.source), vfs.hold(node) as fd:
+
+            def set_() -> None:
+                vfs.gate.call(os.setxattr, _path(fd), name, value)
+
+            def set_as_root() -> None:
+                with written_by(0 if writer == NOBODY else writer):  # who owns it not may not change its ACL
+                    set_()
+
+            gid = privileges.group_for(vfs, fd, caller) if name.startswith(_ACL) else None
+            writer = vfs.passthrough.writer_of(node, fd)
+            as_caller(vfs, node, fd, caller, _needed(name), set_, gid=gid, as_root=set_as_root)
         self._vfs.lasting.renew(node)  # an ACL is part of the mode
         self._refused.discard((name, node.is_directory))
 
-    def _settle_set_group_id(self, fd: Fd, caller: Caller) -> None:
-        """Ours kept the bit. Source  posix_acl_update_mode in the kernel's fs/posix_acl.c"""
-        seen = self._vfs.gate.call(look_at, fd)
-        if seen.mode & stat.S_ISGID and not is_member(caller, seen.gid) and not keeps_privileges(caller):
-            privileges.chmod(self._vfs, fd, seen.mode & ~stat.S_ISGID)
-
-    def remove(self, nodeid: int, name: bytes) -> None:
+    def remove(self, nodeid: int, name: bytes, caller: Caller) -> None:
         """Remove one."""
         self._require(name)
-        node = self._vfs.node(nodeid)
-        with self._vfs.memory.changes(node.source), self._vfs.hold(node) as fd:
-            self._vfs.gate.call(os.removexattr, _path(fd), name)
-        self._vfs.lasting.renew(node)
+        vfs, node = self._vfs, self._vfs.node(nodeid)
+        with vfs.memory.changes(node.source), vfs.hold(node) as fd:
+
+            def remove() -> None:
+                vfs.gate.call(os.removexattr, _path(fd), name)
+
+            if name == _FILE_CAPABILITY:  # asked for by the kernel, before a write, or by who has the capability
+                remove()
+            else:
+                as_caller(vfs, node, fd, caller, _needed(name), remove)
+        vfs.lasting.renew(node)
 
     def _require(self, name: bytes) -> None:
         if not self._are_shown:
@@ -159,6 +167,15 @@ class Xattrs:
 
     def _shows(self, name: bytes) -> bool:
         return name != _LABEL or not self._hides_labels
+
+
+def _needed(name: bytes) -> Capability:
+    """The capability by which anybody may set or remove one. Source  xattr(7); capabilities(7)"""
+    if name.startswith(_USERS):
+        return Capability.DAC_OVERRIDE
+    if name.startswith(_ACL):
+        return Capability.FOWNER
+    return Capability.SETFCAP if name == _FILE_CAPABILITY else Capability.SYS_ADMIN
 
 
 def _get(fd: Fd, name: bytes) -> bytes | int:

@@ -158,7 +158,7 @@ def test_an_extended_attribute_makes_answers_void(tree: Tree) -> None:
     xattrs = Xattrs(tree.vfs, are_shown=True)
     file = tree.vfs.lookup(tree.top, b"file", ME).nodeid
     xattrs.set(file, b"user.name", b"value", ME)
-    xattrs.remove(file, b"user.name")
+    xattrs.remove(file, b"user.name", ME)
     xattrs.set(tree.top, b"user.name", b"value", ME)
     assert tree.device.voided() == [file, file, tree.top]
 

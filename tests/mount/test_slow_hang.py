@@ -6,7 +6,6 @@ be killed, so each client is a process.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.command import trashd
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.passing import waits_in_the_kernel
@@ -31,7 +31,6 @@ from tests.support.volumes import mount_of, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 
-LIMIT_S = 40.0
 N_FILES = 50
 N_CLIENTS = 700  # more than there are workers and threads
 N_BEARABLE = 200  # the slow filesystem has 256 threads
@@ -80,49 +79,6 @@ def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False, ha
                 yield Slow(volume, mounted)
             finally:
                 volume.go_on()
-
-
-@contextmanager
-def clients(acts: Sequence[Callable[[], object]]) -> Iterator[list[int]]:
-    """Processes that do something once, each ending with its errno; they are there when somebody waits for them."""
-    pids = []
-    for act in acts:
-        pid = os.fork()
-        if pid == 0:
-            code = 0
-            try:
-                act()
-            except OSError as error:
-                code = error.errno or 255
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    try:
-        yield pids
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def ends(pid: int) -> int:
-    """A client's errno; it must end in time."""
-    fd = os.pidfd_open(pid)
-    try:
-        assert select.select([fd], [], [], LIMIT_S)[0], f"client {pid} hangs"
-    finally:
-        os.close(fd)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def is_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def in_time(act: Callable[[], object]) -> None:
-    """Something that has to end while other things hang."""
-    with clients([act]) as (pid,):
-        assert ends(pid) == 0
 
 
 def work(top: Path) -> None:

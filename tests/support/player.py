@@ -348,7 +348,7 @@ class Player(Subject):
         _check_length(name)
         with self._node(path) as nodeid:
             self._check_kind(nodeid, name)
-            self._xattrs.remove(nodeid, name.encode())
+            self._xattrs.remove(nodeid, name.encode(), self._caller)
 
     @contextlib.contextmanager
     def umask(self, mask: int) -> Iterator[None]:

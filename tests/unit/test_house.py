@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MAX_LINES = 400
+MAX_LINES = 600
 FLOORS = {"core": 0, "linux": 1, "store": 2, "cli": 3, "reaper": 3, "sweep": 3, "mount": 3}
 DOORS = {room for room, floor in FLOORS.items() if floor == 3}
 LENT_TO_SWEEP = {f"fusefs.reaper.{name}" for name in ("crew", "drive", "groups", "pace", "paced", "strategy")}

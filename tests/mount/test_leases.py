@@ -1,0 +1,139 @@
+"""Who waits for a lease at the backing path keeps nobody else waiting, and has what he waited for in the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.command import trashd
+from tests.support.daemons import backing_of
+from tests.support.leases import is_broken_into, write_lease
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.volumes import loop_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+WHERE = {
+    "elsewhere": ["coherence=shared"],
+    "over itself": ["coherence=exclusive"],
+    "without direct requests": ["coherence=exclusive", "without=direct-requests"],
+    "slow": ["coherence=exclusive", "backing=slow"],
+}
+N_MANY = 700
+
+
+class Place(NamedTuple):
+    """A mount with a file that is leased, and others."""
+
+    mounted: Mounted
+    seen: Path
+    behind: Path
+
+    def is_waited_for(self) -> bool:
+        return until(lambda: is_broken_into((self.behind / "leased").stat()), LIMIT_S)
+
+
+@contextmanager
+def served(how: str, *, expect_end: bool = False) -> Iterator[Place]:
+    with loop_volume("ext4", 64) as volume:
+        source = volume / "source"
+        source.mkdir()
+        for name in ("leased", "other"):
+            (source / name).write_bytes(b"content")
+        point = source if how == "over itself" else None
+        with trashd_mount(source, point, WHERE[how], limit_s=90, expect_end=expect_end) as mounted:
+            behind = backing_of(source) if point else source
+            yield Place(mounted, mounted.path, behind)
+
+
+@pytest.fixture(params=WHERE)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with served(request.param) as place:
+        yield place
+
+
+def cut(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+
+
+WAITING: dict[str, Callable[[Path], object]] = {
+    "read": Path.read_bytes,
+    "append": lambda path: os.close(os.open(path, os.O_WRONLY | os.O_APPEND)),
+    "open with truncation": cut,
+    "truncate": lambda path: os.truncate(path, 0),
+}
+
+
+def others_work(place: Place) -> None:
+    """What anybody does beside it."""
+    (place.seen / "other").stat()
+    assert (place.seen / "other").read_bytes() == b"content"
+    (place.seen / "made").write_bytes(b"new")
+    cut(place.seen / "made")
+    (place.seen / "made").unlink()
+    os.listdir(place.seen)
+
+
+@pytest.mark.parametrize("act", WAITING)
+def test_who_waits_for_a_lease_keeps_nobody_else_waiting(place: Place, act: str) -> None:
+    with (
+        write_lease(place.behind / "leased") as give_up,
+        clients([lambda: WAITING[act](place.seen / "leased")]) as (client,),
+    ):
+        assert place.is_waited_for()
+        in_time(partial(others_work, place))
+        assert not is_ended(client)
+        give_up()
+        assert ends(client) == 0
+    size = (place.behind / "leased").stat().st_size
+    assert size == (0 if "trunc" in act else len(b"content"))
+
+
+@pytest.mark.parametrize("act", WAITING)
+def test_who_is_killed_while_he_waits_ends(place: Place, act: str) -> None:
+    """And what he waited for is not kept: the daemon has as many fds as before, says the mount's own end."""
+    with (
+        write_lease(place.behind / "leased"),
+        clients([lambda: WAITING[act](place.seen / "leased")]) as (client,),
+    ):
+        assert place.is_waited_for()
+        os.kill(client, signal.SIGKILL)
+        assert ends(client) == -signal.SIGKILL
+        in_time(partial(others_work, place))
+    assert (place.behind / "leased").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("how", WHERE)
+def test_umount_force_lets_who_waits_go(how: str) -> None:
+    with (
+        served(how, expect_end=True) as place,
+        write_lease(place.behind / "leased"),
+        clients([(place.seen / "leased").read_bytes]) as (client,),
+    ):
+        assert place.is_waited_for()
+        done = trashd("umount", "--force", place.seen)
+        assert done.code == 0, done.err
+        assert ends(client) in (errno.ECONNABORTED, errno.ENOTCONN)
+
+
+@pytest.mark.parametrize("how", ["elsewhere", "without direct requests"])
+def test_who_waits_very_often_is_told_so_and_stops_nobody(how: str) -> None:
+    """No more of his than some take a thread and a worker of the daemon's; others may still wait, too."""
+    with (
+        served(how) as place,
+        write_lease(place.behind / "leased") as give_up,
+        clients([(place.seen / "leased").read_bytes] * N_MANY) as pids,
+    ):
+        assert until(lambda: sum(map(is_ended, pids)) > N_MANY / 2, LIMIT_S)
+        in_time(partial(others_work, place))
+        give_up()
+        assert {ends(pid) for pid in pids} == {0, errno.EAGAIN}

@@ -1,0 +1,55 @@
+"""Clients of a mount, each a process: who waits for what hangs can't be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+LIMIT_S = 40.0
+
+
+@contextmanager
+def clients(acts: Sequence[Callable[[], object]]) -> Iterator[list[int]]:
+    """Processes that do something once, each ending with its errno; they are there when somebody waits for them."""
+    pids = []
+    for act in acts:
+        pid = os.fork()
+        if pid == 0:
+            code = 0
+            try:
+                act()
+            except OSError as error:
+                code = error.errno or 255
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ends(pid: int) -> int:
+    """A client's errno; it must end in time."""
+    fd = os.pidfd_open(pid)
+    try:
+        assert select.select([fd], [], [], LIMIT_S)[0], f"client {pid} hangs"
+    finally:
+        os.close(fd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def is_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def in_time(act: Callable[[], object]) -> None:
+    """Something that has to end while other things hang."""
+    with clients([act]) as (pid,):
+        assert ends(pid) == 0
