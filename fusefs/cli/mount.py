@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterable
 
 import click
 
+from fusefs.cli import output
 from fusefs.cli.background import Ready, run_in_background, run_in_foreground
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import Refused, UsageError
+from fusefs.core.names import printable
+
+_FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
+"""Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
 
 
 @click.command("mount", short_help="Serve a directory so that swaps reach every client at once.", no_args_is_help=True)
@@ -144,6 +150,17 @@ def serve(
         except ImportError as error:
             hint = "install the extra with it: pip install 'trashd[mount]' (Debian: apt install libfuse3-dev first)"
             raise Refused(f"mounting needs pyfuse3, which can't be loaded ({error})", hint) from error
+        _warn_of_few_files(target)
         return daemon.serve(source, target, options, ready, replaces=replaces)
 
     return run_in_foreground(body) if in_foreground else run_in_background(body)
+
+
+def _warn_of_few_files(target: bytes) -> None:
+    """A program may have as many files open as its own limit says, and all of them together as many as the daemon's."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if os.geteuid() == 0 and hard < _FEW_FILES:
+        output.warn(
+            f"{printable(target)}: all who use it together can have fewer than {hard} files open, which a single "
+            f"program may take; for more: LimitNOFILE= in the unit, or ulimit -Hn {_MANY_FILES} before this command"
+        )

@@ -40,6 +40,8 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     from fusefs.cli.mount import serve
+    from fusefs.mount.points import real_path
+    from fusefs.mount.remount import remount
 
     try:
         given, paths = getopt.gnu_getopt(arguments, "sfnvN:o:t:")
@@ -55,6 +57,8 @@ def _run(arguments: list[str]) -> int:
     source, target = map(os.fsencode, paths)
     words = [value for letter, value in given if letter == "-o"]
     is_sloppy = "-s" in letters
+    if remount(real_path(target), words, is_sloppy=is_sloppy):
+        return 0
     if _stands(source, target, words, is_sloppy=is_sloppy):
         return 0  # `mount -a` asks for what stands, too: it knows those alone that show a filesystem's own root
     return serve(source, target, words, is_sloppy=is_sloppy)

@@ -20,6 +20,7 @@ class Mount(NamedTuple):
     device  `major:minor` of the superblock
     root    what of the filesystem is mounted, as a path in it; in ours, in the backing tree
     point   where it is mounted, as the process with that mountinfo sees it
+    options, super_options  of this mount; of the filesystem, wherever it is mounted
     owner   uid of whoever mounted it, if it is one of FUSE's
     Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 lets nobody choose
     """
@@ -33,10 +34,15 @@ class Mount(NamedTuple):
     source: bytes
     options: bytes
     owner: int = 0
+    super_options: bytes = b""
 
     def is_ours(self) -> bool:
         """Whether a trashd serves it."""
         return self.fstype == OURS
+
+    def flags(self) -> frozenset[str]:
+        """What is on of this mount or its filesystem, by mount(8)'s names; options that are no flags, too."""
+        return frozenset(os.fsdecode(self.options + b"," + self.super_options).split(","))
 
     def st_dev(self) -> int:
         """The device's number, as stat tells it."""
@@ -70,7 +76,7 @@ def _mount(line: bytes) -> Mount:
         root = b"/" + below(root, b"/" + TOP)
     return Mount(
         int(fields[0]), int(fields[1]), fields[2], root, _plain(fields[4]),
-        fields[kind], _plain(source), fields[5], _owner(fields[-1]) if _FUSE.fullmatch(fields[kind]) else 0,
+        fields[kind], _plain(source), fields[5], _owner(fields[-1]) if _FUSE.fullmatch(fields[kind]) else 0, fields[-1],
     )  # fmt: skip
 
 

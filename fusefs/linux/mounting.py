@@ -29,14 +29,13 @@ _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLOEXEC = 1
-_MS_PRIVATE = 1 << 18
+_MS_REMOUNT, _MS_PRIVATE = 1 << 5, 1 << 18
 _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
 _OF_A_MOUNT = {
     MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOATIME: 0x10, MS_NODIRATIME: 0x80,
     MS_NOSYMFOLLOW: 0x200000,
 }  # fmt: skip
 """What mount(2) takes as a flag, in fsconfig(2) and as an attribute in fsmount(2)."""
-_OF_ACCESS = MS_NOATIME | MS_NODIRATIME
 _ATTRIBUTES_OF_ATIME = 0x70
 _FUSE_DEVICE = b"/dev/fuse"
 
@@ -53,16 +52,32 @@ def clone_tree(dir_fd: int) -> Fd:
 
 
 def make_private(mount_fd: int, flags: int = 0) -> None:
-    """Let no mount or unmount that happens elsewhere happen in this mount too.
+    """Let no mount or unmount that happens elsewhere happen in this mount too. flags: see set_flags"""
+    _set_attributes(mount_fd, flags, 0, _MS_PRIVATE)
 
-    flags   those of mount(2) that say which times of access it keeps; of others nothing changes
-    Source  mount_setattr(2); Linux 5.12
+
+def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
+    """Set flags of a mount as mount(2) takes them, and take others back; those that are a filesystem's are left out.
+
+    mount_fd  O_PATH will do, of its root
+    Raises    OSError EBUSY: somebody has something open there for writing, and it is to be read-only
     """
-    wanted = sum(attribute for flag, attribute in _OF_A_MOUNT.items() if flags & flag & _OF_ACCESS)
-    unwanted = _ATTRIBUTES_OF_ATIME if flags & MS_NOATIME else 0
-    attributes = struct.pack("=QQQQ", wanted, unwanted, _MS_PRIVATE, 0)
+    _set_attributes(mount_fd, flags, unwanted, 0)
+
+
+def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int) -> None:
+    """Source  mount_setattr(2); Linux 5.12"""
+    wanted = _attributes(flags)
+    cleared = _attributes(unwanted) & ~wanted
+    if (wanted | cleared) & _OF_A_MOUNT[MS_NOATIME]:  # one of several, of which one must be said
+        cleared |= _ATTRIBUTES_OF_ATIME
+    attributes = struct.pack("=QQQQ", wanted, cleared, propagation, 0)
     size = ctypes.c_size_t(len(attributes))
     checked(_libc.syscall(_NR_MOUNT_SETATTR, int(mount_fd), b"", AT_EMPTY_PATH, attributes, size))
+
+
+def _attributes(flags: int) -> int:
+    return sum(attribute for flag, attribute in _OF_A_MOUNT.items() if flags & flag)
 
 
 def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags: int) -> Fd:
@@ -79,8 +94,7 @@ def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags:
             command = _FSCONFIG_SET_STRING if value else _FSCONFIG_SET_FLAG
             checked(_libc.syscall(_NR_FSCONFIG, int(context), command, name, value or None, 0))
         checked(_libc.syscall(_NR_FSCONFIG, int(context), _FSCONFIG_CMD_CREATE, None, None, 0))
-        attributes = sum(attribute for flag, attribute in _OF_A_MOUNT.items() if flags & flag)
-        return Fd(checked(_libc.syscall(_NR_FSMOUNT, int(context), _CLOEXEC, attributes)))
+        return Fd(checked(_libc.syscall(_NR_FSMOUNT, int(context), _CLOEXEC, _attributes(flags))))
 
 
 def move_mount(mount_fd: int, target_fd: int) -> None:
@@ -98,6 +112,15 @@ def mount(source: bytes, target_fd: int, kind: bytes, flags: int, data: bytes) -
     """mount(2) on the directory that an fd holds, whatever its path leads to by now."""
     target = f"/proc/self/fd/{int(target_fd)}".encode()
     checked(_libc.mount(source, target, kind, ctypes.c_ulong(flags), data))
+
+
+def remount(point_fd: int, flags: int) -> None:
+    """Have the mount that an fd's directory is the root of, and its filesystem, have these flags and no others.
+
+    Raises  OSError EBUSY: somebody has something open there for writing, and it is to be read-only
+    """
+    target = f"/proc/self/fd/{int(point_fd)}".encode()
+    checked(_libc.mount(None, target, None, ctypes.c_ulong(_MS_REMOUNT | flags), None))
 
 
 def unmount(point: bytes, flags: int = 0) -> None:

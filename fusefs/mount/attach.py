@@ -28,7 +28,8 @@ _FLAGS = {
     "noatime": mounting.MS_NOATIME, "nodiratime": mounting.MS_NODIRATIME, "sync": mounting.MS_SYNCHRONOUS,
     "dirsync": mounting.MS_DIRSYNC, "nosymfollow": mounting.MS_NOSYMFOLLOW,
 }  # fmt: skip
-_INHERITED = {"ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
+INHERITED = {"ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
+"""What a mount refuses where SRC's own does, as statvfs tells it."""
 _SUBTYPE = OURS.partition(b".")[2]
 _NO_FUSE = "load the kernel's module: modprobe fuse; a container needs --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
@@ -63,7 +64,7 @@ class Attached(NamedTuple):
 def flags_of(dir_fd: int) -> frozenset[str]:
     """The flags that a mount of this tree must have: what is no suid program or device there is none here."""
     on = os.fstatvfs(dir_fd).f_flag
-    return frozenset(name for name, flag in _INHERITED.items() if on & flag)
+    return frozenset(name for name, flag in INHERITED.items() if on & flag)
 
 
 def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Attached:
@@ -74,7 +75,7 @@ def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable
     with ExitStack() as undo:
         fd = undo.enter_context(_open_fuse())
         words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
-        apart = undo.enter_context(mounting.new_mount(b"fuse", source, words | {b"subtype": _SUBTYPE}, _numbers(flags)))
+        apart = undo.enter_context(mounting.new_mount(b"fuse", source, words | {b"subtype": _SUBTYPE}, numbers(flags)))
         device = statx(apart).dev
         undo.pop_all()
     told = b"%d:%d" % (os.major(device), os.minor(device))
@@ -107,7 +108,8 @@ def _open_fuse() -> Fd:
         raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
 
 
-def _numbers(flags: Iterable[str]) -> int:
+def numbers(flags: Iterable[str]) -> int:
+    """The flags of mount(2) by mount(8)'s names."""
     return sum({_FLAGS[name] for name in flags})
 
 
@@ -122,7 +124,7 @@ def _as_root(source: bytes, target: bytes, options: Options, flags: Iterable[str
     try:
         with Fd(os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target_fd:
             data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
-            mounting.mount(source, target_fd, OURS, _numbers(flags), data.encode())
+            mounting.mount(source, target_fd, OURS, numbers(flags), data.encode())
     except PermissionError as error:
         fd.close()
         raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error

@@ -26,7 +26,7 @@ from fusefs.linux.mountinfo import Mount
 from fusefs.linux.notify import Notifier
 from fusefs.mount import loop, runtime, unopened
 from fusefs.mount.adapter import Adapter
-from fusefs.mount.attach import Attached, Way, attach, attach_apart, detach, flags_of
+from fusefs.mount.attach import Attached, Way, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.direct import Direct
 from fusefs.mount.ending import STOPS, leave, stop_on_signal, wait_no_longer
 from fusefs.mount.fastlane import FastLane, telling
@@ -228,7 +228,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         root, backing = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)), source
         stack.callback(root.close)
         if is_over_itself and place is not None:
-            root, backing = runtime.clone(place, target, root, options.flags)
+            root, backing = runtime.clone(place, target, root, numbers(options.flags))
             stack.callback(root.close)
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -78,8 +78,10 @@ _NOT_OURS = frozenset({
 """Words for mount(8), systemd and libfuse, which may stand in the same line of fstab."""
 _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", "uhelper=", "user=")
 
+_OF_THE_KERNELS_FUSE = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
+
 _REFUSED = {
-    "remount": "a mount keeps its options; the kernel's own flags change with: mount -i -o remount,bind,ro MNT",
+    "remount": "the kernel's own flags of a mount change with: mount -o remount,ro MNT; to change others mount it anew",
     "auto_unmount": "a mount whose daemon died stays, dead: an empty directory in its place would be taken for the "
     "truth by whoever copies or cleans up; `trashd mount --replace` brings it back",
     "allow_root": "allow_other lets root in too",
@@ -138,7 +140,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     passthrough, without = Passthrough.AUTO, set()
     switches = {"show_trash": False, "allow_other": as_root, "default_permissions": False, "no_xattr": False}
     flags = set()
-    for word in (word for text in texts for word in re.findall(r'(?:[^,"]|"[^"]*"?)+', text)):
+    for word in _words(texts):
         key, has_value, _ = word.partition("=")
         if key == "coherence":
             coherence = _one_of(Coherence, word)
@@ -176,6 +178,24 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         coherence, timeout_s, cache_bytes, has_xattrs, backing, n_in_flight, passthrough, frozenset(without),
         flags=frozenset(flags), **switches
     )  # fmt: skip
+
+
+def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
+    """The kernel's flags that are on after `-o remount,…`, of those that are; None if it is no remount.
+
+    Whatever else mount(8) has put there, from fstab or from what the kernel tells of the mount, stays as it is.
+    Raises  UsageError
+    """
+    words = list(_words(texts))
+    if "remount" not in words:
+        return None
+    words = [word for word in words if word != "remount" and not word.startswith(_OF_THE_KERNELS_FUSE)]
+    before = sorted(flag for flag in flags if flag in _FLAGS)
+    return parse_options([*before, *words], as_root=True, is_sloppy=is_sloppy, usual=Coherence.SHARED).flags
+
+
+def _words(texts: Iterable[str]) -> Iterator[str]:
+    return (word for text in texts for word in re.findall(r'(?:[^,"]|"[^"]*"?)+', text))
 
 
 def _one_of(kind: type[_OneOf], word: str) -> _OneOf:

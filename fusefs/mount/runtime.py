@@ -16,7 +16,7 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from fusefs.core.errors import Busy
@@ -30,7 +30,6 @@ STATS, FAST_PATHS = b"stats", b"fast-paths"
 HOME = b"/run/trashd"
 """Root's."""
 _TREE, _NARROW = b"tree", b"in"
-_OF_ACCESS = {"noatime": mounting.MS_NOATIME, "nodiratime": mounting.MS_NODIRATIME}
 _SLUG_MAX_BYTES = 60
 _SEARCH_ONLY = 0o111
 _ACL = "system.posix_acl_access"
@@ -121,12 +120,13 @@ def clear(target: bytes, patience_s: float) -> bool:
     return True
 
 
-def clone(path: bytes, target: bytes, dir_fd: int, flags: Iterable[str]) -> tuple[Fd, bytes]:
+def clone(path: bytes, target: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
     """A private clone of a directory's mount: an O_PATH fd of its root, and where it is mounted in here.
 
     Whoever can't come to the original can't come here either: directories above it that are not open to everybody
     are copied, with the right to pass through alone.
-    flags  of the FUSE mount, by mount(8)'s names: FUSE keeps no times of access, but leaves that to what is below
+    flags  of the FUSE mount, as mount(2) takes them: what it refuses is refused here, and what it leaves to what is
+           below, as times of access, is kept here as it says
     """
     for above in _narrow(target):
         path += b"/" + _NARROW
@@ -136,7 +136,7 @@ def clone(path: bytes, target: bytes, dir_fd: int, flags: Iterable[str]) -> tupl
     os.mkdir(tree, 0o700)
     mount_fd = mounting.clone_tree(dir_fd)
     try:
-        mounting.make_private(mount_fd, sum(_OF_ACCESS.get(flag, 0) for flag in flags))
+        mounting.make_private(mount_fd, flags)
         with Fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as tree_fd:
             mounting.move_mount(mount_fd, tree_fd)
     except BaseException:

@@ -64,7 +64,75 @@ def test_what_stands_and_works_is_not_mounted_again(bench: Path) -> None:
         done = helper(*words)
         assert done.returncode == 32
         assert "already mounted by trashd" in done.stderr
-    assert helper(bench / "source", bench / "target", "-o", "remount,ro").returncode == 1
+
+
+# Says at each step who may make a file, and what else is refused: in the mount, and in the tree behind it.
+_REMOUNTED = r"""
+tree() { awk -v at="$1" '$5 == at && / fuse.trashd / { sub(/.* fuse.trashd /, ""); print $1 }' /proc/self/mountinfo; }
+flags() { awk -v at="$1" '$5 == at { print $6 }' /proc/self/mountinfo | tail -n 1 | grep -oE 'no(exec|suid)'; }
+try() { touch "$1/made" 2> said && rm "$1/made" && echo may || grep -o Read-only said; }
+mount -T fstab "$MOUNT"
+TREE=$(tree "$MOUNT")
+for words in ro rw,noexec rw; do
+    mount -T fstab -o "remount,$words" "$MOUNT"
+    echo $words: $(try "$MOUNT") $(try "$TREE") $(flags "$MOUNT") - $(flags "$TREE")
+done
+umount "$MOUNT"
+"""
+
+
+def remounted(bench: Path, source: Path, target: Path) -> list[str]:
+    """What a mount and its backing tree allow after each of some remounts; of a mount that is nosuid, by fstab."""
+    options = "nosuid,coherence=shared,timeout=7,_netdev,x-systemd.automount"
+    (bench / "fstab").write_text(f"{source} {target} fuse.trashd {options} 0 0\n")
+    done = with_helper(bench, f"MOUNT={target}; {_REMOUNTED}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_remount_changes_the_mount(bench: Path) -> None:
+    """The backing path is another matter, and so is what fstab says of trashd's own options."""
+    assert remounted(bench, bench / "source", bench / "target") == [
+        "ro: Read-only may nosuid -",
+        "rw,noexec: may may nosuid noexec -",
+        "rw: may may nosuid noexec -",
+    ]
+
+
+def test_over_itself_a_remount_changes_the_tree_below_it_too(bench: Path) -> None:
+    assert remounted(bench, bench / "source", bench / "source") == [
+        "ro: Read-only Read-only nosuid - nosuid",
+        "rw,noexec: may may nosuid noexec - nosuid noexec",
+        "rw: may may nosuid noexec - nosuid noexec",
+    ]
+
+
+def test_a_remount_gives_nothing_that_the_source_refuses(bench: Path) -> None:
+    with bind_mount(bench / "source", bench / "source"):
+        subprocess.run(["mount", "-o", "remount,bind,ro,noexec", bench / "source"], check=True)
+        assert remounted(bench, bench / "source", bench / "source") == [
+            f"{words}: Read-only Read-only nosuid noexec - nosuid noexec" for words in ("ro", "rw,noexec", "rw")
+        ]
+
+
+def test_who_has_a_file_open_for_writing_keeps_a_mount_from_being_read_only(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    with (bench / "target/file").open("a"):
+        done = helper(bench / "source", bench / "target", "-o", "remount,ro")
+        assert done.returncode == 32
+        assert "fuser -vm" in done.stderr
+        (bench / "target/new").touch()
+
+
+def test_what_is_no_mount_of_ours_is_not_remounted(bench: Path) -> None:
+    done = helper(bench / "source", bench / "target", "-o", "remount,ro")
+    assert done.returncode == 32
+    assert "is no mount of trashd" in done.stderr
+
+
+def test_a_remount_with_a_word_that_nobody_knows_is_1(bench: Path) -> None:
+    mount(bench / "source", bench / "target")
+    assert helper(bench / "source", bench / "target", "-o", "remount,bogus").returncode == 1
 
 
 def test_what_stands_and_does_not_answer_is_told(bench: Path) -> None:

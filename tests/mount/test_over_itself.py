@@ -1,14 +1,17 @@
 """A directory mounted over itself: served, and its private clone as open as it was, no more."""
 
+import errno
 import os
+import shutil
 import signal
+import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import done_well
+from tests.support.command import done_well, trashd
 from tests.support.daemons import RUNTIME, backing_of, daemon_of, ended, mount, our_mount, workbench
 from tests.support.users import run_as
 from tests.support.volumes import mounts
@@ -103,3 +106,45 @@ def test_the_clone_knows_the_acls_above_it(bench: Path) -> None:
     assert reads(USER, clone)
     assert not reads(OTHER, clone)
     assert run_as(USER, ["touch", clone.parent / "planted"]).returncode != 0
+
+
+def gain(path: Path) -> object:
+    if run_as(USER, [path / "suid", "-u"]).stdout.strip() != b"0":
+        raise PermissionError(errno.EPERM, "it is no set-user-ID program here")
+    return None
+
+
+ACTS: dict[str, Callable[[Path], object]] = {
+    "ro": lambda path: (path / "made").touch(),
+    "noexec": lambda path: subprocess.run([path / "true"], check=True),
+    "nosuid": gain,
+    "nodev": lambda path: (path / "device").open().close(),
+    "nosymfollow": lambda path: (path / "link").read_text(),
+}
+
+
+@pytest.mark.parametrize("flag", ACTS)
+def test_what_the_mount_refuses_the_clone_refuses(bench: Path, flag: str) -> None:
+    source = bench / "source"
+    shutil.copy("/bin/true", source / "true")
+    shutil.copy("/usr/bin/id", source / "suid")
+    (source / "suid").chmod(0o4755)
+    os.mknod(source / "device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    (source / "link").symlink_to("file")
+    ACTS[flag](source)
+    mount(source, "-o", flag)
+    for path in (source, backing_of(source)):
+        with pytest.raises((PermissionError, OSError), match=r"Read-only|denied|levels of symbolic|no set-user-ID"):
+            ACTS[flag](path)
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+def test_a_read_only_mount_says_so_to_who_swaps(bench: Path, has_store: bool) -> None:
+    (bench / "source/job").mkdir()
+    if has_store:
+        mount(bench / "source")
+        done_well("swap", bench / "source/job")
+        done_well("umount", bench / "source")
+    mount(bench / "source", "-o", "ro")
+    done = trashd("swap", bench / "source/job")
+    assert (done.code, "mounted read-only" in done.err) == (11, True), done.err
