@@ -48,8 +48,10 @@ TO_PEEK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 class Looker:
     """Looks at names one after the other: what the kernel writes to is made once. For one thread alone."""
 
-    def __init__(self) -> None:
-        """Begin."""
+    def __init__(self, *, asks: bool = True) -> None:
+        """asks: another machine, or a daemon, if that takes one; else what the kernel knows is told."""
+        sync = 0 if asks else libc.AT_STATX_DONT_SYNC
+        self._by_name, self._by_fd = BY_NAME | sync, BY_FD | sync
         self._statx = ctypes.create_string_buffer(_STATX_SIZE)
         self._handle = ctypes.create_string_buffer(_HANDLE_HEAD.size + _MAX_HANDLE_SZ)
         self._mount_id = ctypes.byref(ctypes.c_int())
@@ -60,7 +62,7 @@ class Looker:
 
     def look(self, dir_fd: int, name: bytes = b"") -> Attributes:
         """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
-        if _statx(dir_fd, name, BY_NAME if name else BY_FD, WANTED, self._statx) < 0:
+        if _statx(dir_fd, name, self._by_name if name else self._by_fd, WANTED, self._statx) < 0:
             raise libc.failure(name)
         return self.seen()
 
@@ -69,13 +71,13 @@ class Looker:
 
         Who is renamed in between has the attributes of one and the handle of the other: `peek` has not.
         """
-        if _statx(dir_fd, name, BY_NAME, WANTED, self._statx) < 0:
+        if _statx(dir_fd, name, self._by_name, WANTED, self._statx) < 0:
             raise libc.failure(name)
         return self.seen(), self.handle_of(dir_fd, name)
 
     def find(self, dir_fd: int, name: bytes) -> Attributes | None:
         """The attributes of a name; None if nothing has it: an exception would cost as much as the look."""
-        if _statx(dir_fd, name, BY_NAME, WANTED, self._statx) < 0:
+        if _statx(dir_fd, name, self._by_name, WANTED, self._statx) < 0:
             if ctypes.get_errno() == errno.ENOENT:
                 return None
             raise libc.failure(name)
@@ -83,7 +85,7 @@ class Looker:
 
     def peek(self, fd: int) -> tuple[Attributes, bytes]:
         """The same of what an fd holds."""
-        if _statx(fd, b"", BY_FD, WANTED, self._statx) < 0:
+        if _statx(fd, b"", self._by_fd, WANTED, self._statx) < 0:
             raise libc.failure()
         return self.peeked(fd)
 
@@ -93,7 +95,7 @@ class Looker:
 
     def incarnation_of(self, fd: int) -> tuple[int, int, int, int, int, int]:
         """Of what an fd holds: device, inode number, birth time; size, owner, mode; in half the time that all takes."""
-        if _statx(fd, b"", BY_FD, WANTED, self._statx) < 0:
+        if _statx(fd, b"", self._by_fd, WANTED, self._statx) < 0:
             raise libc.failure()
         mask, uid, mode, ino, size, btime_s, btime_ns, dev = _incarnation(self._statx)
         if dev != self._raw_dev:

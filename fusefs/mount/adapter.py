@@ -190,8 +190,7 @@ class Adapter(pyfuse3.Operations):
 
     def _lost(self, fh: int) -> None:
         """A handle that nobody was told of: nobody will release it."""
-        with self._vfs.gate.lock:
-            self._vfs.release(fh)
+        self.hands.finish_soon(self._vfs.release, fh)
 
     @done
     def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -213,7 +212,7 @@ class Adapter(pyfuse3.Operations):
     async def release(self, fh: FileHandleT) -> None:
         with self.gate.lock:
             self._vfs.handles.runs_no_more(fh)  # who writes to it next may be quicker than the thread that lets it go
-        await self._do(self._vfs.release, fh)
+        await self.hands.finish(self._vfs.release, fh)
 
     # Listings.
 
@@ -245,6 +244,6 @@ class Adapter(pyfuse3.Operations):
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         await self.hands.wait_for(vfs_files.fsync, self._vfs, fh, data_only=datasync)
 
-    @done
-    def releasedir(self, fh: FileHandleT) -> None:
-        listing.releasedir(self._vfs, fh)
+    @answered
+    async def releasedir(self, fh: FileHandleT) -> None:
+        await self.hands.finish(partial(listing.releasedir, self._vfs), fh)

@@ -181,6 +181,7 @@ class _Service(Adapter):
             nursery.start_soon(_tell_watchdog)
             nursery.start_soon(self.stats.keep_gauges, partial(_gauges, self._vfs))
             nursery.start_soon(self._answer_from_now_on, attached, ended, nursery)
+            nursery.start_soon(self.gate.inner.keep)
             nursery.start_soon(forget_stored, self._vfs, self._replies.device)
             if watched is not None:
                 nursery.start_soon(self._notify, watched)
@@ -256,6 +257,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         lane.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             lane.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
+        vfs.gate.inner.begin(backing, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
         return _Service(vfs, options, replies, lane, stats, ready).run(attached, ended)

@@ -176,8 +176,7 @@ class Direct:
             if error.errno not in GONE:  # who asked has got an error, too
                 _log.error("the kernel takes an answer for wrong: %s", error.strerror)
             if answer is self._opened or answer is self._created:  # nobody will release what nobody was told of
-                with self._gate.lock:
-                    self._vfs.release(wire.handle_in(answer))
+                self._hands.finish_soon(self._vfs.release, wire.handle_in(answer))
 
     # Names. Each takes the nodeid that is asked about and the whole request.
 
@@ -336,19 +335,13 @@ class Direct:
         try:
             return tell(act(self._vfs, *args, **named))
         except WouldWait:
-            return self._outwaiting(tell, act, *args, **named)
+            return self._by_thread(tell, act, *args, **named)
 
     async def _by_thread(
         self, tell: Callable[[R], Given], act: Callable[Concatenate[Vfs, P], R], *args: P.args, **named: P.kwargs
     ) -> Given:
         """Checkpoint  while the thread is at work"""
         return tell(await self._hands.wait_for(act, self._vfs, *args, **named))
-
-    async def _outwaiting(
-        self, tell: Callable[[R], Given], act: Callable[Concatenate[Vfs, P], R], *args: P.args, **named: P.kwargs
-    ) -> Given:
-        """Checkpoint  the same"""
-        return tell(await self._hands.outwait(act, self._vfs, *args, **named))
 
     def _flush(self, _nodeid: int, request: Request) -> Answer:
         vfs_files.flush(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
@@ -375,7 +368,10 @@ class Direct:
             return self._entries(listing.read(self._vfs, fh, offset), room)
         if self._gate.is_slow:
             return self._list_names(nodeid, offset, room)
-        return self._entries(unopened.read(self._vfs, nodeid, offset, room), room)
+        try:
+            return self._entries(unopened.read(self._vfs, nodeid, offset, room), room)
+        except WouldWait:
+            return self._list_names(nodeid, offset, room)
 
     def _entries(self, all_listed: Iterable[Listed], room: int) -> bytes:
         entries = []

@@ -129,6 +129,7 @@ class Directories:
         if dir_fd is None:
             return None
         call = self._gate.call
+        self._gate.look_by(node.name)
         if not is_alone and not self._is_there(node, dir_fd):
             return None
         try:
@@ -178,6 +179,7 @@ class Directories:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def _by_name(self, node: Node, parent: Node, name: bytes) -> Fd | None:
+        self._gate.look_by(name)
         try:
             fd = Fd(self._gate.call(os.open, name, TO_PEEK, dir_fd=self.fd_of(parent)))
         except OSError as error:

@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar, TypeVarTuple
 from fusefs.core.latency import QUICK_NS, Latency
 from fusefs.linux.caller import have_own_umask, is_killed
 from fusefs.linux.fd import Fd
+from fusefs.mount.inner import Inner
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,10 +49,12 @@ class Gate:
         self._latency = Latency(is_slow=is_slow) if is_measured else None
         self.is_slow = is_slow
         """Whether operations go to threads now."""
+        self.inner = Inner()
+        self.stays_home = False
 
     def stay_home(self) -> None:
         """Never use threads: whatever the filesystem is, it keeps everybody waiting."""
-        self._latency, self.is_slow = None, False
+        self._latency, self.is_slow, self.stays_home = None, False, True
 
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What a call to the backing filesystem returns; others may have the tables meanwhile."""
@@ -65,6 +68,19 @@ class Gate:
             self.lock.acquire()
             self.is_home = False
 
+    def enter(self, device: int) -> None:
+        """Something on a device is asked for. Raises  WouldWait: it may never answer, and others need this thread"""
+        if device in self.inner.devices and not (self.is_slow or self._is_patient()):
+            raise WouldWait
+
+    def look_by(self, name: bytes) -> None:
+        """Something is asked for by a name, which may be a mount point. Raises  WouldWait"""
+        if name in self.inner.names and not (self.is_slow or self._is_patient()):
+            raise WouldWait
+
+    def _is_patient(self) -> bool:
+        return getattr(self._own, "is_patient", False)
+
     def patiently(self, pid: int, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What a call returns that says EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
 
@@ -76,7 +92,7 @@ class Gate:
             try:
                 return self.call(act, *args, **kwargs)
             except BlockingIOError:
-                if self.is_home or not getattr(self._own, "is_patient", False):
+                if not self._is_patient():
                     raise WouldWait from None
             self.call(time.sleep, pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)

@@ -67,8 +67,10 @@ class Handles:
         return Fd(fh)
 
     def node(self, fh: int) -> Node:
-        """Whose handle it is."""
-        return self._nodes[fh]
+        """Whose handle it is, to be asked. Raises  WouldWait"""
+        node = self._nodes[fh]
+        self._gate.enter(node.source[0])
+        return node
 
     def file(self, fh: int) -> Fd:
         """The fd of a handle."""

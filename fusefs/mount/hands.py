@@ -61,6 +61,25 @@ class Hands:
             pass
         return await self.outwait(act, *args, **kwargs)
 
+    async def finish(self, act: Callable[[int], None], fh: int) -> None:
+        """Let a handle go: nobody may be refused that. Checkpoint  if it goes to a thread"""
+        if self.gate.is_slow:
+            await self.wait_for(act, fh)
+            return
+        try:
+            with self.gate.lock:
+                act(fh)
+        except WouldWait:
+            await self._wait_out(act, fh)
+
+    def finish_soon(self, act: Callable[[int], None], fh: int) -> None:
+        """The same, at once if it need not wait."""
+        try:
+            with self.gate.lock:
+                act(fh)
+        except WouldWait:
+            trio.lowlevel.spawn_system_task(self._wait_out, act, fh)
+
     async def outwait(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation that waits for somebody else, perhaps for ever. Who asks for it comes last, if that is known.
 
@@ -71,16 +90,20 @@ class Hands:
         uid = getattr(args[-1], "uid", None) if args else None
         if self._waiting[uid] >= _N_WAITS_OF_ONE or self._waiting.total() >= _N_WAITS:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self._waiting[uid] += 1
+        try:
+            return await self._wait_out(act, *args, **kwargs)
+        finally:
+            self._waiting -= Counter((uid,))
+
+    async def _wait_out(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Checkpoint"""
         self._stats.changed()
 
         def run() -> R:
             return self.gate.run_patiently(act, *args, **kwargs)
 
-        self._waiting[uid] += 1
-        try:
-            return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._waits)
-        finally:
-            self._waiting -= Counter((uid,))
+        return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._waits)
 
     def recall(self, act: Callable[P, R | None], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """What the vfs remembers of a slow filesystem; of a local one it remembers nothing."""

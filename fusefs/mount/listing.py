@@ -113,6 +113,7 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
     """Read what comes next from a slow filesystem, so that `read` need not wait; nothing on the loop's own thread."""
     listing = vfs.handles.listing(fh)
     listing.batches = ()
+    vfs.gate.enter(listing.node.source[0])
     if vfs.gate.is_home:
         listing.at = -1
         return
@@ -196,12 +197,16 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
     """
     node, fd, learn, identify = listing.node, listing.entries.fd, vfs.nodes.learn, vfs.identifying()
     timeout_s = 0 if trashdir.is_below(node) or vfs.folding.folds(node, fd) else vfs.memory.lifetime_s
-    hidden, unsteady, is_trash = left_out(vfs, node), vfs.memory.unsteady, trashdir.holds_trash(node)
+    hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashdir.holds_trash(node)
+    unlooked = frozenset() if vfs.gate.stays_home else vfs.gate.inner.names
+    unsteady = vfs.memory.unsteady
     began_ns, n = time.perf_counter_ns(), 0
     try:
         for name, ino, following, kind in listing.entries.read_from(offset):
             if name in _DOTS:
                 yield Listed(name, _dot(ino), ino, kind, following, None)
+            elif name in unlooked:
+                yield Listed(name, None, ino, kind, following, None)  # who asks for it waits
             elif name != hidden:
                 try:
                     seen, handle = identify(fd, name)
@@ -210,7 +215,7 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
                 found = learn(source_key(seen, handle), seen, node, name)
                 if is_trash:
                     vfs.stored.seen(node, found)
-                is_steady = not unsteady or found.source not in unsteady
+                is_steady = (not unsteady and seen.dev == dev) or vfs.is_steady(found.source)
                 known = Known(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
                 yield Listed(name, known, ino, kind, following, found)
             n += 1

@@ -71,6 +71,7 @@ class Losers:
         """What a name means to one of them; one more reference for the kernel. None: he is none, or it is not there."""
         if caller.pid not in self._held:
             return None
+        self._gate.look_by(name)
         try:
             fd = Fd(self._gate.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
         except OSError:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import ROOT, TOP, InodeTable, Node, NodeId, source_key
+from fusefs.core.inodes import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
 from fusefs.core.names import STORE
 from fusefs.linux.attributes import Looker, look_at, peek, peek_at
 from fusefs.linux.caller import Caller
@@ -84,7 +84,7 @@ class Vfs:
         """What the kernel keeps of a listing is right: nobody changes it, or we are told at once who does."""
         self.is_shared = is_shared
         self.is_flushed = is_flushed
-        self._looker = Looker()
+        self._looker = Looker(asks=not Kernel().answers_at_once(root))
         self.folding = Folding(root, seen.dev, gate)
         self.pages = Pages()
         self.lasting = Lasting()
@@ -102,10 +102,11 @@ class Vfs:
     # Nodes.
 
     def node(self, nodeid: int) -> Node:
-        """The node of a nodeid. Raises  OSError ESTALE, which the kernel takes as a reason to look again."""
+        """The node of a nodeid, to be asked. Raises  OSError ESTALE: the kernel then looks again; WouldWait"""
         node = self.nodes.get(nodeid)
         if node is None:
             _fail(errno.ESTALE if trashdir.user_of(nodeid) is None else errno.EOPNOTSUPP)
+        self.gate.enter(node.source[0])
         return node
 
     def directory(self, nodeid: int) -> tuple[Node, Fd]:
@@ -186,9 +187,15 @@ class Vfs:
             self.stored.seen(directory, node)
             return Known(node.nodeid, seen, 0, is_fickle=True)
         look.learn(directory, name, source, seen)
-        is_steady = source not in self.memory.unsteady
         proof = look.proof(source, named=(directory, name))
-        return Known(node.nodeid, seen, self.memory.lifetime_s, proof, is_steady)
+        return Known(node.nodeid, seen, self.memory.lifetime_s, proof, self.is_steady(source))
+
+    def is_steady(self, source: SourceKey) -> bool:
+        """Whether attributes that were seen just now may be believed at all."""
+        device = source[0]
+        self.gate.inner.meet(device)
+        was_asked = not (self.gate.is_home and device in self.gate.inner.devices)
+        return was_asked and source not in self.memory.unsteady
 
     def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """The attributes and the file handle of a name in a directory. Raises  OSError ENOENT"""
@@ -198,7 +205,8 @@ class Vfs:
         return found
 
     def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
-        """The same; None if nothing has the name."""
+        """The same; None if nothing has the name. Raises  WouldWait"""
+        self.gate.look_by(name)
         if self.gate.is_home:
             seen = self.gate.look(self._looker.find, fd, name)
             return None if seen is None else (seen, self._handle_of(seen, fd, name))
@@ -250,7 +258,9 @@ class Vfs:
 
     def renumbered(self, known: Known) -> Known:
         """What was just made, by its own number if that is free by now; the kernel must not know it yet."""
-        node = self.node(known.nodeid)
+        node = self.nodes.get(known.nodeid)
+        if node is None:
+            _fail(errno.ESTALE)
         self.nodes.renumber(node)
         return known._replace(nodeid=node.nodeid)
 
@@ -318,6 +328,7 @@ class Vfs:
         if node.is_directory:
             return look(stat, self.directories.fd_of(node))
         if node.parent is not None and not self.is_shared:
+            self.gate.look_by(node.name)
             try:
                 seen = look(stat, self.directories.fd_of(node.parent), node.name)
             except (FileNotFoundError, NotADirectoryError):

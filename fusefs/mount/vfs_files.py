@@ -141,9 +141,11 @@ def flush(vfs: Vfs, fh: int) -> None:
     """Somebody closes a file: what was written may fail now. Raises  OSError ENOSYS, once: it never does"""
     if not vfs.is_flushed:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    vfs.handles.node(fh)
     vfs.gate.call(os.close, os.dup(vfs.handles.file(fh)))
 
 
 def fsync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
     """Make a file or a directory's names durable."""
+    vfs.handles.node(fh)
     vfs.gate.call(os.fdatasync if data_only else os.fsync, vfs.handles.file(fh))

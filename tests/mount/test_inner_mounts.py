@@ -1,0 +1,170 @@
+"""A filesystem mounted inside SRC that never answers keeps waiting who asks it, and nobody else."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.command import trashd
+from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.passing import waits_in_the_kernel
+from tests.support.silent import silent_fuse
+from tests.support.volumes import mount_of, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+HOW = {
+    "shared": ["coherence=shared"],
+    "exclusive": ["coherence=exclusive"],
+    "without direct requests": ["coherence=exclusive", "without=direct-requests"],
+}
+GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.EINTR, errno.ESTALE, errno.ENOENT}
+N_FILES = 5
+
+
+class Place(NamedTuple):
+    """A mount, and where in it a filesystem may be mounted."""
+
+    mounted: Mounted
+    inner: Path
+
+    @property
+    def top(self) -> Path:
+        return self.mounted.path
+
+
+@contextmanager
+def served(how: str = "shared", *, expect_end: bool = False) -> Iterator[Place]:
+    with tmpfs_volume() as volume:
+        source = volume / "source"
+        (source / "inner").mkdir(parents=True)
+        for i in range(N_FILES):
+            (source / f"file-{i}").write_bytes(b"content")
+        with trashd_mount(source, options=HOW[how], limit_s=90, expect_end=expect_end) as mounted:
+            yield Place(mounted, source / "inner")
+
+
+STUCK: dict[str, Callable[[Path], object]] = {
+    "stat": os.stat,
+    "list": os.listdir,
+    "look for a name": lambda inner: (inner / "name").lstat(),
+    "create": lambda inner: (inner / "new").touch(),
+    "remove": lambda inner: (inner / "name").unlink(),
+    "move there": lambda inner: (inner.parent / "file-4").rename(inner / "moved"),
+    "chmod": lambda inner: inner.chmod(0o700),
+    "xattr": lambda inner: os.getxattr(inner, "user.x"),
+    "sync": lambda inner: os.fsync(os.open(inner, os.O_RDONLY | os.O_DIRECTORY)),
+}
+
+
+def others_work(top: Path) -> None:
+    """All that does not ask the filesystem in there: in the very directory that it is mounted in, too."""
+    (top / "file-0").stat()
+    for name in os.listdir(top):
+        if name != "inner":
+            (top / name).lstat()
+    (top / "made").write_bytes(b"made")
+    (top / "made").rename(top / "renamed")
+    (top / "renamed").unlink()
+    assert (top / "file-1").read_bytes() == b"content"
+    with pytest.raises(FileNotFoundError):
+        (top / "missing").lstat()
+
+
+def asking(act: Callable[[Path], object], inner: Path) -> Callable[[], object]:
+    """What a client does. It must not have what serves the filesystem in there: that ends when the test lets it go."""
+
+    def ask() -> None:
+        os.closerange(3, 1 << 12)
+        act(inner)
+
+    return ask
+
+
+@contextmanager
+def stuck(place: Place, act: Callable[[Path], object]) -> Iterator[int]:
+    """A client that asks it, and waits."""
+    with clients([asking(act, place.top / "inner")]) as (client,):
+        assert until(lambda: waits_in_the_kernel(client), LIMIT_S)
+        yield client
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("act", STUCK)
+def test_who_asks_it_waits_alone(how: str, act: str) -> None:
+    with served(how) as place:
+        with silent_fuse(place.inner, 0), stuck(place, STUCK[act]) as client:
+            for _ in range(2):
+                in_time(partial(others_work, place.top))
+                assert not is_ended(client)
+                place.mounted.forget_all()
+        in_time(partial(others_work, place.top))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_it_may_be_there_before(how: str) -> None:
+    """And though nobody has looked at anything yet."""
+    with tmpfs_volume() as volume:
+        source = volume / "source"
+        (source / "inner").mkdir(parents=True)
+        for i in range(N_FILES):
+            (source / f"file-{i}").write_bytes(b"content")
+        with (
+            silent_fuse(source / "inner", 0),
+            trashd_mount(source, options=HOW[how], limit_s=90, expect_end=True) as mounted,
+            stuck(Place(mounted, source / "inner"), os.stat) as client,
+        ):
+            in_time(partial(others_work, mounted.path))
+            assert trashd("umount", "--force", mounted.path).code == 0
+            assert ends(client) in GONE
+
+
+def test_a_directory_that_is_covered_while_it_is_known_waits_too() -> None:
+    with served() as place:
+        (place.top / "inner").stat()
+        os.listdir(place.top / "inner")
+        place.mounted.forget_all()
+        with silent_fuse(place.inner, 0), stuck(place, os.listdir):
+            in_time(partial(others_work, place.top))
+
+
+def test_many_who_ask_it_leave_room_for_others() -> None:
+    with (
+        served() as place,
+        silent_fuse(place.inner, 0),
+        clients([asking(os.stat, place.top / "inner")] * 300) as pids,
+    ):
+        assert until(lambda: sum(map(is_ended, pids)) > 100, LIMIT_S)  # they are told EAGAIN
+        in_time(partial(others_work, place.top))
+
+
+def test_umount_force_lets_who_waits_go() -> None:
+    with served(expect_end=True) as place, silent_fuse(place.inner, 0), stuck(place, os.stat) as client:
+        done = trashd("umount", "--force", place.top)
+        assert done.code == 0, done.err
+        assert mount_of(place.top) is None
+        assert ends(client) in GONE
+
+
+def test_what_is_mounted_there_and_answers_is_used_as_ever() -> None:
+    with served() as place, tmpfs_volume() as other, trashd_mount(other, place.inner):
+        inner = place.top / "inner"
+        (inner / "made").write_bytes(b"made")
+        (inner / "made").rename(inner / "renamed")
+        assert (other / "renamed").read_bytes() == b"made"
+        (inner / "directory").mkdir()
+        assert set(os.listdir(inner)) >= {"renamed", "directory"}
+        (inner / "renamed").chmod(0o600)
+        assert (inner / "renamed").stat().st_mode & 0o777 == 0o600
+        os.truncate(inner / "renamed", 1)
+        with pytest.raises(OSError, match="cross-device"):
+            (inner / "renamed").rename(place.top / "file-9")
+        (inner / "renamed").unlink()
