@@ -168,13 +168,15 @@ def has(caller: Caller, capability: Capability, *owners: tuple[int, int]) -> boo
     """Whether he has a capability over inodes of these owners and groups: he has it in our user namespace, or in his
     own, which knows them all.
 
-    Source  capable_wrt_inode_uidgid in the kernel's kernel/capability.c; user_namespaces(7)
+    Source  capable_wrt_inode_uidgid in the kernel's kernel/capability.c, inode_owner_or_capable in its fs/inode.c
     """
     if not _is_capable(caller, capability):
         return False
     if _is_of_ours(caller):
         return True
     uids, gids = _mapped(caller, "uid_map"), _mapped(caller, "gid_map")
+    if capability is Capability.FOWNER:  # by which one is the owner, whatever the group is
+        gids = [range(1 << 32)]
     return all(any(uid in some for some in uids) and any(gid in some for some in gids) for uid, gid in owners)
 
 

@@ -39,7 +39,7 @@ def as_caller(
 
     fd       of the node; O_PATH will do
     needed   the capability
-    act      the call, by `vfs.gate.call`: nothing else may be done as somebody else
+    act      the call, by `vfs.gate.call`: no more than that, and looks, may be done as somebody else
     gid      the group to act in; None: his own
     given    the owner and group that the node is to have; None: those that it has
     as_root  the call as root makes it, if that differs

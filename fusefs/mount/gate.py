@@ -82,15 +82,16 @@ class Gate:
         return getattr(self._own, "is_patient", False)
 
     def patiently(self, pid: int, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a call returns that says EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
+        """What a function returns that says EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
 
+        act     asks the backing filesystem by `call`
         pid     whose thread asks for it: if that is killed, it need not wait any more
         Raises  WouldWait: unless this thread is one that may wait; OSError EINTR: the asker was killed
         """
         pause_s = _SHORTEST_PAUSE_S
         while True:
             try:
-                return self.call(act, *args, **kwargs)
+                return act(*args, **kwargs)
             except BlockingIOError:
                 if not self._is_patient():
                     raise WouldWait from None

@@ -47,11 +47,11 @@ class Inner:
             self._read()
 
     async def keep(self) -> None:
-        """See what is mounted and unmounted, until cancelled. Checkpoint  until something is"""
+        """See what is mounted and unmounted, until cancelled. Checkpoint  everywhere"""
         with MountWatch() as watch:
             while True:
                 self._known = {self._own}
-                self._read()
+                await trio.to_thread.run_sync(self._read)  # of thousands of mounts it takes its time
                 await trio.lowlevel.wait_readable(watch.fileno())
                 watch.seen()
 

@@ -107,6 +107,7 @@ class Vfs:
         if node is None:
             _fail(errno.ESTALE if trashdir.user_of(nodeid) is None else errno.EOPNOTSUPP)
         self.gate.enter(node.source[0])
+        self.gate.look_by(node.name)
         return node
 
     def directory(self, nodeid: int) -> tuple[Node, Fd]:
@@ -119,6 +120,7 @@ class Vfs:
     def changeable(self, parent: int, name: bytes) -> tuple[Node, Fd]:
         """The same, for a change of that name. Raises  OSError EPERM for the one that nobody may change"""
         directory, fd = self.directory(parent)
+        self.gate.look_by(name)
         if name == DROP and trashdir.is_drop(directory, name):
             _fail(errno.EPERM)
         return directory, fd
@@ -328,7 +330,6 @@ class Vfs:
         if node.is_directory:
             return look(stat, self.directories.fd_of(node))
         if node.parent is not None and not self.is_shared:
-            self.gate.look_by(node.name)
             try:
                 seen = look(stat, self.directories.fd_of(node.parent), node.name)
             except (FileNotFoundError, NotADirectoryError):

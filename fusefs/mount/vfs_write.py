@@ -280,10 +280,10 @@ def _to_cut(vfs: Vfs, node: Node, fd: Fd, fh: int | None, caller: Caller, stack:
         return vfs.handles.file(fh)
 
     def open_() -> Fd:
-        return vfs.gate.owned(vfs_files.open_patiently(vfs, fd, os.O_WRONLY | os.O_CLOEXEC, caller.pid))
+        return vfs_files.open_at_once(vfs, fd, os.O_WRONLY | os.O_CLOEXEC)
 
-    opened = stack.enter_context(as_caller(vfs, node, fd, caller, Capability.DAC_OVERRIDE, open_))
-    return _path(opened)
+    opened = vfs.gate.patiently(caller.pid, as_caller, vfs, node, fd, caller, Capability.DAC_OVERRIDE, open_)
+    return _path(stack.enter_context(vfs.gate.owned(opened)))
 
 
 def _change_owner(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:

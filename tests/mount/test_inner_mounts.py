@@ -17,7 +17,7 @@ from tests.support.command import trashd
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.passing import waits_in_the_kernel
 from tests.support.silent import silent_fuse
-from tests.support.volumes import mount_of, tmpfs_volume
+from tests.support.volumes import bind_mount, mount_of, overlay_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -42,14 +42,21 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def served(how: str = "shared", *, expect_end: bool = False) -> Iterator[Place]:
+def source_directory() -> Iterator[Path]:
     with tmpfs_volume() as volume:
-        source = volume / "source"
-        (source / "inner").mkdir(parents=True)
+        (volume / "source" / "inner").mkdir(parents=True)
         for i in range(N_FILES):
-            (source / f"file-{i}").write_bytes(b"content")
-        with trashd_mount(source, options=HOW[how], limit_s=90, expect_end=expect_end) as mounted:
-            yield Place(mounted, source / "inner")
+            (volume / "source" / f"file-{i}").write_bytes(b"content")
+        yield volume / "source"
+
+
+@contextmanager
+def served(how: str = "shared", *, expect_end: bool = False) -> Iterator[Place]:
+    with (
+        source_directory() as source,
+        trashd_mount(source, options=HOW[how], limit_s=90, expect_end=expect_end) as mounted,
+    ):
+        yield Place(mounted, source / "inner")
 
 
 STUCK: dict[str, Callable[[Path], object]] = {
@@ -112,19 +119,15 @@ def test_who_asks_it_waits_alone(how: str, act: str) -> None:
 @pytest.mark.parametrize("how", HOW)
 def test_it_may_be_there_before(how: str) -> None:
     """And though nobody has looked at anything yet."""
-    with tmpfs_volume() as volume:
-        source = volume / "source"
-        (source / "inner").mkdir(parents=True)
-        for i in range(N_FILES):
-            (source / f"file-{i}").write_bytes(b"content")
-        with (
-            silent_fuse(source / "inner", 0),
-            trashd_mount(source, options=HOW[how], limit_s=90, expect_end=True) as mounted,
-            stuck(Place(mounted, source / "inner"), os.stat) as client,
-        ):
-            in_time(partial(others_work, mounted.path))
-            assert trashd("umount", "--force", mounted.path).code == 0
-            assert ends(client) in GONE
+    with (
+        source_directory() as source,
+        silent_fuse(source / "inner", 0),
+        trashd_mount(source, options=HOW[how], limit_s=90, expect_end=True) as mounted,
+        stuck(Place(mounted, source / "inner"), os.stat) as client,
+    ):
+        in_time(partial(others_work, mounted.path))
+        assert trashd("umount", "--force", mounted.path).code == 0
+        assert ends(client) in GONE
 
 
 def test_a_directory_that_is_covered_while_it_is_known_waits_too() -> None:
@@ -168,3 +171,26 @@ def test_what_is_mounted_there_and_answers_is_used_as_ever() -> None:
         with pytest.raises(OSError, match="cross-device"):
             (inner / "renamed").rename(place.top / "file-9")
         (inner / "renamed").unlink()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_name_that_a_mount_point_has_too_is_made_once(how: str) -> None:
+    """An overlayfs may wait for others, and of its mount point not even the name is asked for at once."""
+    with served(how) as place, overlay_volume() as overlay, bind_mount(overlay.path, place.inner):
+        top = place.top
+        assert set(os.listdir(top)) == {"inner", *(f"file-{i}" for i in range(N_FILES))}
+        (top / "inner" / "made").write_bytes(b"in there")
+        assert os.listdir(top / "inner") == ["made"]
+        (top / "other").mkdir()
+        (top / "other" / "inner").mkdir()
+        (top / "other" / "inner").rmdir()
+        (top / "other" / "inner").write_bytes(b"file")
+        (top / "other" / "inner").chmod(0o600)
+        os.truncate(top / "other" / "inner", 1)
+        os.link(top / "file-0", top / "other" / "linked")
+        (top / "other" / "inner").unlink()
+        (top / "other" / "linked").rename(top / "other" / "inner")
+        assert (top / "other" / "inner").read_bytes() == b"content"
+        os.symlink("x", top / "other" / "link")
+        with pytest.raises(FileExistsError):
+            (top / "other" / "inner").mkdir()
