@@ -51,6 +51,7 @@ class Gate:
         """Whether operations go to threads now."""
         self.inner = Inner()
         self.stays_home = False
+        """Whether that is for good: nobody can be told names alone."""
 
     def stay_home(self) -> None:
         """Never use threads: whatever the filesystem is, it keeps everybody waiting."""
@@ -104,6 +105,8 @@ class Gate:
         """The same of a call that tells how quickly this filesystem answers: a look at one inode."""
         if self._latency is None:
             return act(*args) if self.is_home else self.call(act, *args)
+        if not self.is_home and self._is_patient():  # how long somebody else takes tells nothing of this filesystem
+            return self.call(act, *args)
         began_ns = perf_counter_ns()
         try:
             return act(*args) if self.is_home else self.call(act, *args)
