@@ -63,7 +63,7 @@ mkdir "$root/run/host"
 for path in "${@:2}"; do mkdir -p "$root$path"; mount --rbind "$path" "$root$path"; done
 # The project may lie in /tmp, where CI cloned it.
 [[ -e $root$REPO ]] || { mkdir -p "$root$REPO"; mount --rbind "$REPO" "$root$REPO"; }
-# Or where its users may not pass.
+# Or below a directory that lets none of its users pass.
 above=$REPO
 while above=${above%/*}; [[ $above ]]; do chmod a+x "$root$above"; done
 
