@@ -18,6 +18,8 @@ from fusefs.core.space import Survey, Waited, total
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.listing import Entry
+from fusefs.store.mounted import open_shown
+from fusefs.store.sides import DIRECTORY
 
 
 class _Volume(NamedTuple):
@@ -42,7 +44,9 @@ class Waits:
     def __enter__(self) -> Self:
         """Note the free space of each volume."""
         for base in dict.fromkeys(entry.base_path() for entry in self._due):
-            fd = self._owned.enter_context(self._kernel.open_path(base))
+            # Of a mount of ours it is the backing volume that has the space, and its daemon has files open there.
+            with open_shown(self._kernel, base) as shown:
+                fd = self._owned.enter_context(self._kernel.open_beneath(shown.fd, b".", DIRECTORY))
             self._volumes[base] = _Volume(fd, self._kernel.free_bytes(fd), [], [], [])
         return self
 

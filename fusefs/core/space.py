@@ -40,6 +40,8 @@ class Survey(NamedTuple):
 class Kind(Enum):
     """Why space does not come back.
 
+    OPEN    somebody has it open
+    SERVED  a mount's daemon has it open, for nobody that is seen: it lets go by itself
     LEFT    could not be removed: it is in quarantine
     LESS    the trees never took as much
     NOBODY  no reaper serves the volume
@@ -47,6 +49,7 @@ class Kind(Enum):
     """
 
     OPEN = "open"
+    SERVED = "served"
     LINKS = "links"
     LEFT = "left"
     SHARED = "shared"
@@ -133,15 +136,16 @@ def look(course: Course, expected_bytes: int, free: int, now_s: float) -> Course
 def decide(course: Course, expected_bytes: int, reasons: Sequence[Reason], now_s: float, patience_s: float) -> Step:
     """Say whether to wait on.
 
-    reasons     as far as they are known; SHARED is only an upper bound: what may come in spite of it is waited for
-                too, though not for long
+    reasons     as far as they are known; SERVED is over soon; SHARED is only an upper bound: what may come in spite
+                of it is waited for too, though not for long
     patience_s  how long free space may stay as it is
     """
     missing = expected_bytes - course.came() - tolerance_bytes(expected_bytes)
-    certain = sum(reason.n_bytes for reason in reasons if reason.kind is not Kind.SHARED)
+    lasting = [reason for reason in reasons if reason.kind is not Kind.SERVED]
+    certain = sum(reason.n_bytes for reason in lasting if reason.kind is not Kind.SHARED)
     if missing <= certain:
         return Step.DONE
-    if missing <= sum(reason.n_bytes for reason in reasons):
+    if missing <= sum(reason.n_bytes for reason in lasting):
         patience_s /= _SETTLED
     return Step.KEEP_WAITING if now_s - course.grown_at_s < patience_s else Step.GIVE_UP
 

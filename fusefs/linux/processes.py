@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.linux.mountinfo import Mount, Place, below, find_place, read_mounts
@@ -62,6 +63,25 @@ def find_holders(trees: list[Place]) -> Iterator[tuple[Place, Holder]]:
             for tree in trees:
                 if place is not None and tree.holds(place):
                     yield tree, Holder(int(pid), uid, command, kind, below(place.path, tree.path))
+
+
+def find_named(is_wanted: Callable[[bytes], bool]) -> Iterator[Holder]:
+    """A hold of each process on something whose path is wanted, as the process has it: in whatever mount it sees it."""
+    for pid, uid, command, _mounts in processes():
+        for kind, path in _links(pid):
+            if is_wanted(path):
+                yield Holder(int(pid), uid, command, kind, path)
+                break
+
+
+def serves_fuse(pid: int) -> bool:
+    """Whether a process serves a FUSE mount: what it has open there is others', who are found themselves."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") == "/dev/fuse":
+                    return True
+    return False
 
 
 def _links(pid: str) -> Iterator[tuple[str, bytes]]:

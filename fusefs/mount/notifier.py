@@ -36,6 +36,7 @@ from fusefs.linux.fanotify import (
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.libc import handle_of
+from fusefs.mount.stored import close_removed
 from fusefs.mount.teller import ANSWER, MESSAGE_MAX, teller
 from fusefs.mount.trashdir import is_drop_folder
 from fusefs.mount.vfs import Vfs
@@ -157,7 +158,7 @@ def _notices(vfs: Vfs, change: Change) -> Iterator[bytes]:
             yield _forget_name(directory, change.name, keeps_node=is_directory and not is_taken)
             yield _forget_inode(directory)
         if subject is not None and is_directory and change.mask & FAN_DELETE:
-            vfs.directories.drop(subject)
+            close_removed(vfs, [subject])
     if subject is not None:
         yield _forget_inode(subject, keeps_content=not change.mask & FAN_MODIFY)
 

@@ -92,10 +92,10 @@ async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[N
             forget_unused(device, [node.nodeid for node in stored])
             left += stored
         elif stored and vfs.gate.is_slow:
-            left += await trio.to_thread.run_sync(vfs.gate.run, _close_removed, vfs, stored, abandon_on_cancel=True)
+            left += await trio.to_thread.run_sync(vfs.gate.run, close_removed, vfs, stored, abandon_on_cancel=True)
         elif stored:
             with vfs.gate.lock:
-                left += _close_removed(vfs, stored)
+                left += close_removed(vfs, stored)
         await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
     return left[::-1]
 
@@ -104,7 +104,7 @@ def _is_stored(vfs: Vfs, node: Node) -> bool:
     return node.parent is not None and holds_trash(node.parent) and vfs.nodes.get(node.nodeid) is node
 
 
-def _close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:
+def close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:
     """Let go of the directories that were removed behind the mount; those that are open yet."""
     left = []
     for node in nodes:

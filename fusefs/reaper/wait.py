@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 
 from fusefs.core.goal import ALL, Courses, Goal, Met, conclude_goal, decide_goal, is_reached
@@ -24,10 +24,11 @@ from fusefs.core.space import (
 )
 from fusefs.linux.deleted import Deleted, device_of, find_deleted
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.processes import find_named, serves_fuse
 
 PATIENCE_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-_MOST_TOLD = 20
+_MOST_TOLD, _MOST_CLIENTS = 20, 5
 
 Tell = Callable[[int, int], None]
 """Called with the bytes that came, and those that are expected."""
@@ -178,7 +179,7 @@ class _Waiting:
         device = device_of(self._fd)
         if device is None:
             return self.known
-        return [*_held_open(find_deleted(device, self._is_ours)), *self.known]
+        return [*_held_open(find_deleted(device, self._is_ours), self._is_ours), *self.known]
 
     def _is_ours(self, path: bytes) -> bool:
         return any(part in path for part in self._parts)
@@ -189,8 +190,11 @@ class _Waiting:
         return conclude(course, self._expected, reasons, unknown)
 
 
-def _held_open(found: Iterable[Deleted]) -> list[Reason]:
-    """A reason for each process. A file that several have counts for the first one: each of them must let go of it."""
+def _held_open(found: Iterable[Deleted], is_ours: Callable[[bytes], bool]) -> list[Reason]:
+    """A reason for each process. A file that several have counts for the first one: each of them must let go of it.
+
+    is_ours  whether a path, in whatever mount, leads to what was reaped
+    """
     by_process: dict[int, list[Deleted]] = {}
     for deleted in found:
         by_process.setdefault(deleted.pid, []).append(deleted)
@@ -199,13 +203,27 @@ def _held_open(found: Iterable[Deleted]) -> list[Reason]:
     for pid, files in sorted(by_process.items()):
         n_bytes = sum(file.n_bytes for file in files if file.inode not in counted)
         counted.update(file.inode for file in files)
-        reasons.append(Reason(Kind.OPEN, n_bytes, _describe(pid, files)))
+        what = _describe(pid, files)
+        if not serves_fuse(pid):
+            reasons.append(Reason(Kind.OPEN, n_bytes, what))
+        elif clients := _clients(by_process, is_ours):
+            reasons.append(Reason(Kind.OPEN, n_bytes, f"{what}, for who uses its mount: {clients}"))
+        else:
+            reasons.append(Reason(Kind.SERVED, n_bytes, f"{what}, until the kernel has forgotten that"))
     reasons.sort(key=lambda reason: -reason.n_bytes)
     if len(reasons) > _MOST_TOLD:
         rest = reasons[_MOST_TOLD - 1 :]
         n_bytes = sum(reason.n_bytes for reason in rest)
         reasons[_MOST_TOLD - 1 :] = [Reason(Kind.OPEN, n_bytes, f"{len(rest)} more processes have deleted files open")]
     return reasons
+
+
+def _clients(holders: Container[int], is_ours: Callable[[bytes], bool]) -> str:
+    """Who uses what was reaped by a mount of it, in words: to them it is not deleted. holders: those found already"""
+    named = (one for one in find_named(is_ours) if one.pid not in holders and not serves_fuse(one.pid))
+    told = [f"{printable(one.command.encode())} (pid {one.pid})" for one in named]
+    more = len(told) - _MOST_CLIENTS
+    return ", ".join(told[:_MOST_CLIENTS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _describe(pid: int, files: list[Deleted]) -> str:

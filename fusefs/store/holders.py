@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fusefs.core.errors import IsMountPoint
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, View, below, every_place, find_place, read_mounts, views
-from fusefs.linux.processes import Holder, find_holders
+from fusefs.linux.processes import Holder, find_holders, serves_fuse
 from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_victim
 from fusefs.store.sides import patiently
@@ -34,7 +34,7 @@ def holders_of(paths: list[bytes]) -> list[HeldTree]:
     found: dict[Place, list[Holder]] = {place: [] for several in places.values() for place in several}
     for place, holder in find_holders(list(found)):
         found[place].append(holder)
-    daemons = {pid for pid in {h.pid for several in found.values() for h in several} if ours and _serves(pid)}
+    daemons = {pid for pid in {h.pid for several in found.values() for h in several} if ours and serves_fuse(pid)}
     return [
         HeldTree(path, tuple(h for place in several for h in found[place] if h.pid not in daemons))
         for path, several in places.items()
@@ -54,16 +54,6 @@ def _places(path: bytes, mounts: list[Mount], ours: list[View]) -> list[Place]:
             with suppress(OSError):
                 patiently(partial(os.lstat, os.path.join(view.mount.point, below(place.path, view.backing.path))))
     return places
-
-
-def _serves(pid: int) -> bool:
-    """Whether a process serves a FUSE mount: what it has open there is others', who are listed themselves."""
-    with suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/{fd}") == "/dev/fuse":
-                    return True
-    return False
 
 
 def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:

@@ -9,14 +9,18 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.errors import Incomplete
 from fusefs.linux.fd import Fd
-from tests.support.command import done_well, swapped
+from tests.support.command import done_well, swapped, trashd
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop", "prune")
 
 N_DIRECTORIES, N_FILES = 300, 20
+LARGE_BYTES = 4 << 20
+N_LARGE, NAME_BYTES = 3000, 200
+"""So many names, so long, make a directory that `--wait` misses."""
 LIMIT_S = 120.0
 _SLACK = 8
 """Fds and nodes of what was looked at to find out: the store's own directories."""
@@ -129,6 +133,29 @@ def test_who_works_in_the_old_tree_goes_on_and_all_comes_back_when_he_has_let_go
         top.rmdir()
         assert not is_back(mount, before)
     assert until(lambda: is_back(mount, before), LIMIT_S), (before, seen(mount))
+
+
+def test_a_wait_for_the_space_names_the_daemon_and_for_whom_it_holds_it(mount: Mounted) -> None:
+    top = fill(mount, "job")
+    (top / "d2/large").write_bytes(os.urandom(LARGE_BYTES))
+    with (top / "d2/large").open("rb"):
+        identifier = swapped(top)["id"]
+        done = trashd("reap", "--now", "--wait", "--json", identifier)
+        assert done.code == Incomplete.exit_code
+        *_, told = done.objects()
+    (reason,) = [one for one in told["reasons"] if one["kind"] == "open"]
+    assert reason["n_bytes"] >= LARGE_BYTES
+    assert f"(pid {mount.pid}) has " in reason["detail"]
+    assert ", for who uses its mount: " in reason["detail"]
+    assert f" (pid {os.getpid()})" in reason["detail"]
+
+
+def test_a_wait_for_the_space_waits_until_the_daemon_has_let_go(mount: Mounted) -> None:
+    top = fill(mount, "job")
+    for number in range(N_LARGE):
+        (top / "d1" / f"{number}".rjust(NAME_BYTES, "x")).touch()
+    done = done_well("reap", "--now", "--wait", "--json", swapped(top)["id"])
+    assert done.objects()[-1]["is_complete"]
 
 
 def test_a_restored_tree_is_whole_and_known_anew(mount: Mounted) -> None:
