@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from tests.support.command import TRASHD
-from tests.support.daemons import workbench
-from tests.support.tree import make_tree, snapshot
+from tests.support.daemons import daemon_of, workbench
+from tests.support.mounted import until
+from tests.support.tree import Spec, make_tree, snapshot
 from tests.support.users import as_user, run_as
 from tests.support.volumes import bind_mount, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
 USER = 1000
+N_DIRECTORIES, SLACK = 200, 8
 
 
 @pytest.fixture
@@ -71,3 +73,22 @@ def test_drop_leads_to_the_users_own_folder(bench: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     [entry] = told("list", "--json", "--volume", bench / "source")
     assert (entry["method"], entry["uid"]) == ("dropped", USER)
+
+
+@pytest.mark.needs("prune")
+def test_after_swap_and_reap_the_daemon_holds_nothing_and_all_inodes_are_back(bench: Path) -> None:
+    target, daemon = bench / "target", daemon_of(bench / "target")
+
+    def n_fds() -> int:
+        return len(os.listdir(f"/proc/{daemon}/fd"))
+
+    def swap_and_reap(spec: Spec) -> None:
+        as_user(USER, lambda: str(make_tree(target / "job", spec)))
+        [swapped] = told("swap", "--json", target / "job")
+        trashd("reap", "--now", "--volume", target, swapped["id"])
+        as_user(USER, (target / "job").rmdir)
+
+    swap_and_reap({})  # the store has what it needs by then
+    fds, inodes = n_fds(), os.statvfs(bench).f_ffree
+    swap_and_reap({f"d{number}": {"a": "x", "b": "y"} for number in range(N_DIRECTORIES)})
+    assert until(lambda: n_fds() <= fds + SLACK and os.statvfs(bench).f_ffree >= inodes - SLACK), (n_fds(), fds)
