@@ -111,7 +111,11 @@ def close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:
         fd = vfs.directories.fd_if_open(node) if node.is_directory else None
         if fd is None:
             continue
-        seen = vfs.gate.call(look_at, fd)
+        try:
+            seen = vfs.gate.call(look_at, fd)
+        except OSError:
+            vfs.directories.drop(node)  # whoever asks is told why
+            continue
         if seen.nlink:
             left.append(node)
         else:

@@ -26,7 +26,7 @@ from fusefs.mount.replies import Replies
 from tests.support.fuse import fuse_mount
 from tests.support.lyingfs import LyingFs, Mode
 from tests.support.volumes import tmpfs_volume
-from tests.support.waitingfs import session_fd
+from tests.support.waitingfs import read_request, session_fd
 
 _REPO = Path(__file__).resolve().parents[2]
 
@@ -75,13 +75,9 @@ class LosingFs(LyingFs):
     def serve(self) -> bool | None:
         """Read one request: O_TMPFILE is answered here, all else is pyfuse3's. For loop.serve_by."""
         assert self.replies is not None
-        os.set_blocking(self.replies.device, False)
-        try:
-            request = os.read(self.replies.device, wire.REQUEST_BYTES_MAX)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return False  # the connection is gone
+        request = read_request(self.replies.device)
+        if not request:
+            return None if request is None else False
         _size, opcode, unique, nodeid, uid, gid, _pid = wire.read_head(request)
         if opcode == wire.Opcode.TMPFILE:
             self._make_unnamed(unique, nodeid, uid, gid)

@@ -99,13 +99,9 @@ class WaitingFs(pyfuse3.Operations):
     def serve(self) -> bool | Awaitable[None] | None:
         """See --read-first."""
         assert self.replies is not None
-        os.set_blocking(self.replies.device, False)
-        try:
-            request = os.read(self.replies.device, wire.REQUEST_BYTES_MAX)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return False  # the connection is gone
+        request = read_request(self.replies.device)
+        if not request:
+            return None if request is None else False
         _size, opcode, unique, *_ = wire.read_head(request)
         if opcode == wire.Opcode.GETXATTR and wire.names(request, wire.GETXATTR_IN)[0].startswith(_LATER):
             return self._answer_later(unique)
@@ -193,6 +189,17 @@ async def _serve(fs: WaitingFs, *, reads_first: bool) -> None:
                 loop.serve_by(fs.serve, nursery)
             await pyfuse3.main(min_tasks=N_WORKERS, max_tasks=N_WORKERS)
             nursery.cancel_scope.cancel()
+
+
+def read_request(device: int) -> bytes | None:
+    """One that the kernel has for this process; empty if the connection is gone, None if there is none."""
+    os.set_blocking(device, False)
+    try:
+        return os.read(device, wire.REQUEST_BYTES_MAX)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 def session_fd() -> int:
