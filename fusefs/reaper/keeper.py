@@ -296,12 +296,13 @@ class Keeper:
     def _tell_refused(self, census: Census) -> None:
         """Note what is nobody's folder though it is called so; it is served to nobody."""
         refused = tuple(PassedOver(*problem) for problem in tell(self.path, census.refused))
-        for one in refused:
-            if one not in self.refused:
-                _LOG.warning("%s: %s (%s)", one.where, one.what, one.hint)
-        if refused != self.refused:
-            self.refused = refused
-            self._context.changed()
+        if refused == self.refused:
+            return
+        self.refused = refused
+        self._context.changed()
+        if refused and self._context.lets_tell(census.refused[0].owner or 0):
+            told = "; ".join(f"{one.where}: {one.what}" for one in refused)
+            _LOG.warning("%s", told)
 
     def _post_sentries(self, store: Store) -> None:
         """Watch the folders of all users that are not watched yet."""

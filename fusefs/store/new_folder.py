@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from fusefs.core.errors import Busy, NoStore
 from fusefs.core.names import Name
@@ -16,6 +16,7 @@ from fusefs.store.folders import N_HEX, not_private, open_user, plain_name, whos
 from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private
 from fusefs.store.sides import DIRECTORY
 
+_ATTEMPTS = 8
 _TURNS, _FIRST_TURN_S, _MOST_DOUBLED = 30, 0.01, 6
 """How often first commands of one user make way for each other, and for how long at most; longer each time."""
 
@@ -33,18 +34,24 @@ def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> Us
     uid = os.geteuid() if uid is None else uid
     kernel, u_fd, plain = store.kernel, store.u_fd, plain_name(uid)
     for turn in range(_TURNS if waits else 1):
-        with suppress(FileNotFoundError), _candidate(store, uid) as new:
-            has_rivals = discard_dead(kernel, u_fd, uid, but=new)
-            with suppress(FileExistsError):
-                kernel.rename_free(u_fd, new, u_fd, plain)
-                return _published(store, uid, plain)
-            folder = open_user(store, uid)
-            if folder is not None:
-                return folder
-            if not has_rivals:
-                name = Name(b"%b.%b" % (plain, _random()))
-                kernel.rename_free(u_fd, new, u_fd, name)
-                return _published(store, uid, name)
+        try:
+            with _candidate(store, uid) as new:
+                has_rivals = discard_dead(kernel, u_fd, uid, but=new)
+                with suppress(FileExistsError):
+                    kernel.rename_free(u_fd, new, u_fd, plain)
+                    return _open(store, uid, plain)
+                folder = open_user(store, uid)
+                if folder is not None:
+                    return folder
+                if not has_rivals:
+                    name = Name(b"%b.%b" % (plain, _random()))
+                    kernel.rename_free(u_fd, new, u_fd, name)
+                    return _open(store, uid, name)
+        except FileNotFoundError:
+            # Somebody took it for a killed maker's before it was locked; or the whole store is gone.
+            if turn >= _ATTEMPTS:
+                raise
+            continue
         if waits:
             time.sleep(os.urandom(1)[0] / 256 * _FIRST_TURN_S * 2.0 ** min(turn, _MOST_DOUBLED))
     raise Busy(store.base_path)
@@ -102,14 +109,8 @@ def _discard(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
         kernel.rmdir(u_fd, name)
 
 
-def _published(store: Store, uid: int, name: Name) -> UserFolder:
-    """The new folder by its name, which is durable before anything comes into it."""
-    fd = store.kernel.open_beneath(store.u_fd, name, DIRECTORY)
-    with ExitStack() as owned:
-        owned.enter_context(fd)
-        store.kernel.fsync(store.u_fd)
-        owned.pop_all()
-    return UserFolder(store, uid, name, fd)
+def _open(store: Store, uid: int, name: Name) -> UserFolder:
+    return UserFolder(store, uid, name, store.kernel.open_beneath(store.u_fd, name, DIRECTORY))
 
 
 def _random() -> bytes:

@@ -246,6 +246,30 @@ def test_an_owner_who_puts_a_link_into_his_stage_gets_no_link_at_roots_name(volu
     assert canary(volume) == before
 
 
+def test_an_owner_who_takes_the_old_tree_away_as_well_leaves_no_link_at_roots_name(volume: Path) -> None:
+    make_tree(volume / "home", Dir({"results": "his own"}, owner=(ALICE, NOGROUP)))
+    as_user(ALICE, lambda: init(volume))
+    containers: list[Path] = []
+
+    def plant(call: str) -> None:
+        if os.geteuid() != 0:
+            return
+        if call == "exchange" and not containers:
+            [container] = (folder_of(volume, ALICE) / "stage").iterdir()
+            (container / "tree").rename(container / "aside")
+            (container / "tree").symlink_to(volume / "canary")
+            containers.append(container)
+        elif call == "renameat2" and containers and (containers[0] / "tree").exists():
+            (containers[0] / "tree").rename(containers[0] / "taken")
+
+    before = canary(volume)
+    with pytest.raises(TrashdError):
+        swap_for_owner(Kernel(plant), raw(volume / "home"), Options())
+    assert not os.path.lexists(volume / "home")
+    assert (containers[0] / "taken/results").read_text() == "his own"
+    assert canary(volume) == before
+
+
 # Signals to the child
 
 
