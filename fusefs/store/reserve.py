@@ -52,10 +52,10 @@ def _make(kernel: Kernel, reserve: Fd) -> None:
 
 
 def is_used(folder: UserFolder) -> bool:
-    """Whether there is a container in it: a folder that nobody uses is not worth a reserve."""
+    """Whether there is a container in it, or what may be left of a reserve: one that nobody used is not worth any."""
     kernel = folder.store.kernel
-    for state in State:
-        with suppress(FileNotFoundError), kernel.open_dir(folder.fd, state.value.encode()) as fd:
+    for part in (RESERVE, *(state.value.encode() for state in State)):
+        with suppress(FileNotFoundError), kernel.open_dir(folder.fd, part) as fd:
             if not kernel.is_empty(fd):
                 return True
     return False
