@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -13,11 +14,17 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.inodes import ROOT
+from fusefs.linux.fd import Fd
+from fusefs.linux.inotify import open_inotify, read_events
+from fusefs.mount import vfs_files
+from tests.support.asking import Somebody
 from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.command import trashd
 from tests.support.daemons import backing_of
 from tests.support.leases import is_broken_into, write_lease
 from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.mounts import vfs_on
 from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -29,6 +36,7 @@ WHERE = {
     "slow": ["coherence=exclusive", "backing=slow"],
 }
 N_MANY = 700
+IN_OPEN = 0x20
 
 
 class Place(NamedTuple):
@@ -137,3 +145,22 @@ def test_who_waits_very_often_is_told_so_and_stops_nobody(how: str) -> None:
         in_time(partial(others_work, place))
         give_up()
         assert {ends(pid) for pid in pids} == {0, errno.EAGAIN}
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC])
+def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(tmp_path: Path, flags: int) -> None:
+    """Its open might do something, or wait: whoever works behind the mount may put a FIFO or a device there."""
+    file, fifo = tmp_path / "file", tmp_path / "fifo"
+    file.touch()
+    os.mkfifo(fifo)
+    with Fd(os.open(tmp_path, os.O_PATH)) as root, open_inotify() as opened:
+        vfs = vfs_on(root, max_fds=100, is_shared=True)
+        try:
+            nodeid = vfs.lookup(ROOT, b"file", Somebody(0, 0, os.getpid(), 0)).nodeid
+            fifo.rename(file)
+            assert ctypes.CDLL(None).inotify_add_watch(int(opened), os.fsencode(file), IN_OPEN) > 0
+            with pytest.raises(OSError, match="Stale"):
+                vfs_files.open_(vfs, nodeid, flags, os.getpid())
+            assert read_events(opened) == []
+        finally:
+            vfs.close()
