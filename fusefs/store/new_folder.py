@@ -76,8 +76,9 @@ def _candidate(store: Store, uid: int) -> Iterator[Name]:
                 raise NoStore(store.base_path, f"this filesystem can't keep a new directory to its maker: {why}")
             yield new
         finally:
-            if kernel.is_named(fd, u_fd, new):
-                _discard(kernel, u_fd, new, fd)
+            with suppress(OSError):  # nor does it hide how the block ended
+                if kernel.is_named(fd, u_fd, new):
+                    _discard(kernel, u_fd, new, fd)
 
 
 def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None = None) -> bool:
