@@ -38,8 +38,7 @@ def volume() -> Iterator[Path]:
 def test_a_folder_is_exact_whatever_the_umask(volume: Path, mask: int) -> None:
     def act() -> Path:
         os.umask(mask)
-        with own(volume) as folder:
-            return Path(os.fsdecode(folder.path()))
+        return make(volume)
 
     assert modes(as_user(ALICE, act)) == {0o700}
     assert folders(volume) == [str(ALICE)]
