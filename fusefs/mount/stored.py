@@ -101,7 +101,10 @@ async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[N
 
 
 def _is_stored(vfs: Vfs, node: Node) -> bool:
-    return node.parent is not None and holds_trash(node.parent) and vfs.nodes.get(node.nodeid) is node
+    """Whether the kernel knows a node that lies in a store, or did until a reaper was seen to take it from there."""
+    if vfs.nodes.get(node.nodeid) is not node:
+        return False
+    return node.last is not None if node.parent is None else holds_trash(node.parent)
 
 
 def close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:
