@@ -66,14 +66,15 @@ class Cut:
         return self.base / f"to{k}"
 
     def begin(self, k: int) -> None:
-        """Make round k's tree; it is on the disk."""
-        path = self.name(k)
+        """Make round k's tree; it is on the disk. It is there with its name or not at all, whoever syncs meanwhile."""
+        path = self.base / f"made{k}"
         (path / "part").mkdir(parents=True)
         for name in ("f0", "f1", "part"):
             (path / name / "p" if name == "part" else path / name).write_text(text_of(k, name))
         for directory in (path / "part", path):
             os.chown(directory, self.uid, self.uid)
         path.chmod(MODE)
+        path.rename(self.name(k))
         self.stands(k, Shape.HOME, sync=True)
 
     def begin_file(self, k: int) -> None:
