@@ -67,14 +67,15 @@ def _opened_by_node(vfs: Vfs, node: Node, flags: int, pid: int) -> Fd:
 def open_patiently(vfs: Vfs, held: Fd, flags: int, pid: int) -> Fd:
     """An fd of the file that an O_PATH fd holds, when nobody has a lease on it that is in the way.
 
-    Raises  WouldWait, and OSError EINTR: see Gate.patiently; ESTALE: it is no file, and its open might do something
+    Raises  WouldWait, and OSError EINTR: see Gate.patiently; ESTALE: it is a FIFO, a socket or a device by now: to open
+            these may wait, or do something
     """
     return vfs.gate.patiently(pid, open_at_once, vfs, held, flags)
 
 
 def open_at_once(vfs: Vfs, held: Fd, flags: int) -> Fd:
     """The same. Raises  OSError EAGAIN: somebody has a lease"""
-    if not stat.S_ISREG(vfs.gate.call(look_at, held).mode):
+    if stat.S_IFMT(vfs.gate.call(look_at, held).mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
     return Fd(vfs.gate.call(os.open, b"/proc/self/fd/%d" % held, flags | os.O_NONBLOCK))
 

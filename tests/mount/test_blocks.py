@@ -22,7 +22,7 @@ from tests.support.mounted import Mounted, trashd_mount
 from tests.support.oracle import ALL_DIRECT, Oracle
 from tests.support.passing import errno_of, opened
 from tests.support.subjects import Handle, Story, Subject
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import loop_volume, sync, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 
@@ -309,7 +309,7 @@ def test_a_copy_shares_its_blocks_where_the_filesystem_can(kind: str, option: st
         with trashd_mount(source, options=["coherence=exclusive", option], limit_s=LIMIT_S) as mounted:
             file = mounted.path / "file"
             file.write_bytes(LARGE * 16)
-            os.sync()
+            sync(volume)
             shutil.copyfile(file, mounted.path / "plain")
             subprocess.run(["cp", "--reflink=auto", file, mounted.path / "copy"], check=True)
             assert (mounted.path / "copy").read_bytes() == LARGE * 16

@@ -22,7 +22,7 @@ from fusefs.mount.loop import own_number
 from tests.support.mounted import trashd_mount, until
 from tests.support.oracle import Oracle
 from tests.support.tree import Spec, make_tree
-from tests.support.volumes import loop_volume, mount_of
+from tests.support.volumes import loop_volume, mount_of, sync
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -241,7 +241,7 @@ def test_removed_cwd_has_no_links(oracle: Oracle) -> None:
 
 
 def free_blocks(top: bytes) -> int:
-    os.sync()
+    sync(Path(os.fsdecode(top)))
     return os.statvfs(top).f_bfree
 
 

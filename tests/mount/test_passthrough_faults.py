@@ -7,13 +7,14 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.support import volumes
 from tests.support.faultydisk import SIZE, FaultyDisk, faulty_disk
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.passing import errno_of, n_messages, opened
@@ -59,6 +60,12 @@ def sync(fd: int) -> int:
     return errno_of(lambda: os.fsync(fd))
 
 
+def write_back(faulty: FaultyDisk) -> None:
+    """As the kernel does sooner or later; who asks for it here is told of what fails, and of nobody's file."""
+    with suppress(OSError):
+        volumes.sync(faulty.path)
+
+
 def synced(file: Path, faulty: FaultyDisk) -> Iterator[tuple[str, int]]:
     with opened(file, os.O_RDWR) as fd, opened(file, os.O_RDWR) as other:
         with faulty.fails(file):
@@ -78,7 +85,7 @@ def written_back_before_anybody_syncs(file: Path, faulty: FaultyDisk) -> Iterato
         fd = stack.enter_context(opened(file, os.O_RDWR))
         with faulty.fails(file):
             yield "write", write(fd)
-            os.sync()
+            write_back(faulty)
             later = stack.enter_context(opened(file, os.O_RDWR))
             yield "who opened it before anybody was told", sync(later)
             latest = stack.enter_context(opened(file, os.O_RDWR))
@@ -90,7 +97,7 @@ def closed_unheard(file: Path, faulty: FaultyDisk) -> Iterator[tuple[str, int]]:
     with faulty.fails(file):
         fd = os.open(file, os.O_RDWR)
         yield "write", write(fd)
-        os.sync()
+        write_back(faulty)
         yield "close", errno_of(lambda: os.close(fd))
         with opened(file, os.O_RDWR) as later:
             yield "who opens it next", sync(later)
@@ -201,10 +208,10 @@ def limited_subvolume() -> Iterator[Path]:
         yield btrfs_subvolume(volume, "source", limit_bytes=16 * MIB)
 
 
-def fill(file: Path, ballast: Path) -> tuple[int, bool, int, bool]:
+def fill(file: Path, ballast: Path, volume: Path) -> tuple[int, bool, int, bool]:
     """What ends it; that all until then is there; whether there is room again when other things are gone."""
     ballast.write_bytes(os.urandom(MIB))
-    os.sync()
+    volumes.sync(volume)
     n_written = 0
 
     def write_on() -> None:
@@ -216,7 +223,7 @@ def fill(file: Path, ballast: Path) -> tuple[int, bool, int, bool]:
         ends_it = errno_of(write_on)
         is_all_there = os.fstat(fd).st_size == n_written > MIB
         ballast.unlink()
-        os.sync()
+        volumes.sync(volume)
         goes_on = errno_of(lambda: os.write(fd, b"more"))
         return ends_it, is_all_there, goes_on, os.fstat(fd).st_size == n_written + 4
 
@@ -228,13 +235,13 @@ def test_who_has_no_room_goes_on_by_the_same_handle_when_there_is_some(
     volume: Callable[[], AbstractContextManager[Path]],
 ) -> None:
     with volume() as source:
-        right = fill(source / "below", source / "ballast")
+        right = fill(source / "below", source / "ballast", source)
         (source / "below").unlink()
         assert right[1:] == (True, 0, True)
         with trashd_mount(source, limit_s=LIMIT_S) as mounted:
             for _ in range(2):  # whoever keeps a file, keeps its room from the next
-                os.sync()
-                assert fill(mounted.path / "file", mounted.path / "ballast") == right
+                volumes.sync(source)
+                assert fill(mounted.path / "file", mounted.path / "ballast", source) == right
                 (mounted.path / "file").unlink()
             assert n_messages(mounted) == 0
 

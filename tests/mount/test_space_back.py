@@ -13,7 +13,7 @@ from fusefs.core.errors import Incomplete
 from fusefs.linux.fd import Fd
 from tests.support.command import done_well, swapped, trashd
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.volumes import loop_volume
+from tests.support.volumes import loop_volume, sync
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop", "prune")
 
@@ -62,7 +62,7 @@ def n_deleted(mount: Mounted) -> int:
 
 
 def seen(mount: Mounted) -> Seen:
-    os.sync()
+    sync(mount.backing)
     volume = os.statvfs(mount.path)
     return Seen(mount.stats().gauges["n_nodes"], n_deleted(mount), volume.f_bfree * volume.f_frsize, volume.f_ffree)
 

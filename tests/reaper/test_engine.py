@@ -31,7 +31,7 @@ from tests.support.command import TRASHD, environment
 from tests.support.leases import is_broken_into
 from tests.support.orphans import ids
 from tests.support.store import in_child, init, own, swap
-from tests.support.volumes import loop_volume
+from tests.support.volumes import loop_volume, sync
 from tests.support.workers import EndsWorkers
 
 pytestmark = pytest.mark.needs("root")
@@ -232,7 +232,7 @@ def test_pace_in_bytes_counts_what_is_freed() -> None:
         (path / "tree").mkdir()
         for number in range(20):
             (path / f"tree/{number}").write_bytes(b"x" * 100_000)
-        os.sync()
+        sync(volume)
         n_bytes = sum(os.stat(path / f"tree/{number}").st_blocks * 512 for number in range(20))
         began = time.monotonic()
         report = remove_contents(Kernel(), fd, Wishes(pace=Constant(Tempo(bytes_per_s=4 << 20))))

@@ -13,7 +13,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi
 from fusefs.reaper.pacer import Pacer
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import loop_volume, sync, tmpfs_volume
 
 NO_CAPS = Caps()
 
@@ -69,7 +69,7 @@ def on_a_disk(nowhere: Path, caps: Caps = NO_CAPS) -> Iterator[Scene]:
     Its journal writes nothing by itself, however long the test is kept waiting.
     """
     with loop_volume("ext4", mount_options=["commit=3600"]) as root:
-        os.sync()
+        sync(root)
         with Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
             scene = Scene(root, fd, Psi(str(nowhere)), caps)
             yield scene

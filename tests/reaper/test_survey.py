@@ -23,7 +23,7 @@ from tests.support.silent import silent_fuse
 from tests.support.store import Before, raw, reap_now, tree_of
 from tests.support.tree import Dir, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
 from tests.support.users import as_user
-from tests.support.volumes import bind_mount, loop_volume
+from tests.support.volumes import bind_mount, loop_volume, sync
 
 pytestmark = pytest.mark.needs("root")
 
@@ -281,7 +281,7 @@ def test_reflinked_blocks_are_told_file_by_file_and_only_when_asked() -> None:
         clone(tree / "part", volume / "copy")
         with (tree / "part").open("r+b") as file:
             file.write(b"n" * (128 * KIB))
-        os.sync()
+        sync(volume)
         assert look_at(volume).shared_bytes == 0
         assert look_at(volume, with_shared=True).shared_bytes == 600 * 4096 + 128 * KIB
 
@@ -299,5 +299,5 @@ def test_nobody_asks_where_nothing_can_be_shared() -> None:
 def test_small_files_of_btrfs_do_not_count_as_blocks() -> None:
     with loop_volume("btrfs") as volume:
         make_tree(volume / "tree", {f"{i}": b"x" * 700 for i in range(100)})
-        os.sync()
+        sync(volume)
         assert look_at(volume).n_bytes == 70_000

@@ -25,7 +25,7 @@ from tests.support.silent import silent_fuse
 from tests.support.store import init, raw, reap_now, swap, tree_of
 from tests.support.tree import IMMUTABLE, Spec, make_tree, set_flags
 from tests.support.users import as_user, become
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import loop_volume, sync, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "loop")
 
@@ -80,7 +80,7 @@ def reap_counted(volume: Path, victim: Path, before_reap: Callable[[Path], objec
     kernel = Kernel()
     swapped = swap(victim)
     before_reap(tree_of(swapped))
-    os.sync()
+    sync(volume)
     with kernel.open_path(raw(volume)) as fd:
         before_bytes = kernel.free_bytes(fd)
     with kernel.open_path(raw(tree_of(swapped).parent), os.O_RDONLY) as fd:
@@ -215,7 +215,7 @@ def test_deleted_files_that_were_none_of_the_tree_are_not_blamed() -> None:
     with volume_of("ext4") as volume, holding_deleted(volume / "else"):
         gone = reap_counted(volume, make_job(volume))
         (volume / "written").write_bytes(os.urandom(SIZE))
-        os.sync()
+        sync(volume)
         waited = gone.wait(volume, patience_s=0)
     (reason,) = waited.reasons
     assert reason.kind is Kind.UNKNOWN
