@@ -78,7 +78,12 @@ def clients(top: Path, victim: Path) -> list[Callable[[], None]]:
 
     def holds() -> None:
         """By an fd of the tree, whatever its name is."""
-        fd = os.open(victim / "sub", os.O_RDONLY | os.O_DIRECTORY)
+        while True:
+            try:
+                fd = os.open(victim / "sub", os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue  # it has begun so late that the tree is in the store
+            break
         for i in count():
             name = f"held{i}"
             os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=fd))
