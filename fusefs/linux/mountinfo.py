@@ -40,6 +40,10 @@ class Mount(NamedTuple):
         """Whether a trashd serves it."""
         return self.fstype == OURS
 
+    def is_fuse(self) -> bool:
+        """Whether a program serves it, ours or another's."""
+        return _FUSE.fullmatch(self.fstype) is not None
+
     def flags(self) -> frozenset[str]:
         """What is on of this mount or its filesystem, by mount(8)'s names; options that are no flags, too."""
         return frozenset(os.fsdecode(self.options + b"," + self.super_options).split(","))

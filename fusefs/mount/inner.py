@@ -21,7 +21,6 @@ _ANSWERS = frozenset({
     b"udf", b"vfat", b"xfs", b"zfs",
 })  # fmt: skip
 """Types of filesystems that need nobody else; all that is not known may."""
-_FUSE = (b"fuse.", b"fuseblk.")
 
 
 class Inner:
@@ -59,13 +58,9 @@ class Inner:
         with suppress(OSError):  # no /proc: none are known
             waiting = [mount for mount in read_mounts() if self._may_wait(mount)]
             self.devices = frozenset(mount.st_dev() for mount in waiting)
-            self.names = frozenset(os.path.basename(mount.point) for mount in waiting if not _is_fuse(mount))
+            self.names = frozenset(os.path.basename(mount.point) for mount in waiting if not mount.is_fuse())
 
     def _may_wait(self, mount: Mount) -> bool:
         top = self._top
         is_below = top is not None and mount.point != top and is_inside(mount.point, top)
         return is_below and mount.fstype not in _ANSWERS
-
-
-def _is_fuse(mount: Mount) -> bool:
-    return mount.fstype == b"fuse" or mount.fstype.startswith(_FUSE) or mount.fstype == b"fuseblk"

@@ -214,7 +214,7 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
                     continue  # it went meanwhile
                 found = learn(source_key(seen, handle), seen, node, name)
                 if is_trash:
-                    vfs.stored.seen(node, found)
+                    vfs.stored.add(found)
                 is_steady = (not unsteady and seen.dev == dev) or vfs.is_steady(found.source)
                 known = Known(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
                 yield Listed(name, known, ino, kind, following, found)

@@ -99,14 +99,15 @@ class Stored:
         """A node was moved into a directory; if that is in a store, so is all that is known in it."""
         if holds_trash(directory):
             self._has_moved |= node.is_directory
-            self._add(node)
+            self.add(node)
 
     def seen(self, directory: Node, node: Node) -> None:
         """Somebody was told of a node in a directory."""
         if holds_trash(directory):
-            self._add(node)
+            self.add(node)
 
-    def _add(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
+        """The same of a node in a directory that holds trash."""
         self._seen[node] = None
         self.tell()
 
