@@ -12,7 +12,7 @@ from bench.operations import AGAIN, MISS, OPERATIONS, SCAN, Worker, drop_caches
 from bench.subjects import CPU, HP, LL, NATIVE, OURS, Unable, Words, all_subjects, cpu_s, served
 from bench.support import make_files, time_command, volume
 from tests.support.fuse import FuseMount
-from tests.support.slowfs import slow_volume
+from tests.support.slowfs import Xattrs, slow_volume
 
 SLOW, SLOW_XATTRS = "slow", "xattrs"
 """Scenes whose directory takes 1 ms for each lookup and getattr, and is believed for 1 s: direct is `native`. The first
@@ -197,7 +197,7 @@ def _seen(name: str, source: Path) -> Iterator[Path]:
     if name not in SLOW_ONES:
         yield source
         return
-    with slow_volume(source, has_xattrs=name == SLOW_XATTRS, limit_s=2 * LIMIT_S) as slow:
+    with slow_volume(source, xattrs=Xattrs.ALL if name == SLOW_XATTRS else Xattrs.NONE, limit_s=2 * LIMIT_S) as slow:
         yield slow.path
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.support.passing import held
-from tests.support.slowfs import SlowVolume, slow_volume
+from tests.support.slowfs import SlowVolume, Xattrs, slow_volume
 from tests.support.subjects import Native, Story, Subject
 from tests.support.tree import make_tree, snapshot
 from tests.support.users import as_user
@@ -26,9 +26,9 @@ HOUR_US = 3600 * 10**6
 
 @contextmanager
 def _volume(
-    delay_us: int = 0, ttl_s: float = 1.0, *, has_xattrs: bool = True, limit_s: float = 30
+    delay_us: int = 0, ttl_s: float = 1.0, *, xattrs: Xattrs = Xattrs.ALL, limit_s: float = 30
 ) -> Iterator[SlowVolume]:
-    with tmpfs_volume() as source, slow_volume(source, delay_us, ttl_s, has_xattrs=has_xattrs, limit_s=limit_s) as slow:
+    with tmpfs_volume() as source, slow_volume(source, delay_us, ttl_s, xattrs=xattrs, limit_s=limit_s) as slow:
         yield slow
 
 
@@ -225,7 +225,7 @@ def test_listing_goes_on_where_one_seeks() -> None:
 
 
 def test_no_xattrs_where_there_are_none() -> None:
-    with _volume(has_xattrs=False) as slow:
+    with _volume(xattrs=Xattrs.NONE) as slow:
         (slow.path / "x").touch()
         for call in (
             os.listxattr,
@@ -234,6 +234,34 @@ def test_no_xattrs_where_there_are_none() -> None:
         ):
             with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
                 call(slow.path / "x")
+
+
+def test_xattrs_of_directories_alone() -> None:
+    with _volume(xattrs=Xattrs.DIRECTORIES) as slow:
+        (slow.path / "x").touch()
+        os.setxattr(slow.path, "user.a", b"1")
+        assert os.getxattr(slow.path, "user.a") == b"1"
+        with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+            os.setxattr(slow.path / "x", "user.a", b"1")
+
+
+def test_who_knows_of_no_xattrs_is_asked_once() -> None:
+    with _volume(xattrs=Xattrs.UNKNOWN) as slow:
+        for _ in range(3):
+            with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+                os.getxattr(slow.path, "user.a")
+        assert slow.n_messages["getxattr"] == 1
+
+
+def test_xattrs_that_root_alone_is_told_of() -> None:
+    def other() -> None:
+        with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
+            os.getxattr(slow.path, "user.a")
+
+    with _volume(xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as slow:
+        os.setxattr(slow.path, "user.a", b"1")
+        assert os.getxattr(slow.path, "user.a") == b"1"
+        as_user(1000, other)
 
 
 def test_user_makes_what_is_his_and_no_more_than_he_may() -> None:

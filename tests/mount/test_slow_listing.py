@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.bulk import fill
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.slowfs import SlowVolume, slow_volume
+from tests.support.slowfs import SlowVolume, Xattrs, slow_volume
 from tests.support.volumes import tmpfs_volume
 from tests.support.workers import workers
 
@@ -70,7 +70,7 @@ def listed(
     delay_us: int = 100,
     n_directories: int = 1,
     has_uring: bool = True,
-    has_xattrs: bool = True,
+    xattrs: Xattrs = Xattrs.ALL,
 ) -> Iterator[Listed]:
     """The kernel believes what it knows of the slow filesystem for longer than any test takes."""
     with tmpfs_volume(options=["nr_inodes=50000"]) as source:
@@ -80,7 +80,7 @@ def listed(
         point = source.with_name("mounted")
         point.mkdir()
         with (
-            slow_volume(source, delay_us=delay_us, ttl_s=1000, has_xattrs=has_xattrs, limit_s=100) as volume,
+            slow_volume(source, delay_us=delay_us, ttl_s=1000, xattrs=xattrs, limit_s=100) as volume,
             trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=90, has_uring=has_uring) as mounted,
         ):
             os.lstat(point / "flat")
@@ -102,11 +102,11 @@ def test_names_alone_ask_for_no_attributes(words: list[str]) -> None:
         assert one.asked() - before < N_SPARE
 
 
-@pytest.mark.parametrize("has_xattrs", [True, False], ids=["xattrs", "no xattrs"])
+@pytest.mark.parametrize("xattrs", [Xattrs.ALL, Xattrs.NONE], ids=["xattrs", "no xattrs"])
 @pytest.mark.parametrize("words", [["-l"], ["-lU"], ["-l", "--color=always"], ["-s"]], ids=" ".join)
 @BOTH_WAYS
-def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, has_xattrs: bool, has_uring: bool) -> None:
-    with listed(SLOW, has_xattrs=has_xattrs, has_uring=has_uring) as one:
+def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, xattrs: Xattrs, has_uring: bool) -> None:
+    with listed(SLOW, xattrs=xattrs, has_uring=has_uring) as one:
         before = one.asked()
         assert len(ls(*words, one.top)) == N + 1
         first = one.asked()

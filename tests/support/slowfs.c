@@ -240,7 +240,9 @@ int main(int argc, char **argv)
     /* So that act_as keeps root's capabilities: the caller may be in groups that are not ours. */
     if (geteuid() == 0 && prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP))
         err(1, "securebits");
-    char *options[] = {argv[0], "-oallow_other,default_permissions,fsname=slowfs,subtype=slowfs", NULL};
+    int by_user = control->xattrs & XATTRS_FOR_ROOT;
+    char *checked = "-oallow_other,default_permissions,fsname=slowfs,subtype=slowfs";
+    char *options[] = {argv[0], by_user ? "-oallow_other,fsname=slowfs,subtype=slowfs" : checked, NULL};
     struct fuse_lowlevel_ops handlers = all_handlers();
     struct fuse_args args = FUSE_ARGS_INIT(2, options);
     session = fuse_session_new(&args, &handlers, sizeof handlers, NULL);

@@ -26,6 +26,14 @@
 #define NUMBER(what) OP_##what,
 enum operation { OPERATIONS(NUMBER) N_OPERATIONS };
 
+/* Who has extended attributes. Without: EOPNOTSUPP, rather than ENOSYS, after which the kernel would never ask again. */
+enum {
+    XATTRS_OF_FILES = 1,
+    XATTRS_OF_DIRECTORIES = 2,
+    XATTRS_UNKNOWN = 4,   /* ENOSYS to all */
+    XATTRS_FOR_ROOT = 8,  /* others are told that there are none; the kernel leaves it to us who may do what */
+};
+
 /* As in slowfs.py. */
 struct counter {
     char name[24];
@@ -35,7 +43,7 @@ struct control {
     _Atomic uint64_t delay_us;
     _Atomic uint64_t ttl_us;
     _Atomic uint32_t delays_all; /* 0: lookup and getattr only */
-    _Atomic uint32_t has_xattrs;
+    _Atomic uint32_t xattrs; /* flags, below */
     _Atomic uint32_t n_under_way; /* requests, from their arrival to their answer */
     _Atomic uint32_t max_under_way;
     _Atomic uint32_t hangs; /* whether what has hung_name in its name hangs */

@@ -10,6 +10,7 @@ Its parts are slowfs*.c beside this file, compiled once and kept by their conten
 from __future__ import annotations
 
 import contextlib
+import enum
 import fcntl
 import hashlib
 import mmap
@@ -30,10 +31,22 @@ _COMPILE_LIMIT_S = 60
 _HANG_LIMIT_S = 20.0
 # struct control in slowfs.h.
 _SIZE_BYTES = 4096
-_DELAY_US, _TTL_US, _DELAYS_ALL, _HAS_XATTRS, _N_UNDER_WAY, _MAX_UNDER_WAY, _HANGS, _NAME = 0, 8, 16, 20, 24, 28, 32, 36
+_DELAY_US, _TTL_US, _DELAYS_ALL, _XATTRS, _N_UNDER_WAY, _MAX_UNDER_WAY, _HANGS, _NAME = 0, 8, 16, 20, 24, 28, 32, 36
 _NAME_SIZE = 260
 _COUNTERS = _NAME + _NAME_SIZE
 _COUNTER = struct.Struct("=24sQ")
+
+
+class Xattrs(enum.IntFlag):
+    """Who has extended attributes.
+
+    FILES, DIRECTORIES  without: EOPNOTSUPP, as on many network filesystems
+    UNKNOWN             ENOSYS, as of a server that has never heard of them
+    FOR_ROOT            others are told that there are none; it is the server who checks permissions then
+    """
+
+    FILES, DIRECTORIES, UNKNOWN, FOR_ROOT = 1, 2, 4, 8
+    NONE, ALL = 0, FILES | DIRECTORIES
 
 
 def slowfs() -> Path:
@@ -74,6 +87,10 @@ class SlowVolume:
     def delay_all(self, *, is_all: bool = True) -> None:
         """Let every operation take so long, not only lookup and getattr."""
         struct.pack_into("=I", self._control, _DELAYS_ALL, is_all)
+
+    def serve_xattrs(self, xattrs: Xattrs) -> None:
+        """Have others from now on; who checks permissions stays as it was."""
+        struct.pack_into("=I", self._control, _XATTRS, xattrs)
 
     def hang(self, name: str) -> None:
         """Let operations wait, from now on, that are about a name with this in it, or about an inode of such a name."""
@@ -127,14 +144,13 @@ def slow_volume(
     delay_us: int = 1000,
     ttl_s: float = 1.0,
     *,
-    has_xattrs: bool = True,
+    xattrs: Xattrs = Xattrs.ALL,
     limit_s: float = 60,
 ) -> Iterator[SlowVolume]:
     """A directory seen through the slow filesystem, open to all users.
 
     delay_us    before each lookup and getattr: a round trip
     ttl_s       how long the kernel believes names and attributes; it remembers no absent names
-    has_xattrs  False: EOPNOTSUPP, as on many network filesystems
     Raises      TimeoutError: it hung for limit_s, see fuse_mount; what hangs at the end is let go
     """
     with contextlib.ExitStack() as stack:
@@ -142,7 +158,7 @@ def slow_volume(
         stack.callback(os.close, shared)
         os.ftruncate(shared, _SIZE_BYTES)
         control = stack.enter_context(mmap.mmap(shared, _SIZE_BYTES))
-        struct.pack_into("=QQII", control, _DELAY_US, delay_us, round(ttl_s * 1e6), 0, has_xattrs)
+        struct.pack_into("=QQII", control, _DELAY_US, delay_us, round(ttl_s * 1e6), 0, xattrs)
         hung, theirs = stack.enter_context(_socketpair())
         hung.settimeout(_HANG_LIMIT_S)
         point = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trashd-slow-")))

@@ -171,13 +171,21 @@ static void slow_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_inf
     fuse_reply_err(req, 0);
 }
 
-/* Extended attributes. EOPNOTSUPP rather than ENOSYS, after which the kernel would never ask again. */
+/* Extended attributes. */
 
-static int refuses_xattrs(fuse_req_t req)
+static int refuses_xattrs(fuse_req_t req, fuse_ino_t ino)
 {
-    if (control->has_xattrs)
-        return 0;
-    errno = EOPNOTSUPP;
+    struct stat st;
+    uint32_t xattrs = control->xattrs;
+    if (xattrs & XATTRS_UNKNOWN)
+        errno = ENOSYS;
+    else if (xattrs & XATTRS_FOR_ROOT && fuse_req_ctx(req)->uid)
+        errno = ENODATA;
+    else if (fstatat(fd_of(ino), "", &st, AT_EMPTY_PATH) == 0) {
+        if (xattrs & (S_ISDIR(st.st_mode) ? XATTRS_OF_DIRECTORIES : XATTRS_OF_FILES))
+            return 0;
+        errno = EOPNOTSUPP;
+    }
     done(req, -1);
     return 1;
 }
@@ -187,7 +195,7 @@ static void slow_setxattr(
 {
     char path[PATH_SIZE];
     begin(OP_setxattr, ino, NULL);
-    if (refuses_xattrs(req))
+    if (refuses_xattrs(req, ino))
         return;
     path_of(ino, path);
     done(req, setxattr(path, name, value, size, flags));
@@ -197,7 +205,7 @@ static void slow_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 {
     char path[PATH_SIZE];
     begin(OP_removexattr, ino, NULL);
-    if (refuses_xattrs(req))
+    if (refuses_xattrs(req, ino))
         return;
     path_of(ino, path);
     done(req, removexattr(path, name));
@@ -221,7 +229,7 @@ static void slow_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size
 {
     char path[PATH_SIZE];
     begin(OP_getxattr, ino, NULL);
-    if (refuses_xattrs(req))
+    if (refuses_xattrs(req, ino))
         return;
     path_of(ino, path);
     char *value = malloc(size + 1);
@@ -232,7 +240,7 @@ static void slow_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
     char path[PATH_SIZE];
     begin(OP_listxattr, ino, NULL);
-    if (refuses_xattrs(req))
+    if (refuses_xattrs(req, ino))
         return;
     path_of(ino, path);
     char *names = malloc(size + 1);
