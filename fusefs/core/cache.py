@@ -1,5 +1,5 @@
-"""What was seen of a backing filesystem, as long as it may be believed: attributes, the names of extended ones, names,
-link targets, listings.
+"""What was seen of a backing filesystem, as long as it may be believed: attributes, extended ones, names, link targets,
+listings.
 
 Pure: whoever looks hands in what he saw, and the time. The cache may forget anything at any time, and never tells what
 has expired, what has changed since it was seen, or half a listing.
@@ -12,7 +12,6 @@ of each change is noted while anybody looks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
 from struct import Struct, error
 from sys import getsizeof
 from typing import NewType
@@ -20,6 +19,7 @@ from typing import NewType
 from fusefs.core.attributes import Attributes
 from fusefs.core.entries import Entries
 from fusefs.core.inodes import SourceKey
+from fusefs.core.xattrs import Answers, pack, unpack
 
 Epoch = NewType("Epoch", int)
 """The number of the newest change when a look began."""
@@ -27,6 +27,8 @@ Epoch = NewType("Epoch", int)
 _PACKED = Struct("=QQIIIIQQQIqqqqd")
 """Attributes, and the time until which they may be believed: a fifth of what the tuple and its numbers take."""
 _N_FIELDS = len(Attributes._fields)
+_UNTIL = Struct("=d")
+"""The same time, before what is packed of extended attributes."""
 
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
 """An inode's attributes; one name in a directory, or its listing; all its names (None)."""
@@ -101,14 +103,15 @@ class _Item:
     def __init__(self) -> None:
         self.packed: bytes | None = None
         self.target: tuple[bytes, float] | None = None
-        self.xattrs: tuple[bytes, float] | None = None
+        self.xattrs: bytes | None = None
         self.names: _Names | None = None
         self.listing: tuple[Entries, float, int] | None = None  # with the bytes that it is counted with
 
     def extra_bytes(self) -> int:
-        """The memory of what only directories and links have."""
+        """The memory of what not every inode has."""
         return (
-            sum(_UNTIL_BYTES + _BYTES_BYTES + len(one[0]) for one in (self.target, self.xattrs) if one is not None)
+            (0 if self.target is None else _UNTIL_BYTES + _BYTES_BYTES + len(self.target[0]))
+            + (0 if self.xattrs is None else _BYTES_BYTES + len(self.xattrs))
             + (0 if self.names is None else self.names.n_bytes)
             + (0 if self.listing is None else self.listing[2])
         )
@@ -219,13 +222,13 @@ class Cache:
         self._items.move_to_end(source)
         return item.target[0]
 
-    def xattrs(self, source: SourceKey, now_s: float) -> Sequence[bytes] | None:
-        """The names of all its extended attributes; None: not known."""
+    def xattrs(self, source: SourceKey, now_s: float) -> Answers:
+        """What is known of its extended attributes."""
         item = self._items.get(source)
-        if item is None or item.xattrs is None or item.xattrs[1] <= now_s:
-            return None
+        if item is None or item.xattrs is None or _UNTIL.unpack_from(item.xattrs)[0] <= now_s:
+            return {}
         self._items.move_to_end(source)
-        return item.xattrs[0].split(b"\0") if item.xattrs[0] else ()
+        return dict(unpack(item.xattrs, _UNTIL.size))
 
     def listing(self, directory: SourceKey, now_s: float) -> Entries | None:
         """All entries of a directory, in order; None: not known."""
@@ -281,13 +284,20 @@ class Cache:
         self._n_bytes += item.extra_bytes()
         self._make_room()
 
-    def learn_xattrs(self, source: SourceKey, names: Iterable[bytes], epoch: Epoch, now_s: float) -> None:
-        """Remember the names of all its extended attributes."""
+    def learn_xattrs(self, source: SourceKey, answers: Answers, epoch: Epoch, now_s: float) -> None:
+        """Remember some of its extended attributes, and what is known of the others for no longer than before."""
         if epoch != self.epoch and self._has_changed(epoch, source):
+            return
+        until_s = now_s + self._lifetime_s
+        known = self.xattrs(source, now_s)
+        packed = pack({**known, **answers})
+        if not packed:
             return
         item = self._item(source)
         self._n_bytes -= item.extra_bytes()
-        item.xattrs = (b"\0".join(names), now_s + self._lifetime_s)
+        if item.xattrs is not None and not known.keys() <= answers.keys():
+            until_s = min(until_s, _UNTIL.unpack_from(item.xattrs)[0])
+        item.xattrs = _UNTIL.pack(until_s) + packed
         self._n_bytes += item.extra_bytes()
         self._make_room()
 

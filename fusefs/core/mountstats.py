@@ -42,13 +42,15 @@ _FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS = 0, 1, 2, 3
 
 
 class Sort(IntEnum):
-    """What the daemon remembers; MISSING_NAME: that there is no such name."""
+    """What the daemon remembers; MISSING_NAME, MISSING_XATTR: that there is no such name, or extended attribute."""
 
     NAME = 0
     MISSING_NAME = 1
     ATTRIBUTES = 2
     LISTING = 3
     LINK_TARGET = 4
+    XATTR = 5
+    MISSING_XATTR = 6
 
     def label(self) -> str:
         """Its name in the file."""

@@ -10,10 +10,12 @@ import errno
 import os
 import struct
 import threading
+from collections.abc import Callable, Sequence
 
 from fusefs.core.attributes import Attributes
 from fusefs.linux import libc
 from fusefs.linux.fd import Fd
+from fusefs.linux.xattrs import get_of
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _held = ctypes.PyDLL(None, use_errno=True)
@@ -170,14 +172,13 @@ def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
         close_path(fd)
 
 
-def peek_closely(dir_fd: int, name: bytes) -> tuple[Attributes, bytes, list[bytes] | None]:
-    """The same, and the names of all extended attributes; None where they can't be told."""
+def peek_closely(
+    dir_fd: int, name: bytes, xattrs_of: Callable[[Attributes], Sequence[bytes]]
+) -> tuple[Attributes, bytes, dict[bytes, bytes | int]]:
+    """The same, and some extended attributes: each one's value, or an errno."""
     with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
         seen, handle = _mine.looker.peek(fd)
-        try:
-            return seen, handle, [os.fsencode(one) for one in os.listxattr(b"/proc/self/fd/%d" % fd)]
-        except OSError:
-            return seen, handle, None
+        return seen, handle, {xattr: get_of(fd, xattr) for xattr in xattrs_of(seen)}
 
 
 def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:

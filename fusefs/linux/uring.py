@@ -18,8 +18,8 @@ from typing import Self
 from fusefs.linux.fd import Fd
 from fusefs.linux.libc import checked, failure
 
-OPENAT, STATX, READ = 18, 21, 22
-"""Operations. The name, for the first two, is read when they are submitted; what else they need, when they are done."""
+OPENAT, STATX, READ, GETXATTR = 18, 21, 22, 44
+"""Operations. Names and paths are read when they are submitted; what else they need, when they are done."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NR_SETUP, _NR_ENTER, _NR_REGISTER = 425, 426, 427
@@ -30,8 +30,9 @@ _PARAMETERS = struct.Struct("=7I12x8IQ8IQ")
 """struct io_uring_params: sizes and flags, and where in the rings the submissions' and the results' fields are."""
 _SETUP_FLAGS = struct.Struct("=8xI")
 _SQES_AT = 0x10000000
-_SQE = struct.Struct("=BBHiQQIIQ24x")
-"""struct io_uring_sqe: operation, flags, priority, fd, offset, address, length, the operation's flags, token."""
+_SQE = struct.Struct("=BBHiQQIIQ8xQ8x")
+"""struct io_uring_sqe: operation, flags, priority, fd, offset, address, length, the operation's flags, token, and a
+third address."""
 _CQE = struct.Struct("=QiI")
 """struct io_uring_cqe: token, result, flags."""
 _TIMESPEC = struct.Struct("=qq")
@@ -94,17 +95,27 @@ class Ring:
         self._fd.close()
 
     def submit(
-        self, operation: int, fd: int, token: int, *, address: int, length: int = 0, offset: int = 0, flags: int = 0
+        self,
+        operation: int,
+        fd: int,
+        token: int,
+        *,
+        address: int,
+        length: int = 0,
+        offset: int = 0,
+        flags: int = 0,
+        path: int = 0,
     ) -> None:
         """Have something done from the next `enter` on.
 
-        token            comes back with its result
-        address, offset  memory that it reads and writes must stay where it is until then
+        token                  comes back with its result
+        address, offset, path  memory that it reads and writes must stay where it is until then
         """
         words, tail = self._words, self._words[self._sq_tail]
         _SQE.pack_into(
-            self._sqes, (tail & self._sq_mask) * _SQE.size, operation, 0, 0, fd, offset, address, length, flags, token
-        )
+            self._sqes, (tail & self._sq_mask) * _SQE.size,
+            operation, 0, 0, fd, offset, address, length, flags, token, path,
+        )  # fmt: skip
         words[self._sq_tail] = (tail + 1) & _ONES
 
     def enter(self, n_results: int, timeout_s: float = math.inf) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Extended attributes by a name in a directory, in one system call: getxattrat(2), Linux 6.13.
+"""Extended attributes: by an fd, or by a name in a directory, in one system call: getxattrat(2), Linux 6.13.
 
 `ls -l` asks for each file's ACL, which hardly any has: that is an answer here, no exception.
 """
@@ -12,7 +12,11 @@ import struct
 import threading
 from functools import lru_cache
 
+from fusefs.core.xattrs import NAMES
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.libc import AT_SYMLINK_NOFOLLOW
+from fusefs.linux.mountinfo import read_mounts
 
 _NR_GETXATTRAT = 464  # one number on every architecture, as all calls since Linux 5.0
 _ARGUMENTS = struct.Struct("=QII")
@@ -63,3 +67,29 @@ def get_at(dir_fd: int, name: bytes, xattr: bytes) -> bytes | int:
             return error.errno or errno.EIO
     value = _mine.room.get(dir_fd, name, xattr)
     return _Room(_ROOM_MAX).get(dir_fd, name, xattr) if value == errno.ERANGE else value
+
+
+def get_of(fd: int, xattr: bytes) -> bytes | int:
+    """The same of what an fd of any kind holds; NAMES: the list of all."""
+    path = b"/proc/self/fd/%d" % fd
+    try:
+        if xattr == NAMES:
+            return b"".join(os.fsencode(one) + b"\0" for one in os.listxattr(path))
+        return os.getxattr(path, xattr)
+    except OSError as error:
+        return error.errno or errno.EIO
+
+
+def are_for_all(root: Fd) -> bool:
+    """Whether a filesystem tells all users the same of extended attributes, if it lets them ask.
+
+    A local one does, and one of FUSE's where the kernel checks permissions for it. Of any other one it is not known:
+    NFS asks its server as each user, CIFS may be logged in as each, and a FUSE daemon may look who asks.
+    """
+    kernel = Kernel()
+    if kernel.is_local(root):
+        return True
+    if kernel.filesystem(root) != FUSE_MAGIC:
+        return False
+    device = os.fstat(root).st_dev
+    return any("default_permissions" in mount.flags() for mount in read_mounts() if mount.st_dev() == device)

@@ -70,7 +70,7 @@ class Adapter(pyfuse3.Operations):
         return recall.readlink(self._vfs, inode)
 
     def _recall_xattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes | None:
-        return self._xattrs.recall(inode, name)
+        return self._xattrs.recall(inode, name, ctx)
 
     def _recall_xattrs(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes] | None:
         return self._xattrs.recall_names(inode, ctx)
@@ -154,7 +154,7 @@ class Adapter(pyfuse3.Operations):
 
     @recalled(_recall_xattr)
     def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        return self._xattrs.get(inode, name)
+        return self._xattrs.get(inode, name, ctx)
 
     @recalled(_recall_xattrs)
     def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from fusefs.core.inodes import Node
 from fusefs.linux.fd import Fd
@@ -17,31 +18,34 @@ from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Memory
 from fusefs.mount.rings import Rings
 from fusefs.mount.walk import Batch, Walk
+from fusefs.mount.wanted import Wanted
 from fusefs.store.layout import is_stores_own
 
 _BATCH = 256
 _N_WALKS = 16
-_N_BARE = 1 << 12
 
 
 class Ahead:
     """The walks of a mount. To be used with the tables' lock."""
 
-    def __init__(self, gate: Gate, memory: Memory, n_in_flight: int, n_fds: int, *, has_handles: bool) -> None:
+    def __init__(
+        self, gate: Gate, memory: Memory, wanted: Wanted, n_in_flight: int, n_fds: int, *, has_handles: bool
+    ) -> None:
         """Begin with none.
 
+        wanted       extended attributes that are fetched too
         has_handles  file handles of the backing filesystem can be relied on
         n_in_flight  looks under way at a time, for one walk
         n_fds        that looks may have open for a moment
         """
         self._gate = gate
         self._memory = memory
+        self._wanted = wanted
         self._has_handles = has_handles
         self._n_in_flight = n_in_flight
         self._walks: dict[Node, Walk] = {}
         self._crew = Crew()
-        self._rings = Rings(gate, n_in_flight, n_fds, has_handles=has_handles)
-        self._wants_xattrs = self._is_new = False
+        self._rings = Rings(gate, wanted, n_in_flight, n_fds, has_handles=has_handles)
 
     @property
     def n_under_way(self) -> int:
@@ -50,8 +54,7 @@ class Ahead:
 
     def begin(self, directory: Node) -> Walk:
         """A listing begins."""
-        self._wants_xattrs &= self._is_new
-        self._is_new = False
+        self._wanted.begin()
         self.drop(directory)
         walk = self._walks[directory] = Walk(self._gate)
         if len(self._walks) > _N_WALKS:
@@ -73,24 +76,20 @@ class Ahead:
         walk.is_asked = True
         walk.n_allowed += self._n_in_flight
         if fd is not None and walk.names and self._memory.is_kept and walk.n_left() < self._n_in_flight:
-            n = min(len(walk.names), walk.n_allowed, _BATCH)
-            walk.n_allowed -= n
-            self.fetch(walk, directory, fd, [walk.names.popleft() for _ in range(n)])
-
-    def asked_xattr(self, directory: Node | None, fd: Fd | None) -> None:
-        """Somebody asks for an extended attribute, as `ls -l` does of all that it lists: this listing, and the next.
-
-        directory, fd  that has what it is asked of, and was fetched without; None: not known, or not open
-        """
-        self._wants_xattrs = self._is_new = True
-        walk = self._walks.get(directory) if directory is not None else None
-        if directory is not None and fd is not None and walk is not None and walk.bare:
-            names, walk.bare = walk.bare, []
+            names = walk.take(min(walk.n_allowed, _BATCH), partial(self._knows, directory))
+            walk.n_allowed -= len(names)
             self._begin(walk, directory, fd, names)
 
-    def has_no_xattrs(self) -> None:
-        """It was asked in vain: there are none here."""
-        self._wants_xattrs = self._is_new = False
+    def asked_xattr(self, name: bytes, directory: Node | None, fd: Fd | None) -> None:
+        """The same of an extended attribute.
+
+        directory, fd  that has what it is asked of; None: not known, or not open
+        """
+        if self._wanted.ask(name):
+            for walk in self._walks.values():
+                walk.take_again()
+        if directory is not None:
+            self.asked(directory, fd)
 
     def _listed_long_ago(self, directory: Node) -> Walk | None:
         """A walk of a directory that the kernel has a listing of, as we have."""
@@ -106,22 +105,21 @@ class Ahead:
 
         Nothing is begun while too much waits for answers, or is open, already. fd: of the directory, its owner's
         """
-        missing = [name for name in names if not (is_stores_own(name) or self._memory.knows(directory, name))]
-        if missing:
-            if not self._wants_xattrs:
-                walk.bare = [*walk.bare, *missing][-_N_BARE:]
-            self._begin(walk, directory, fd, missing)
+        walk.taken(names)
+        self._begin(walk, directory, fd, [name for name in names if not self._knows(directory, name)])
+
+    def _knows(self, directory: Node, name: bytes) -> bool:
+        return is_stores_own(name) or self._memory.knows(directory, name, self._wanted.of)
 
     def _begin(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
-        if self._crew.is_overloaded:
+        if not names or self._crew.is_overloaded:
             return
         try:
             own_fd = Fd(os.dup(fd))
         except OSError:
             return  # too many are open: who asks looks himself
-        look, has_handles, is_close = self._memory.looking_ahead(), self._has_handles, self._wants_xattrs
-        names = list(dict.fromkeys(names))
-        batch = Batch(self._gate, look, directory, own_fd, names, has_handles=has_handles, is_close=is_close)
+        look, has_handles, names = self._memory.looking_ahead(), self._has_handles, list(dict.fromkeys(names))
+        batch = Batch(self._gate, look, directory, own_fd, names, has_handles=has_handles, wanted=self._wanted)
         walk.add(batch)
         if self._rings.fetch(walk, batch):
             return

@@ -24,6 +24,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount
 from fusefs.linux.notify import Notifier
+from fusefs.linux.xattrs import are_for_all
 from fusefs.mount import loop, runtime, unopened
 from fusefs.mount.adapter import Adapter
 from fusefs.mount.attach import Attached, Way, attach, attach_apart, detach, flags_of, numbers
@@ -65,7 +66,8 @@ class _Service(Adapter):
     def __init__(
         self, vfs: Vfs, options: Options, replies: Replies, lane: FastLane, stats: Stats, ready: Callable[[], None]
     ) -> None:
-        xattrs = Xattrs(vfs, are_shown=options.has_xattrs)
+        root = vfs.directories.fd_of(vfs.nodes.root)
+        xattrs = Xattrs(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         hands = Hands(vfs.gate, stats, max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX)))
         super().__init__(vfs, xattrs, hands, replies, stats)

@@ -272,7 +272,7 @@ class Direct:
     def _getxattr(self, nodeid: int, request: Request) -> Answer:
         (room,) = wire.GETXATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         (name,) = wire.names(request, wire.GETXATTR_IN)
-        value = self._xattrs.find(nodeid, name)
+        value = self._xattrs.find(nodeid, name, self._caller)
         if isinstance(value, int):
             return value
         if not room:

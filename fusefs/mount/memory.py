@@ -6,23 +6,22 @@ Of a local one it learns nothing: the kernel below answers as quickly (docs/deci
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.cache import Cache
 from fusefs.core.entries import Entries
 from fusefs.core.inodes import Node, SourceKey, source_key
 from fusefs.core.mountstats import Sort
+from fusefs.core.xattrs import Answers
 from fusefs.mount.gate import Gate
 from fusefs.mount.stats import Stats
 
-R = TypeVar("R")
-
-Seen = tuple[Attributes, bytes, Sequence[bytes] | None]
-"""What a look at a name finds: attributes, file handle, and, if that was looked for, extended attributes' names."""
+Seen = tuple[Attributes, bytes, Answers]
+"""What a look at a name finds: attributes, file handle, and those extended attributes that were looked for."""
 _NOTHING_TO_FORGET = nullcontext()
 Place = tuple[Node, bytes]
 """A name in a directory."""
@@ -71,8 +70,8 @@ class Look:
             seen, handle, xattrs = one
             source = source_key(seen, handle)
             self.learn(directory, name, source, seen)
-            if xattrs is not None:
-                self._cache.learn_xattrs(source, xattrs, self._epoch, self._began_s)
+            if xattrs:
+                self.learn_xattrs(source, xattrs)
 
     def learn_missing(self, directory: Node, name: bytes) -> None:
         """Nothing has this name."""
@@ -83,6 +82,11 @@ class Look:
         if (seen.nlink > 1 and not seen.is_directory()) or source in self._passed_by:
             return
         self._cache.learn_attributes(source, seen, self._epoch, self._began_s)
+
+    def learn_xattrs(self, source: SourceKey, answers: Answers) -> None:
+        """Some of its extended attributes. A write past us takes its capabilities."""
+        if source not in self._passed_by:
+            self._cache.learn_xattrs(source, answers, self._epoch, self._began_s)
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
         """Where a link leads."""
@@ -143,6 +147,9 @@ class _Glance(Look):
     def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
         pass
 
+    def learn_xattrs(self, source: SourceKey, answers: Answers) -> None:
+        pass
+
     def learn_target(self, source: SourceKey, target: bytes) -> None:
         pass
 
@@ -178,39 +185,49 @@ class Memory:
         """Whether anything is remembered of the names in a directory."""
         return self.cache.has_names(directory.source)
 
-    def knows(self, directory: Node, name: bytes) -> bool:
-        """Whether it is remembered what a name means, and what that is."""
+    def knows(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
+        """Whether it is remembered what a name means, and what that is, with some of its extended attributes."""
         now_s = time.monotonic()
         found = self.cache.name(directory.source, name, now_s)
-        return found is not None and (found[0] is None or self.cache.attributes(found[0], now_s) is not None)
+        if found is None or found[0] is None:
+            return found is not None
+        known = self.cache.attributes(found[0], now_s)
+        if known is None:
+            return False
+        wanted = xattrs_of(known[0])
+        return not wanted or self.cache.xattrs(found[0], now_s).keys() >= set(wanted)
 
     def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
         """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
         found = self.cache.name(directory.source, name, time.monotonic())
-        return self._count(Sort.MISSING_NAME if found is not None and found[0] is None else Sort.NAME, found)
+        sort = Sort.MISSING_NAME if found is not None and found[0] is None else Sort.NAME
+        return found if self._is_known(sort, found) else None
 
     def attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
         """What an inode is, and for how many seconds that may be believed; None: not known."""
-        return self._count(Sort.ATTRIBUTES, self.cache.attributes(source, time.monotonic()))
+        found = self.cache.attributes(source, time.monotonic())
+        return found if self._is_known(Sort.ATTRIBUTES, found) else None
 
     def target(self, node: Node) -> bytes | None:
         """Where a link leads; None: not known."""
-        return self._count(Sort.LINK_TARGET, self.cache.target(node.source, time.monotonic()))
+        found = self.cache.target(node.source, time.monotonic())
+        return found if self._is_known(Sort.LINK_TARGET, found) else None
 
-    def xattrs(self, node: Node) -> Sequence[bytes] | None:
-        """The names of all extended attributes; None: not known."""
-        names = self.cache.xattrs(node.source, time.monotonic())
-        return None if names is None or self.has_news() else names
+    def xattr(self, node: Node, name: bytes) -> bytes | int | None:
+        """An extended attribute, or an errno if it has none; None: not known."""
+        found = self.cache.xattrs(node.source, time.monotonic()).get(name)
+        return found if self._is_known(Sort.MISSING_XATTR if isinstance(found, int) else Sort.XATTR, found) else None
 
     def listing(self, directory: Node) -> Entries | None:
         """All entries of a directory; None: not known."""
-        return self._count(Sort.LISTING, self.cache.listing(directory.source, time.monotonic()))
+        found = self.cache.listing(directory.source, time.monotonic())
+        return found if self._is_known(Sort.LISTING, found) else None
 
-    def _count(self, sort: Sort, found: R | None) -> R | None:
-        if found is not None and self.has_news():
-            found = None
-        (self._stats.miss if found is None else self._stats.hit)(sort)
-        return found
+    def _is_known(self, sort: Sort, found: object) -> bool:
+        """Whether what was found is to be told; it is counted."""
+        is_known = found is not None and not self.has_news()
+        (self._stats.hit if is_known else self._stats.miss)(sort)
+        return is_known
 
     def changes(self, *sources: SourceKey, names: Sequence[Place] = ()) -> AbstractContextManager[None]:
         """What the block changes is looked at anew: these inodes, these names, and the directories that have them.

@@ -10,14 +10,15 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
-from fusefs.core.attributes import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.linux.peeks import DEPTH, Peeks, are_possible
 from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Seen
 from fusefs.mount.walk import Batch, Walk
+from fusefs.mount.wanted import Wanted
 
 _N_LOOKS_MAX = 256
 """Of all directories together: what hangs in some leaves others the rest. For what is beyond it there is the crew."""
@@ -30,13 +31,15 @@ _log = logging.getLogger(__name__)
 class Rings:
     """The rings of a mount. To be used with the tables' lock."""
 
-    def __init__(self, gate: Gate, n_in_flight: int, n_fds: int, *, has_handles: bool) -> None:
+    def __init__(self, gate: Gate, wanted: Wanted, n_in_flight: int, n_fds: int, *, has_handles: bool) -> None:
         """Begin with none.
 
+        wanted       extended attributes that are looked for too
         n_in_flight  looks at a time, of one ring
         n_fds        that all of them may have open for a moment
         """
         self._gate = gate
+        self.wanted = wanted
         self._n_at_a_time = min(n_in_flight, _N_LOOKS_MAX)
         self._n_rings_max = min(_N_LOOKS_MAX, n_fds // DEPTH) // self._n_at_a_time
         self._has_handles = has_handles
@@ -45,7 +48,7 @@ class Rings:
 
     def fetch(self, walk: Walk, batch: Batch) -> bool:
         """Have something looked at; False: threads have to. A ring is made for many names, if no thread is at it."""
-        if batch.is_close or not self._n_rings_max or not self._are_possible():
+        if self.wanted.is_list or not self._n_rings_max or not self._are_possible():
             return False
         ring = self._rings.get(walk)
         if ring is None:
@@ -76,7 +79,7 @@ class Rings:
     def peeks(self, bell: Fd) -> Peeks[tuple[Batch, bytes]] | None:
         """A ring for the thread that asks; None: there is none to be had now."""
         with suppress(OSError):
-            return Peeks(bell, self._n_at_a_time, has_handles=self._has_handles)
+            return Peeks(bell, self._n_at_a_time, self.wanted.of, has_handles=self._has_handles)
         return None
 
     def is_over(self, walk: Walk, batches: deque[Batch]) -> bool:
@@ -136,12 +139,12 @@ class _Ring:
                 self._batches.popleft()
             else:
                 dir_fd, name = following
-                peeks.begin(dir_fd, name, (batch, name))
+                peeks.begin(dir_fd, name, (batch, name), is_close=bool(self._rings.wanted))
 
-    def _tell(self, ended: list[tuple[tuple[Batch, bytes], tuple[Attributes, bytes] | None]]) -> None:
+    def _tell(self, ended: Sequence[tuple[tuple[Batch, bytes], Seen | None]]) -> None:
         found: dict[Batch, dict[bytes, Seen | None]] = {}
         for (batch, name), one in ended:
-            found.setdefault(batch, {})[name] = None if one is None else (*one, None)
+            found.setdefault(batch, {})[name] = one
         for batch, names in found.items():
             batch.tell(names)
 

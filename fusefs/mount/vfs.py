@@ -32,6 +32,7 @@ from fusefs.mount.memory import Look, Memory
 from fusefs.mount.pages import Pages
 from fusefs.mount.passthrough import Passthrough
 from fusefs.mount.stats import Stats
+from fusefs.mount.wanted import Wanted
 from fusefs.store.layout import DROP, is_stores_own
 
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
@@ -73,7 +74,9 @@ class Vfs:
         n_spare = max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
         self._n_fds = max(max_fds - n_spare, 2 * _LEAST_DIRECTORIES)
         self.directories = Directories(root, self._n_fds, gate)
-        self.ahead = Ahead(gate, self.memory, n_in_flight, n_spare, has_handles=self.directories.has_handles)
+        self.wanted = Wanted(seen.dev)
+        has_handles = self.directories.has_handles
+        self.ahead = Ahead(gate, self.memory, self.wanted, n_in_flight, n_spare, has_handles=has_handles)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen)
         self._missing = Known(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash

@@ -6,17 +6,20 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import look_at, peek, peek_closely
 from fusefs.linux.fd import Fd
 from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Look, Seen
+from fusefs.mount.wanted import Wanted
 
 _N_KEPT = 2
 """Batches whose results are at hand for the next reply, whatever the cache remembers."""
-_NAMES_MAX = 1 << 17
+_NAMES_MAX, _N_TAKEN_MAX = 1 << 17, 1 << 12
+_N_PASSED_MAX = 1 << 10
+"""Names of which all is known, at which one question looks: others wait meanwhile."""
 _GLANCE_S = 0.001
 _PATIENCE_S = 2.0
 """For a name that does not answer; it is then told of without attributes, and who asks for them waits for them."""
@@ -34,13 +37,13 @@ class Batch:
         names: Sequence[bytes],
         *,
         has_handles: bool,
-        is_close: bool,
+        wanted: Wanted,
     ) -> None:
         """Begin.
 
         fd           of the directory; the batch's own from now on, as the look is
         has_handles  file handles can be relied on
-        is_close     extended attributes' names are looked for too
+        wanted       extended attributes that are looked for too
         """
         self.found: dict[bytes, Seen | None] = {}
         self.look = look
@@ -49,7 +52,7 @@ class Batch:
         self._directory = directory
         self._fd = fd
         self._names = names
-        self.is_close = is_close
+        self._wanted = wanted
         self._numbers, self._n_done = itertools.count(), itertools.count(1)
         self._is_done = threading.Event()
         self.is_open = True
@@ -67,7 +70,7 @@ class Batch:
                 self.found[name] = None  # whoever asks for it is told
             if next(self._n_done) == len(self._names):
                 with self._gate.lock:
-                    self.look.learn_all(self._directory, self.found)
+                    self._learn(self.found)
                     self._end()
 
     def next_name(self) -> tuple[Fd, bytes] | None:
@@ -82,15 +85,19 @@ class Batch:
         """What a ring has found; without the tables' lock."""
         self.found.update(found)
         with self._gate.lock:
-            self.look.learn_all(self._directory, found)
+            self._learn(found)
             if any(next(self._n_done) == len(self._names) for _ in found):
                 self._end()
 
+    def _learn(self, found: Mapping[bytes, Seen | None]) -> None:
+        self.look.learn_all(self._directory, found)
+        self._wanted.answered_all(found.values())
+
     def _look(self, name: bytes) -> Seen:
-        if self.is_close:
-            seen, handle, xattrs = peek_closely(self._fd, name)
+        if self._wanted:
+            seen, handle, xattrs = peek_closely(self._fd, name, self._wanted.of)
             return seen, handle if self._has_handles else b"", xattrs
-        return (*peek(self._fd, name), None) if self._has_handles else (look_at(self._fd, name), b"", None)
+        return (*peek(self._fd, name), {}) if self._has_handles else (look_at(self._fd, name), b"", {})
 
     def _end(self) -> None:
         self._fd.close()
@@ -119,11 +126,10 @@ class Batch:
 class Walk:
     """How far one listing has gone. To be used with the tables' lock.
 
-    names       told without attributes, which were not fetched since
+    names       told, perhaps without all that was wanted, and not fetched since
     n_allowed   how many of them may be fetched, by what was asked for
     is_asked    somebody asks for attributes: what is told from now on has them
     n_helpers   threads that look for it
-    bare        fetched without the names of extended attributes
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -131,9 +137,30 @@ class Walk:
         self.n_allowed = 0
         self.is_asked = False
         self.n_helpers = 0
-        self.bare: list[bytes] = []
         self._gate = gate
+        self._taken: deque[bytes] = deque(maxlen=_N_TAKEN_MAX)
         self._batches: list[Batch] = []
+
+    def take(self, n: int, knows: Callable[[bytes], bool]) -> Sequence[bytes]:
+        """The next names of which something is to be fetched, at most n: passing those of which all is known."""
+        found: list[bytes] = []
+        for _ in range(min(len(self.names), _N_PASSED_MAX)):
+            if len(found) == n:
+                break
+            name = self.names.popleft()
+            self._taken.append(name)
+            if not knows(name):
+                found.append(name)
+        return found
+
+    def taken(self, names: Iterable[bytes]) -> None:
+        """Some that are fetched before they are told."""
+        self._taken.extend(names)
+
+    def take_again(self) -> None:
+        """Something more is wanted of the last ones."""
+        self.names.extendleft(reversed(self._taken))
+        self._taken.clear()
 
     def add(self, batch: Batch) -> None:
         """Something more is to be fetched."""

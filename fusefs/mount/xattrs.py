@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from fusefs.core.inodes import Node
+from fusefs.core.xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.linux import selinux
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, written_by
+from fusefs.linux.caller import Caller, groups_of, judged_as, written_by
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
-from fusefs.linux.xattrs import get_at
-from fusefs.mount import privileges
+from fusefs.linux.xattrs import get_at, get_of
+from fusefs.mount import privileges, trashdir
 from fusefs.mount.acting import as_caller
 from fusefs.mount.reserved import NOBODY
 from fusefs.mount.vfs import Vfs
 
-_LABEL = b"security.selinux"
 _TRUSTED, _USERS = b"trusted.", b"user."
 _ACL = b"system.posix_acl_"
-_MODES_ACL = b"system.posix_acl_access"
-_N_REFUSED_MAX = 16
-_FILE_CAPABILITY = b"security.capability"
-_LISTED = (_MODES_ACL, b"system.posix_acl_default", _FILE_CAPABILITY)
-"""Who has them lists them. Others may be there unlisted: ceph.dir.rbytes, system.cifs_acl, user.mergerfs.branches."""
 
 
 class Xattrs:
@@ -37,45 +30,64 @@ class Xattrs:
     without it `ls -l` asks for each entry's, unless it is told once that there are none.
     """
 
-    def __init__(self, vfs: Vfs, *, are_shown: bool) -> None:
-        """are_shown: if not, the kernel is told at its first question that there are none, and asks no more."""
+    def __init__(self, vfs: Vfs, *, are_shown: bool, are_for_all: bool) -> None:
+        """Begin.
+
+        are_shown    if not, the kernel is told at its first question that there are none, and asks no more
+        are_for_all  the filesystem below tells everybody the same; else each is asked for by whoever wants to know,
+                     and what the daemon is told is remembered for its own user alone
+        """
         self._vfs = vfs
         self._are_shown = are_shown
-        self._refused: set[tuple[bytes, bool]] = set()  # names, of directories or of files
+        self._are_for_all = are_for_all
         self._hides_labels = not selinux.is_enabled()
 
-    def get(self, nodeid: int, name: bytes) -> bytes:
+    def get(self, nodeid: int, name: bytes, caller: Caller) -> bytes:
         """The value of one."""
-        value = self.find(nodeid, name)
-        if isinstance(value, int):
-            raise OSError(value, os.strerror(value))
-        return value
+        return _value(self.find(nodeid, name, caller))
 
-    def find(self, nodeid: int, name: bytes) -> bytes | int:
+    def find(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int:
         """The same, or an errno where there is none: `ls -l` asks for each file's ACL, and an exception takes as long.
 
         Raises  OSError
         """
         self._require(name)
         node = self._vfs.node(nodeid)
-        value = self._find_by_name(node, name)
-        if value is None:
-            with self._vfs.hold(node) as fd:
-                value = self._vfs.gate.call(_get, fd, name)
-        if value == errno.EOPNOTSUPP:
-            self._note_refusal(node, name)
-        return value
+        if not self._is_ours_to_ask(caller):
+            return self._find_as(caller, node, name)
+        with self._vfs.memory.looking() as look:
+            answer = self._find_by_name(node, name) if name else None
+            if answer is None:
+                with self._vfs.hold(node) as fd:
+                    answer = self._vfs.gate.call(get_of, fd, name)
+            if answer in UNSUPPORTED:
+                self._note_refusal(node, name)
+                return errno.EOPNOTSUPP  # the other one would mean all that there are
+            if not trashdir.is_below(node):
+                look.learn_xattrs(node.source, {name: answer})
+        self._keep_from_kernel(node, name)
+        return answer
+
+    def _is_ours_to_ask(self, caller: Caller) -> bool:
+        """Whether the daemon is told what this caller would be."""
+        return self._are_for_all or caller.uid == os.geteuid() or os.geteuid() != 0
+
+    def _find_as(self, caller: Caller, node: Node, name: bytes) -> bytes | int:
+        """What the filesystem below tells somebody else."""
+        with self._vfs.hold(node) as fd, judged_as(caller, None, groups_of(caller)):
+            answer = self._vfs.gate.call(get_of, fd, name)
+        self._keep_from_kernel(node, name)
+        return errno.EOPNOTSUPP if answer == errno.ENOSYS else answer
+
+    def _keep_from_kernel(self, node: Node, name: bytes) -> None:
+        """An ACL that not everybody is told: the kernel would tell the next one, unless it hears meanwhile that it has
+        changed."""
+        if not self._are_for_all and name in ACLS:
+            self._vfs.lasting.renew(node)
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
-        """What this filesystem has not at all, it need not be asked for again: `ls -l` asks for each file's."""
         with suppress(OSError), self._vfs.hold(node) as fd:
-            mode = self._vfs.gate.call(look_at, fd).mode
-            if node.dev == self._vfs.nodes.root.dev and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                if len(self._refused) == _N_REFUSED_MAX:
-                    self._refused.clear()
-                self._refused.add((name, node.is_directory))
-                if name in _LISTED:
-                    self._vfs.ahead.has_no_xattrs()
+            self._vfs.wanted.answered(self._vfs.gate.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
 
     def _find_by_name(self, node: Node, name: bytes) -> bytes | int | None:
         """The same by the name in its directory, in a third of the calls; None: that is not certain."""
@@ -89,40 +101,41 @@ class Xattrs:
             return None  # moved behind the mount
         return value if is_it else None
 
-    def recall(self, nodeid: int, name: bytes) -> bytes | None:
+    def recall(self, nodeid: int, name: bytes, caller: Caller) -> bytes | None:
         """None: look. Raises  OSError EOPNOTSUPP, ENODATA: it is remembered not to be there"""
-        node = self._vfs.nodes.get(nodeid)
-        if node is None or not self._are_shown:
+        if not self._are_shown or not self._shows(name):
             return None
-        if (name, node.is_directory) in self._refused and node.dev == self._vfs.nodes.root.dev:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        if name in _LISTED and (names := self._recalled(node)) is not None and name not in names:
-            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-        return None
+        answer = self._recalled(nodeid, name, caller)
+        return None if answer is None else _value(answer)
 
-    def _recalled(self, node: Node) -> Sequence[bytes] | None:
-        """Their names from memory; None: they are fetched now, with those of what is listed beside it."""
-        names, directory = self._vfs.memory.xattrs(node), node.parent
-        fd = self._vfs.directories.fd_if_open(directory) if names is None and directory is not None else None
-        self._vfs.ahead.asked_xattr(directory, fd)
-        return names
+    def _recalled(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int | None:
+        """From memory; None: not known. It is fetched with those of what is listed beside it from now on."""
+        vfs, node = self._vfs, self._vfs.nodes.get(nodeid)
+        if node is None or not self._is_ours_to_ask(caller):
+            return None
+        if vfs.wanted.refuses(node.dev, name, is_directory=node.is_directory):
+            return errno.EOPNOTSUPP
+        if not is_asked_of_all(name):
+            return None
+        answer = vfs.memory.xattr(node, name)
+        vfs.ahead.asked_xattr(name, node.parent, vfs.directories.fd_if_open(node.parent) if node.parent else None)
+        if answer is not None:
+            self._keep_from_kernel(node, name)
+        return answer
 
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
         """Their names from memory; None: look."""
-        node = self._vfs.nodes.get(nodeid)
-        if node is None or not self._are_shown:
+        if not self._are_shown:
             return None
-        names = self._recalled(node)
-        return None if names is None else self._seen_by(caller, names)
+        listed = self._recalled(nodeid, NAMES, caller)
+        return None if listed is None else self._seen_by(caller, _value(listed))
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
         """Their names; trusted ones are root's to see."""
-        self._require(b"")
-        with self._vfs.hold(self._vfs.node(nodeid)) as fd:
-            names = [os.fsencode(name) for name in self._vfs.gate.call(os.listxattr, _path(fd))]
-        return self._seen_by(caller, names)
+        return self._seen_by(caller, self.get(nodeid, NAMES, caller))
 
-    def _seen_by(self, caller: Caller, names: Iterable[bytes]) -> list[bytes]:
+    def _seen_by(self, caller: Caller, listed: bytes) -> list[bytes]:
+        names = listed.split(b"\0")[:-1]
         return [name for name in names if self._shows(name) and (caller.uid == 0 or not name.startswith(_TRUSTED))]
 
     def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
@@ -142,7 +155,7 @@ class Xattrs:
             writer = vfs.passthrough.writer_of(node, fd)
             as_caller(vfs, node, fd, caller, _needed(name), set_, gid=gid, as_root=set_as_root)
         self._vfs.lasting.renew(node)  # an ACL is part of the mode
-        self._refused.discard((name, node.is_directory))
+        vfs.wanted.supported(name, is_directory=node.is_directory)
 
     def remove(self, nodeid: int, name: bytes, caller: Caller) -> None:
         """Remove one."""
@@ -153,7 +166,7 @@ class Xattrs:
             def remove() -> None:
                 vfs.gate.call(os.removexattr, _path(fd), name)
 
-            if name == _FILE_CAPABILITY:  # asked for by the kernel, before a write, or by who has the capability
+            if name == CAPABILITY:  # asked for by the kernel, before a write, or by who has the capability
                 remove()
             else:
                 as_caller(vfs, node, fd, caller, _needed(name), remove)
@@ -166,7 +179,7 @@ class Xattrs:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     def _shows(self, name: bytes) -> bool:
-        return name != _LABEL or not self._hides_labels
+        return name != LABEL or not self._hides_labels
 
 
 def _needed(name: bytes) -> Capability:
@@ -175,14 +188,13 @@ def _needed(name: bytes) -> Capability:
         return Capability.DAC_OVERRIDE
     if name.startswith(_ACL):
         return Capability.FOWNER
-    return Capability.SETFCAP if name == _FILE_CAPABILITY else Capability.SYS_ADMIN
+    return Capability.SETFCAP if name == CAPABILITY else Capability.SYS_ADMIN
 
 
-def _get(fd: Fd, name: bytes) -> bytes | int:
-    try:
-        return os.getxattr(_path(fd), name)
-    except OSError as error:
-        return error.errno or errno.EIO
+def _value(answer: bytes | int) -> bytes:
+    if isinstance(answer, int):
+        raise OSError(answer, os.strerror(answer))
+    return answer
 
 
 def _path(fd: Fd) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.attributes import Attributes
-from fusefs.linux.attributes import look_at, peek
+from fusefs.linux.attributes import look_at, peek, peek_closely
 from fusefs.linux.fd import Fd
-from fusefs.linux.peeks import DEPTH, Peeks, are_possible
+from fusefs.linux.peeks import DEPTH, Peeked, Peeks, are_possible
+from tests.support.acls import ACCESS, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.bulk import fill
 from tests.support.denied import printed_without_uring
 from tests.support.slowfs import slow_volume
@@ -23,7 +26,9 @@ pytestmark = pytest.mark.needs("root", "uring")
 N = 500
 N_AT_A_TIME = 4
 LIMIT_S = 10.0
-Found = tuple[Attributes, bytes] | None
+Found = Peeked | None
+ACL = ACCESS.encode()
+XATTRS = [ACL, b"user.a", b"user.empty", b"user.missing"]
 
 
 @pytest.fixture
@@ -34,18 +39,23 @@ def volume() -> Iterator[Path]:
 
 @contextmanager
 def peeking(n: int = N_AT_A_TIME, *, has_handles: bool = True) -> Iterator[tuple[Peeks[bytes], Fd]]:
-    with Fd(os.eventfd(0, os.EFD_CLOEXEC)) as bell, Peeks[bytes](bell, n, has_handles=has_handles) as peeks:
+    with Fd(os.eventfd(0, os.EFD_CLOEXEC)) as bell, Peeks[bytes](bell, n, asked_of, has_handles=has_handles) as peeks:
         yield peeks, bell
 
 
-def look(peeks: Peeks[bytes], dir_fd: int, names: Iterable[bytes]) -> dict[bytes, Found]:
+def asked_of(seen: Attributes) -> list[bytes]:
+    """A pipe has no user attributes."""
+    return [ACL] if stat.S_ISFIFO(seen.mode) else XATTRS
+
+
+def look(peeks: Peeks[bytes], dir_fd: int, names: Iterable[bytes], *, is_close: bool = False) -> dict[bytes, Found]:
     """What is found of some names, as many at a time as there is room for."""
     found: dict[bytes, Found] = {}
     left = list(names)
     while left or peeks.n_under_way:
         while left and peeks.has_room():
             name = left.pop()
-            peeks.begin(dir_fd, name, name)
+            peeks.begin(dir_fd, name, name, is_close=is_close)
         found |= peeks.ended(LIMIT_S)
     return found
 
@@ -65,14 +75,37 @@ def test_all_kinds_are_found_as_by_one_look(volume: Path) -> None:
     make_all_kinds(volume)
     with Fd(os.open(volume, os.O_PATH)) as fd, peeking() as (peeks, _):
         names = os.listdir(bytes(volume))
-        assert look(peeks, fd, names) == {name: peek(fd, name) for name in names}
+        assert look(peeks, fd, names) == {name: (*peek(fd, name), {}) for name in names}
+
+
+@pytest.mark.parametrize("has_handles", [True, False])
+def test_xattrs_of_all_kinds_are_found_as_one_by_one(volume: Path, *, has_handles: bool) -> None:
+    make_all_kinds(volume)
+    for name in ("file", "directory"):
+        os.setxattr(volume / name, ACCESS, acl((USER_OBJ, 6, NOBODY), (GROUP_OBJ, 4, NOBODY), (OTHER, 4, NOBODY)))
+        os.setxattr(volume / name, "user.a", b"\0value" * 100)
+        os.setxattr(volume / name, "user.empty", b"")
+    with Fd(os.open(volume, os.O_PATH)) as fd, peeking(has_handles=has_handles) as (peeks, _):
+        names = os.listdir(bytes(volume))
+        for found_name, found in look(peeks, fd, names, is_close=True).items():
+            seen, handle, answers = peek_closely(fd, found_name, asked_of)
+            assert found == (seen, handle if has_handles else b"", answers)
+
+
+def test_an_xattr_that_is_too_long_is_told_to_be(volume: Path) -> None:
+    (volume / "file").touch()
+    os.setxattr(volume / "file", "user.a", b"x" * 2000)
+    with Fd(os.open(volume, os.O_PATH)) as fd, peeking() as (peeks, _):
+        found = look(peeks, fd, [b"file"], is_close=True)[b"file"]
+        assert found is not None
+        assert found[2][b"user.a"] == errno.ERANGE
 
 
 def test_without_handles_attributes_alone_are_found(volume: Path) -> None:
     make_all_kinds(volume)
     with Fd(os.open(volume, os.O_PATH)) as fd, peeking(has_handles=False) as (peeks, _):
         names = os.listdir(bytes(volume))
-        assert look(peeks, fd, names) == {name: (look_at(fd, name), b"") for name in names}
+        assert look(peeks, fd, names) == {name: (look_at(fd, name), b"", {}) for name in names}
 
 
 @pytest.mark.parametrize("name", [b"missing", b"n" * 256, b"n" * 10_000, b""], ids=["missing", "256", "10000", "empty"])
@@ -82,12 +115,15 @@ def test_what_can_not_be_looked_at_is_told(volume: Path, name: bytes, *, has_han
         assert look(peeks, fd, [name]) == {name: None}
 
 
-def test_many_more_than_there_are_places_are_found_and_no_fd_stays(volume: Path) -> None:
+@pytest.mark.parametrize("is_close", [True, False])
+def test_many_more_than_there_are_places_are_found_and_no_fd_stays(volume: Path, *, is_close: bool) -> None:
     fill(volume / "flat", N)
     with Fd(os.open(volume / "flat", os.O_PATH)) as fd, peeking() as (peeks, _):
         before = len(os.listdir("/proc/self/fd"))
         names = os.listdir(bytes(volume / "flat"))
-        assert look(peeks, fd, names) == {name: peek(fd, name) for name in names}
+        answers = dict.fromkeys(XATTRS, errno.ENODATA) if is_close else {}
+        expected = {name: (*peek(fd, name), answers) for name in names}
+        assert look(peeks, fd, names, is_close=is_close) == expected
         assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -121,7 +157,7 @@ def test_no_more_are_asked_at_a_time_than_may_be(volume: Path, ttl_s: float) -> 
     with slow_volume(volume, ttl_s=ttl_s) as slow, Fd(os.open(slow.path / "flat", os.O_PATH)) as fd:
         slow.forget_max()
         with peeking() as (peeks, _):
-            found = look(peeks, fd, os.listdir(bytes(volume / "flat")))
+            found = look(peeks, fd, os.listdir(bytes(volume / "flat")), is_close=True)
         assert len(found) == N
         assert None not in found.values()
         assert N_AT_A_TIME / 2 <= slow.max_under_way <= N_AT_A_TIME

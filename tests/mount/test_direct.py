@@ -306,7 +306,11 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         replies = Replies(device)
         stack.callback(replies.close)
         direct = Direct(
-            vfs, Xattrs(vfs, are_shown=False), AtOnce(vfs.gate, Stats.in_memory(), 1), replies, Stats.in_memory()
+            vfs,
+            Xattrs(vfs, are_shown=False, are_for_all=True),
+            AtOnce(vfs.gate, Stats.in_memory(), 1),
+            replies,
+            Stats.in_memory(),
         )
         unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]
         init_out = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, MIB, 1, 256, 0, 0)

@@ -155,7 +155,7 @@ def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree, monkey
 
 
 def test_an_extended_attribute_makes_answers_void(tree: Tree) -> None:
-    xattrs = Xattrs(tree.vfs, are_shown=True)
+    xattrs = Xattrs(tree.vfs, are_shown=True, are_for_all=True)
     file = tree.vfs.lookup(tree.top, b"file", ME).nodeid
     xattrs.set(file, b"user.name", b"value", ME)
     xattrs.remove(file, b"user.name", ME)

@@ -106,6 +106,6 @@ def a_real(**named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
         gate, stats = Gate(), Stats.in_memory()
         vfs = Vfs(root, gate, stats, max_fds=1000, timeout_s=1)
         stack.callback(vfs.close)
-        kernel = Kernel(vfs, Xattrs(vfs, are_shown=True), gate, **named)
+        kernel = Kernel(vfs, Xattrs(vfs, are_shown=True, are_for_all=True), gate, **named)
         stack.callback(kernel.close)
         yield kernel, vfs, Path(name)

@@ -40,7 +40,7 @@ class Player(Subject):
         self.vfs = vfs
         self.top = top
         self.references: Counter[int] = Counter()
-        self._xattrs = Xattrs(vfs, are_shown=True)
+        self._xattrs = Xattrs(vfs, are_shown=True, are_for_all=True)
         self._umask = 0o022
         self._late: list[int] | None = None
 
@@ -260,7 +260,7 @@ class Player(Subject):
     def getxattr(self, path: bytes, name: str) -> bytes:
         _check_length(name)
         with self._node(path) as nodeid:
-            return self._xattrs.get(nodeid, name.encode())
+            return self._xattrs.get(nodeid, name.encode(), self._caller)
 
     def listxattr(self, path: bytes) -> list[str]:
         with self._node(path) as nodeid:
@@ -329,7 +329,7 @@ class Player(Subject):
             self._check_kind(nodeid, name)
             if flags:  # pyfuse3 looks by itself, and hands no flags on
                 try:
-                    self._xattrs.get(nodeid, name.encode())
+                    self._xattrs.get(nodeid, name.encode(), self._caller)
                 except OSError as error:
                     if error.errno != errno.ENODATA or flags & os.XATTR_REPLACE:
                         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 
 import pytest
@@ -10,6 +11,7 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.cache import Cache, Epoch
 from fusefs.core.entries import Entries
 from fusefs.core.inodes import SourceKey
+from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY, Answers
 
 LARGE = 1 << 20
 LIFETIME_S = 10.0
@@ -328,25 +330,44 @@ def test_cache_of_no_size_remembers_nothing() -> None:
     assert len(cache) == 0
 
 
+HAS_ACL: Answers = {ACCESS_ACL: b"\2\0\0\0", CAPABILITY: errno.ENODATA}
+
+
 def test_tells_no_xattr_of_what_changed_meanwhile() -> None:
     cache = Cache(LARGE, LIFETIME_S)
-    cache.learn_xattrs(FILE, [b"user.a", b"user.b"], cache.epoch, 0.0)
-    assert cache.xattrs(FILE, 1.0) == [b"user.a", b"user.b"]
+    cache.learn_xattrs(FILE, HAS_ACL, cache.epoch, 0.0)
+    assert cache.xattrs(FILE, 1.0) == HAS_ACL
     cache.attributes_changed(FILE)
-    assert cache.xattrs(FILE, 1.0) is None
+    assert cache.xattrs(FILE, 1.0) == {}
 
 
-def test_remembers_that_there_are_no_xattrs_until_that_expires() -> None:
+def test_remembers_that_there_is_no_xattr_until_that_expires() -> None:
     cache = Cache(LARGE, LIFETIME_S)
-    cache.learn_xattrs(FILE, [], cache.epoch, 0.0)
-    assert cache.xattrs(FILE, LIFETIME_S / 2) == ()
-    assert cache.xattrs(FILE, LIFETIME_S) is None
+    cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0)
+    assert cache.xattrs(FILE, LIFETIME_S / 2) == {ACCESS_ACL: errno.ENODATA}
+    assert cache.xattrs(FILE, LIFETIME_S) == {}
+
+
+def test_xattrs_seen_at_different_times_expire_with_the_first() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0)
+    cache.learn_xattrs(FILE, {CAPABILITY: b"1"}, cache.epoch, 1.0)
+    assert cache.xattrs(FILE, 1.0) == {ACCESS_ACL: errno.ENODATA, CAPABILITY: b"1"}
+    assert cache.xattrs(FILE, LIFETIME_S) == {}
+    cache.learn_xattrs(FILE, {CAPABILITY: b"2"}, cache.epoch, LIFETIME_S)
+    assert cache.xattrs(FILE, LIFETIME_S + 1) == {CAPABILITY: b"2"}
 
 
 def test_refuses_xattrs_seen_before_a_change() -> None:
     cache = Cache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.attributes_changed(FILE)
-    cache.learn_xattrs(FILE, [], epoch, 0.0)
-    assert cache.xattrs(FILE, 0.0) is None
+    cache.learn_xattrs(FILE, HAS_ACL, epoch, 0.0)
+    assert cache.xattrs(FILE, 0.0) == {}
     cache.end()
+
+
+def test_what_nothing_is_known_of_takes_no_room() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    cache.learn_xattrs(FILE, {ACCESS_ACL: errno.EIO, b"user.a": b"1"}, cache.epoch, 0.0)
+    assert not len(cache)

@@ -140,4 +140,5 @@ def test_the_last_percentile_is_the_longest(times: list[int]) -> None:
 
 
 def test_sorts_are_labelled_for_programs() -> None:
-    assert [sort.label() for sort in Sort] == ["name", "missing_name", "attributes", "listing", "link_target"]
+    names = ["name", "missing_name", "attributes", "listing", "link_target", "xattr", "missing_xattr"]
+    assert [sort.label() for sort in Sort] == names

@@ -1,0 +1,71 @@
+"""The extended attributes that are asked of every file, and what is remembered of them: a value, or that there is none.
+
+`ls -l`, `cp -p` and `rsync -A` ask for ACLs, `ls --color` for capabilities, `rsync -X` for all names; and the kernel
+asks itself, before it lets anybody in, runs a program or writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from typing import Final
+
+ACCESS_ACL, DEFAULT_ACL = b"system.posix_acl_access", b"system.posix_acl_default"
+ACLS: Final = frozenset({ACCESS_ACL, DEFAULT_ACL})
+CAPABILITY, LABEL = b"security.capability", b"security.selinux"
+NAMES: Final = b""
+"""Stands for the list of all names; its value is these, each ended by a zero byte, as listxattr(2) tells them."""
+
+Answers = Mapping[bytes, bytes | int]
+"""By name what it was answered: the value, or an errno."""
+UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+"""Whoever is answered one of these need not ask about the next file."""
+
+_REMEMBERED: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
+_NUMBERS: Final = {name: number for number, name in enumerate(_REMEMBERED)}
+_ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
+_LONGEST_BYTES = 4096
+_ONE = Struct("=Bi")
+"""The number of the name, and the bytes of the value that follows, or a negative errno."""
+
+
+def is_asked_of_all(name: bytes) -> bool:
+    """Whether it is one of these: of others, some of which change without anybody's doing, nothing is remembered."""
+    return name in _NUMBERS
+
+
+def is_worth_asking(name: bytes, mode: int) -> bool:
+    """Whether anybody would ask it of an inode of a kind."""
+    if stat.S_ISLNK(mode):
+        return name in (NAMES, LABEL)
+    if name == DEFAULT_ACL:
+        return stat.S_ISDIR(mode)
+    return name != CAPABILITY or stat.S_ISREG(mode)
+
+
+def pack(answers: Answers) -> bytes:
+    """A few bytes for what may be remembered of some answers: no errors, nothing long, no other names."""
+    parts = []
+    for name, answer in answers.items():
+        if name not in _NUMBERS:
+            continue
+        if isinstance(answer, int):
+            if answer in _ABSENT:
+                parts.append(_ONE.pack(_NUMBERS[name], -answer))
+        elif len(answer) <= _LONGEST_BYTES:
+            parts.append(_ONE.pack(_NUMBERS[name], len(answer)) + answer)
+    return b"".join(parts)
+
+
+def unpack(packed: bytes, at: int = 0) -> Iterator[tuple[bytes, bytes | int]]:
+    """What was packed, from an offset on."""
+    while at < len(packed):
+        number, size = _ONE.unpack_from(packed, at)
+        at += _ONE.size
+        if size < 0:
+            yield _REMEMBERED[number], -size
+        else:
+            yield _REMEMBERED[number], packed[at : at + size]
+            at += size
