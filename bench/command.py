@@ -10,9 +10,9 @@ from bench.subjects import Row, all_subjects
 
 
 def parser(
-    told: str | None, parts: Collection[str], scenes: Sequence[str], patience_s: float
+    told: str | None, parts: Collection[str], scenes: Sequence[str], patience_s: float | None = None
 ) -> argparse.ArgumentParser:
-    """What both take. told: the text of --help"""
+    """What both take. told: the text of --help; patience_s: of all parts, if not each has its own"""
     found = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--quick", action="store_true", help="one round of less; see above")
     found.add_argument("--part", action="append", choices=list(parts), help="only this one (may be repeated)")

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.listing_steps import OF_SIZE, SLOW
+from bench.listing_scenes import SLOW
+from bench.listing_steps import OF_SIZE
 from bench.operations import AGAIN
 from bench.subjects import EXAMPLE, HP, LL, NATIVE, OURS, SINGLE, Row
 

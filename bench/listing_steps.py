@@ -8,20 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.listing_scenes import seen
 from bench.operations import AGAIN, MISS, OPERATIONS, SCAN, Worker, drop_caches
 from bench.subjects import CPU, HP, LL, NATIVE, OURS, Unable, Words, all_subjects, cpu_s, served
-from bench.support import make_files, time_command, volume
+from bench.support import make_files, time_command
 from tests.support.fuse import FuseMount
-from tests.support.slowfs import Xattrs, slow_volume
 
-SLOW, SLOW_XATTRS = "slow", "xattrs"
-"""Scenes whose directory takes 1 ms for each lookup and getattr, and is believed for 1 s: direct is `native`. The first
-has no extended attributes, as many a network's; the second has them, and `ls -l` asks for each file's."""
-SLOW_ONES = (SLOW, SLOW_XATTRS)
 # Of one command. Direct on slow backing, a tree of 50,000 files takes a minute.
 LIMIT_S = 300.0
 
 FLAT, TREE = "flat", "tree"
+DROPPED = " when dropped"
 N_PER_DIRECTORY = 100
 OF_SIZE = "ls -l of {}"
 
@@ -65,10 +62,12 @@ def without_xattrs() -> Words:
 
 
 def command(name: str, *words: str, at: str = FLAT) -> Step:
-    """A command; `{}` in it is the directory, and `{now}` a file that is newer than all in there."""
+    """A command; in it `{}` is the directory, `{now}` a file newer than all in there, `{empty}` an empty directory."""
 
     def take(path: Path) -> float:
-        return time_command([word.format(path / at, now=path / "now") for word in words], timeout_s=LIMIT_S)
+        with tempfile.TemporaryDirectory(prefix="trashd-bench-") as empty:
+            found = [word.format(path / at, now=path / "now", empty=empty) for word in words]
+            return time_command(found, timeout_s=LIMIT_S)
 
     return Step(name, at, take)
 
@@ -89,12 +88,29 @@ def twice(step: Step, *, has_xattrs: bool = True) -> Course:
     return Course((step, step._replace(name=step.name + AGAIN)), has_xattrs)
 
 
+def dropped(step: Step) -> Step:
+    """The same once more, when the kernel has forgotten everything; the program is in memory again."""
+
+    def take(path: Path) -> float:
+        drop_caches()
+        rehearse(step)
+        return step.take(path)
+
+    return step._replace(name=step.name + DROPPED, take=take)
+
+
 def list_long(at: str = FLAT) -> Step:
     """The command that the targets are about."""
     return command("ls -l", "ls", "-l", "{}", at=at)
 
 
+def find_newer(at: str = FLAT) -> Step:
+    """What looks at every file, and finds nothing."""
+    return command("find -newer", "find", "{}", "-newer", "{now}", at=at)
+
+
 COLOURED = command("ls -l --color=always", "ls", "-l", "--color=always", "{}")
+COLOURS = command("ls --color=always", "ls", "--color=always", "{}")
 NAMES = command("ls -U", "ls", "-U", "{}")
 NO_XATTRS = "ls -l, no xattrs"
 STAT = "stat"
@@ -113,15 +129,14 @@ def local_courses(n: int) -> list[Course]:
 
 def slow_courses(_n: int) -> list[Course]:
     """The same on slow backing; a plain `ls` sorts, and asks for nothing."""
-    colours = command("ls --color=always", "ls", "--color=always", "{}")
-    return [*map(twice, (command("ls", "ls", "{}"), list_long(), colours))]
+    return [*map(twice, (command("ls", "ls", "{}"), list_long(), COLOURS))]
 
 
 def tree_courses(_n: int) -> list[Course]:
     """What goes through a whole tree."""
     git, status = ("git", "--no-optional-locks", "-C", "{}"), ("status", "--porcelain")
     steps = (
-        command("find -newer", "find", "{}", "-newer", "{now}", at=TREE),
+        find_newer(at=TREE),
         command("find", "find", "{}", at=TREE),
         command("du -s", "du", "-s", "{}", at=TREE),
         command("git status", *git, *status, at=TREE),  # looks at twenty files at a time, by itself
@@ -183,24 +198,6 @@ def make_repository(source: Path, n_files: int) -> None:
     (source / "now").touch()
 
 
-@contextlib.contextmanager
-def scene(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
-    """A source in a fresh volume, filled; slow is of tmpfs, which is slow only where it is seen."""
-    with volume("tmpfs" if name in SLOW_ONES else name) as root:
-        make(root / "source")
-        yield root / "source"
-
-
-@contextlib.contextmanager
-def _seen(name: str, source: Path) -> Iterator[Path]:
-    """The source as it answers in a scene."""
-    if name not in SLOW_ONES:
-        yield source
-        return
-    with slow_volume(source, xattrs=Xattrs.ALL if name == SLOW_XATTRS else Xattrs.NONE, limit_s=2 * LIMIT_S) as slow:
-        yield slow.path
-
-
 def rehearse(step: Step) -> None:
     """Have a command's program in memory, and what it reads beside the directory. A loop is of a program that runs."""
     if step.is_loop:
@@ -211,6 +208,7 @@ def rehearse(step: Step) -> None:
         else:
             (Path(name) / step.at).mkdir()
             make_files(Path(name) / step.at, N_PER_DIRECTORY)
+            (Path(name) / "now").touch()
         step.take(Path(name))
 
 
@@ -239,7 +237,7 @@ def taking_part(work: Work, words: Words) -> Iterator[tuple[Path, FuseMount | No
     """
     try:
         with contextlib.ExitStack() as stack:
-            source = stack.enter_context(_seen(work.scene, work.source))
+            source = stack.enter_context(seen(work.scene, work.source, 2 * LIMIT_S))
             path, fuse = stack.enter_context(
                 served(work.subject, source, work.example, words=words, limit_s=2 * LIMIT_S)
             )

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from bench import listing_million as million
 from bench import listing_stalls as stalls
-from bench.listing_steps import SLOW, SLOW_ONES, STAT
+from bench import listing_xattrs as xattrs
+from bench.listing_scenes import ABOUT_XATTRS, SERVERS, SLOW
+from bench.listing_steps import DROPPED, STAT
 from bench.operations import AGAIN, MISS, SCAN
 from bench.subjects import CPU, NATIVE, OURS, Row, conditions, markdown
 
@@ -47,6 +49,12 @@ def slower(step: str, rival: str, medians: Medians) -> float | None:
     return None if ratio is None else 1 / ratio
 
 
+def faster_than_first(step: str, suffix: str, medians: Medians) -> float | None:
+    """How many times as fast as direct's first time ours is: first, again or when dropped."""
+    ours, direct = medians.get(OURS, {}).get(step + suffix), medians.get(NATIVE, {}).get(step)
+    return direct / ours if ours and direct else None
+
+
 def times_alone(kind: str, medians: Medians) -> float | None:
     """How many times as long it takes beside others."""
     ours = medians.get(OURS, {})
@@ -72,6 +80,12 @@ def _is_faster(part: str, scenes: Sequence[str], step: str, limit: float, rival:
     return Target(part, tuple(scenes), told, partial(faster, step, rival), limit)
 
 
+def _beside_direct(step: str, suffix: str, limit: float) -> Target:
+    told = f"{step}{suffix or ' first'}: times as fast as direct"
+    return Target("xattrs", _SUPPORTED, told, partial(faster_than_first, step, suffix), limit)
+
+
+_SUPPORTED = tuple(name for name in ABOUT_XATTRS if SERVERS[name].xattrs)
 _LOCAL = ("tmpfs", "ext4")
 _SLOW_LISTINGS = ("ls -l", "ls --color=always")
 _BYTES = (200.0, False, " bytes an entry")
@@ -87,6 +101,12 @@ TARGETS = (
     *(_is_faster("slow", (SLOW,), step, 20, rival) for step in _SLOW_LISTINGS for rival in (NATIVE, "mergerfs")),
     *(_is_faster("slow", (SLOW,), step + AGAIN, 100, NATIVE) for step in _SLOW_LISTINGS),
     Target("slow", (SLOW,), "ls first", partial(figure, "ls", 1e3), 60, is_least=False, unit=" ms"),
+    *(
+        _beside_direct(step.name, suffix, limit)
+        for step in xattrs.LISTINGS
+        for suffix, limit in (("", 15), (AGAIN, 50), (DROPPED, 20))
+    ),
+    *(_beside_direct(step.name, AGAIN, 10) for step in xattrs.COPIES),
     *(
         Target(
             "tree", _LOCAL, f"{step} again: times native's", partial(slower, step + AGAIN, NATIVE), 1.3, is_least=False
@@ -136,35 +156,39 @@ def _medians(row: Row) -> Medians:
 def table(row: Row) -> str:
     """All medians of a row, who is left out, and who had fewer turns than the others."""
     medians = _medians(row)
-    steps = list(dict.fromkeys(step for found in medians.values() for step in found if step != CPU))
+    fullest_first = sorted(medians.values(), key=len, reverse=True)
+    steps = list(dict.fromkeys(step for found in fullest_first for step in found if step != CPU))
     heads = [f"{title(row)}; ms", *(_called(name, row) for name in medians)]
     lines = ([step, *(_cell(step, found, medians.get(NATIVE, {})) for found in medians.values())] for step in steps)
-    remarks = [f"- {_called(name, row)}: {remark}" for name in row["subjects"] if (remark := _remark(name, row))]
+    remarks = [f"- {_called(name, row)}: {remark}" for name in row["subjects"] for remark in _remarks(name, row)]
     return "\n".join([markdown(heads, lines), *(["", *remarks] if remarks else [])])
 
 
 def _called(name: str, row: Row) -> str:
-    return "direct" if name == NATIVE and row["scene"] in SLOW_ONES else name
+    return "direct" if name == NATIVE and row["scene"] in SERVERS else name
 
 
-def _remark(name: str, row: Row) -> str | None:
+def _remarks(name: str, row: Row) -> Iterator[str]:
     found, n_rounds = row["subjects"][name], row["options"]["n_rounds"]
-    for kind in ("missing", "failed"):
-        if kind in found:
-            return f"{kind}: {found[kind]}"
+    if "medians" not in found:
+        yield from (f"{kind}: {told}" for kind, told in found.items())
+        return
     n_turns = max(map(len, found["seconds"].values()))
-    return None if n_turns == n_rounds else f"{n_turns} of {n_rounds} turns, long as they are"
+    if n_turns < n_rounds:
+        yield f"{n_turns} of {n_rounds} turns, long as they are"
+    if row["scene"] in ABOUT_XATTRS and name in xattrs.REMARKS:
+        yield xattrs.REMARKS[name]
 
 
 def _cell(step: str, found: Mapping[str, float], native: Mapping[str, float]) -> str:
-    """Three digits, and in brackets how many times as fast as native."""
+    """Three digits, and in brackets how many times as fast as native, or as its first time if that is all there is."""
     if step not in found:
         return "-"
-    if step in million.BYTES:
+    if step in (*million.BYTES, xattrs.MEMORY):
         return f"{found[step]:.0f} bytes an entry"
     own = f"{found[step] * 1e3:.4g}" if found[step] >= 1e-4 else f"{found[step] * 1e3:.2g}"
-    is_rival = step in native and found is not native
-    return f"{own} ({native[step] / found[step]:.2g})" if is_rival else own
+    rival_s = native.get(step) or native.get(step.removesuffix(AGAIN).removesuffix(DROPPED))
+    return own if rival_s is None or found is native else f"{own} ({rival_s / found[step]:.2g})"
 
 
 def tables(rows: Sequence[Row]) -> str:
@@ -181,12 +205,12 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def newest(results: Path, parts: Sequence[str]) -> list[Row]:
-    """The last complete run of each part and scene: full size, all its subjects."""
+def newest(results: Path, places: Sequence[tuple[str, str]]) -> list[Row]:
+    """The last complete run of each part and scene, in this order: full size, all its subjects."""
     found: dict[tuple[str, str], Row] = {}
     for line in results.read_text(encoding="utf-8").splitlines() if results.exists() else ():
         row = json.loads(line)
         options = row["options"]
         if not options["quick"] and not options["subjects"] and options["n_rounds"] >= N_ROUNDS:
             found[row["part"], row["scene"]] = row
-    return sorted(found.values(), key=lambda row: (parts.index(row["part"]), row["scene"] in SLOW_ONES, row["scene"]))
+    return [found[place] for place in places if place in found]

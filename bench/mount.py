@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import command, swap_through
-from bench.listing_steps import Work, scene
+from bench.listing_scenes import scene
+from bench.listing_steps import Work
 from bench.messages import can_count
 from bench.mount_parts import PARTS, Part, count_turn, time_turn
 from bench.mount_plot import draw

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.support import PYTHON, TRASHD, tell
+from tests.support.capabilities import SFTP_SERVER
 from tests.support.fuse import FuseMount, device_for_all, fuse_mount
 
 NATIVE, OURS, EXAMPLE = "native", "trashd", "passthroughfs"
@@ -22,10 +23,15 @@ SINGLE = "trashd, one user"
 """Mounted by a user, for himself: the filesystem below checks permissions, not the kernel."""
 HP, LL = "passthrough_hp", "passthrough_ll"
 """Examples of libfuse's, where the environment says where they are."""
+SSHFS = "sshfs"
 USER = 1000
 MERGERFS_OPTIONS = (
     "allow_other,use_ino,minfreespace=0,cache.files=auto-full,cache.readdir=true,cache.symlinks=true,"
     "cache.attr=3600,cache.entry=3600,cache.negative_entry=3600"
+)
+SSHFS_OPTIONS = (
+    "allow_other,default_permissions,dcache_timeout=3600,dcache_max_size=1000000,entry_timeout=3600,attr_timeout=3600,"
+    f"ssh_command=sh -c {SFTP_SERVER}"  # it stands for ssh, whose arguments sh -c passes over
 )
 Words = Mapping[str, tuple[str, ...]]
 # What each runs to serve a directory at a mount point, in the foreground; native serves itself.
@@ -63,8 +69,9 @@ class Unable(Exception):
 
 
 def all_subjects() -> Words:
-    """What each runs, with those that the environment names."""
+    """What each runs, with those that the environment names, and those that take part here and there."""
     found = dict(SUBJECTS)
+    found[SSHFS] = ("sshfs", "-f", "-o", SSHFS_OPTIONS, "localhost:{source}", "{point}")
     found[SINGLE] = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *SUBJECTS[OURS])
     for name, (variable, words) in _PROGRAMS.items():
         if program := os.environ.get(variable):
@@ -170,7 +177,8 @@ def versions() -> dict[str, str]:
     told = {name: importlib.metadata.version(name) for name in ("trashd", "pyfuse3", "trio")}
     commands = {"commit": ["git", "describe", "--always", "--dirty"]}
     commands |= {name: [name, "--version"] for name in ("bindfs", "mergerfs", "git", "fio")}
-    commands["libfuse"] = ["fusermount3", "--version"]
+    commands |= {"coreutils": ["ls", "--version"], "libfuse": ["fusermount3", "--version"]}
+    commands["sshfs"] = ["sh", "-c", "sshfs -V | grep SSHFS"]  # tells fusermount3's version first
     for name, command in commands.items():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)

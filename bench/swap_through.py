@@ -26,7 +26,8 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.listing_steps import Work, scene, taking_part
+from bench.listing_scenes import scene
+from bench.listing_steps import Work, taking_part
 from bench.subjects import NATIVE, OURS, Row, Words, all_subjects, conditions, markdown, summary, versions
 from bench.support import compiled, keep, make_flat, measuring, tell
 from bench.swap_clients import KINDS, clients_in, make_room, watching, worst_s
