@@ -331,13 +331,20 @@ class Cache:
     def _count_out(self, source: SourceKey, item: _Item) -> None:
         self._n_bytes -= _ITEM_BYTES + _source_bytes(source) + item.extra_bytes()
 
-    def attributes_changed(self, source: SourceKey) -> None:
-        """An inode's attributes are not what they were; the extended ones neither."""
+    def accessed(self, source: SourceKey) -> None:
+        """An inode was read: of its attributes the time of access is not what it was."""
         self._note(source)
         item = self._items.get(source)
         if item is not None:
+            item.packed = None
+
+    def attributes_changed(self, source: SourceKey) -> None:
+        """An inode's attributes are not what they were; the extended ones neither."""
+        self.accessed(source)
+        item = self._items.get(source)
+        if item is not None:
             self._n_bytes -= item.extra_bytes()
-            item.packed = item.xattrs = None
+            item.xattrs = None
             self._n_bytes += item.extra_bytes()
 
     def name_changed(self, directory: SourceKey, name: bytes) -> None:

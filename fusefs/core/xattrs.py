@@ -7,7 +7,6 @@ asks itself, before it lets anybody in, runs a program or writes.
 from __future__ import annotations
 
 import errno
-import stat
 from collections.abc import Iterator, Mapping
 from struct import Struct
 from typing import Final
@@ -34,15 +33,6 @@ _ONE = Struct("=Bi")
 def is_asked_of_all(name: bytes) -> bool:
     """Whether it is one of these: of others, some of which change without anybody's doing, nothing is remembered."""
     return name in _NUMBERS
-
-
-def is_worth_asking(name: bytes, mode: int) -> bool:
-    """Whether anybody would ask it of an inode of a kind."""
-    if stat.S_ISLNK(mode):
-        return name in (NAMES, LABEL)
-    if name == DEFAULT_ACL:
-        return stat.S_ISDIR(mode)
-    return name != CAPABILITY or stat.S_ISREG(mode)
 
 
 def pack(answers: Answers) -> bytes:

@@ -17,7 +17,7 @@ from fusefs.mount.stats import Stats
 from fusefs.mount.translate import answered, changes_of, done, entry_of, fill, name_only, recalled, statvfs_of, told
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import Opened
-from fusefs.mount.xattrs import Xattrs
+from fusefs.mount.xattrs import Xattrs, value_of
 
 
 class Adapter(pyfuse3.Operations):
@@ -70,10 +70,15 @@ class Adapter(pyfuse3.Operations):
         return recall.readlink(self._vfs, inode)
 
     def _recall_xattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes | None:
-        return self._xattrs.recall(inode, name, ctx)
+        answer = self._xattrs.recall(inode, name, ctx)
+        return None if answer is None else value_of(answer)
 
     def _recall_xattrs(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes] | None:
         return self._xattrs.recall_names(inode, ctx)
+
+    def _recall_opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, bool] | None:
+        fh = listing.recall_opendir(self._vfs, inode)
+        return None if fh is None else (fh, self._vfs.is_listing_kept(inode))
 
     # Names.
 
@@ -216,7 +221,7 @@ class Adapter(pyfuse3.Operations):
 
     # Listings.
 
-    @told(_listing)
+    @told(_listing, recall=_recall_opendir)
     def opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, bool]:
         return listing.opendir(self._vfs, inode), self._vfs.is_listing_kept(inode)
 
@@ -242,7 +247,7 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self.hands.wait_for(vfs_files.fsync, self._vfs, fh, data_only=datasync)
+        await self.hands.wait_for(listing.sync, self._vfs, fh, data_only=datasync)
 
     @answered
     async def releasedir(self, fh: FileHandleT) -> None:

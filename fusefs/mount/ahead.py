@@ -78,18 +78,15 @@ class Ahead:
         if fd is not None and walk.names and self._memory.is_kept and walk.n_left() < self._n_in_flight:
             names = walk.take(min(walk.n_allowed, _BATCH), partial(self._knows, directory))
             walk.n_allowed -= len(names)
-            self._begin(walk, directory, fd, names)
+            self.fetch(walk, directory, fd, names)
 
-    def asked_xattr(self, name: bytes, directory: Node | None, fd: Fd | None) -> None:
-        """The same of an extended attribute.
-
-        directory, fd  that has what it is asked of; None: not known, or not open
-        """
-        if self._wanted.ask(name):
+    def asked_xattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
+        """Somebody was told an extended attribute of what is in a directory. fd: the same"""
+        if self._wanted.add(name, is_directory=node.is_directory):
             for walk in self._walks.values():
                 walk.take_again()
-        if directory is not None:
-            self.asked(directory, fd)
+        if node.parent is not None:
+            self.asked(node.parent, fd)
 
     def _listed_long_ago(self, directory: Node) -> Walk | None:
         """A walk of a directory that the kernel has a listing of, as we have."""
@@ -100,18 +97,19 @@ class Ahead:
         walk.names.extend(name for name, *_ in entries)
         return walk
 
-    def fetch(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
-        """Begin to look at those of some names that are not remembered.
-
-        Nothing is begun while too much waits for answers, or is open, already. fd: of the directory, its owner's
-        """
+    def missing(self, walk: Walk, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of some names that are told next of which something is to be fetched."""
         walk.taken(names)
-        self._begin(walk, directory, fd, [name for name in names if not self._knows(directory, name)])
+        return [name for name in names if not self._knows(directory, name)]
 
     def _knows(self, directory: Node, name: bytes) -> bool:
         return is_stores_own(name) or self._memory.knows(directory, name, self._wanted.of)
 
-    def _begin(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
+    def fetch(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
+        """Begin to look at some names.
+
+        Nothing is begun while too much waits for answers, or is open, already. fd: of the directory, its owner's
+        """
         if not names or self._crew.is_overloaded:
             return
         try:

@@ -318,6 +318,7 @@ def _vfs(root: Fd, options: Options, stats: Stats, n_fds_max: int) -> Vfs:
         shows_trash=options.show_trash,
         is_shared=options.coherence is Coherence.SHARED,
         is_flushed=not is_local,
+        is_checked=options.default_permissions,
     )
 
 

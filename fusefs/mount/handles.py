@@ -1,8 +1,9 @@
-"""What clients have open: a handle is the number of the daemon's own fd."""
+"""What clients have open: a handle is the number of the daemon's own fd, or of none if that may not be needed."""
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,10 @@ Source  include/linux/fs.h, __FMODE_EXEC
 """
 
 
+_NO_FD = 1 << 32
+"""More than any fd."""
+
+
 class Handles:
     """Open files and directories, by handle and by node."""
 
@@ -33,6 +38,7 @@ class Handles:
         self._listings: dict[int, Listing] = {}
         self._executed: set[int] = set()
         self._to_append: set[int] = set()
+        self._late = itertools.count(_NO_FD)
 
     def __len__(self) -> int:
         """How many are open."""
@@ -51,6 +57,17 @@ class Handles:
             _write_anywhere(fd)
         node.n_open += 1
         return int(fd)
+
+    def add_late(self, node: Node, listing: Listing) -> int:
+        """A handle of a directory that is not open."""
+        fh = next(self._late)
+        self._nodes[fh] = node
+        self._listings[fh] = listing
+        return fh
+
+    def remove_late(self, fh: int) -> None:
+        """Let such a one go."""
+        del self._nodes[fh], self._listings[fh]
 
     def remove(self, fh: int) -> Fd:
         """Let a handle go; its fd is the caller's now."""
@@ -110,7 +127,8 @@ class Handles:
     def close(self) -> None:
         """Close all."""
         for fh in list(self._nodes):
-            self.remove(fh).close()
+            if fh < _NO_FD:
+                self.remove(fh).close()
 
 
 def _write_anywhere(fd: Fd) -> None:

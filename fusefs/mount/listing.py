@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.core.attributes import Attributes
@@ -61,10 +62,11 @@ class Listing:
     recalled  all entries, from memory, and how many of them were made ready
     """
 
-    def __init__(self, node: Node, entries: Dirents) -> None:
-        """entries: from its beginning."""
+    def __init__(self, node: Node, entries: Dirents | None) -> None:
+        """entries: from its beginning; None: it is opened when something has to be read."""
         self.node = node
         self.entries = entries
+        self.is_late = entries is None
         self.at = -1
         self.ready: Sequence[Dirent] = ()
         self.walk: Walk | None = None
@@ -75,6 +77,14 @@ class Listing:
         self.look: Look | None = None
         self.recalled: Entries | None = None
         self.n_recalled = 0
+
+    def opened(self, entries: Dirents) -> Dirents:
+        """What it is read from from now on: this, unless somebody else was quicker."""
+        if self.entries is None:
+            self.entries = entries
+        else:
+            entries.fd.close()
+        return self.entries
 
     def close(self) -> None:
         """It is not read any more, or not from one end to the other."""
@@ -90,15 +100,59 @@ def opendir(vfs: Vfs, nodeid: int) -> int:
     if node.last is not None:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     vfs.make_room()
-    path = b"/proc/self/fd/%d" % vfs.directories.fd_of(node)
-    fd = Fd(vfs.gate.call(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    fd = open_now(vfs, node)
     return vfs.handles.add(node, fd, listing=Listing(node, Dirents(fd)))
+
+
+def recall_opendir(vfs: Vfs, nodeid: int) -> int | None:
+    """The same of one whose entries are remembered: it need not be opened. None: it must be."""
+    node = vfs.nodes.get(nodeid)
+    if node is None or node.last is not None or not vfs.is_checked or vfs.memory.listing(node) is None:
+        return None
+    vfs.make_room()
+    return vfs.handles.add_late(node, Listing(node, None))
+
+
+def open_now(vfs: Vfs, node: Node) -> Fd:
+    """An fd of a directory, to be read."""
+    path = b"/proc/self/fd/%d" % vfs.directories.fd_of(node)
+    return Fd(vfs.gate.call(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+def open_late(vfs: Vfs, node: Node) -> Fd:
+    """The same of one that clients have opened already.
+
+    Raises  OSError ENOENT: it was removed behind the mount; whoever has it open is told so on any filesystem
+    """
+    try:
+        return open_now(vfs, node)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+
+
+def _entries(vfs: Vfs, listing: Listing) -> Dirents:
+    """Where to read them."""
+    return listing.entries or listing.opened(Dirents(open_late(vfs, listing.node)))
+
+
+def sync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
+    """Make the names of a directory durable."""
+    fd = _entries(vfs, vfs.handles.listing(fh)).fd
+    vfs.gate.call(os.fdatasync if data_only else os.fsync, fd)
 
 
 def releasedir(vfs: Vfs, fh: int) -> None:
     """Close a handle of a directory."""
-    vfs.handles.listing(fh).close()
-    vfs.release(fh)
+    listing = vfs.handles.listing(fh)
+    listing.close()
+    if not listing.is_late:
+        vfs.release(fh)
+        return
+    vfs.handles.remove_late(fh)
+    if listing.entries is not None:
+        vfs.gate.call(listing.entries.fd.close)
 
 
 def advance(vfs: Vfs, fh: int, offset: int) -> bool:
@@ -117,22 +171,28 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
     if vfs.gate.is_home:
         listing.at = -1
         return
-    node, fd = listing.node, listing.entries.fd
-    with vfs.memory.changes(node.source):  # the time of its last access
-        _go_to(vfs, listing, offset)
-    if trashdir.is_below(node) or vfs.folding.folds(node, fd):
-        listing.walk = None
+    node = listing.node
+    _go_to(vfs, listing, offset)
+    if listing.recalled is None and _is_not_remembered(vfs, listing):
+        listing.walk = listing.gathered = None
         vfs.ahead.drop(node)
     walk = listing.walk
     if walk is None or not walk.is_asked:
         return
     new = listing.ready[len(listing.ready) - listing.n_new :]
     listing.n_new = 0
-    vfs.ahead.fetch(walk, node, fd, [name for name, *_ in new if name not in _DOTS])
+    missing = vfs.ahead.missing(walk, node, [name for name, *_ in new if name not in _DOTS])
+    if missing:
+        vfs.ahead.fetch(walk, node, _entries(vfs, listing).fd, missing)
     listing.batches = walk.batches()
     names = [name for name, *_ in listing.ready[:_N_TOLD]]
     for batch in listing.batches:
         vfs.gate.call(batch.wait_for, names)
+
+
+def _is_not_remembered(vfs: Vfs, listing: Listing) -> bool:
+    """Whether a directory's names change behind the mount, or may be spelled otherwise."""
+    return trashdir.is_below(listing.node) or vfs.folding.folds(listing.node, _entries(vfs, listing).fd)
 
 
 def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
@@ -173,12 +233,15 @@ def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
         part = range(listing.n_recalled, min(listing.n_recalled + _N_RECALLED, len(listing.recalled)))
         listing.n_recalled = part.stop
         return [listing.recalled[number] for number in part]
-    entries = vfs.gate.call(listing.entries.block, offset)
+    with vfs.memory.reads(listing.node.source):
+        entries = vfs.gate.call(_entries(vfs, listing).block, offset)
     if listing.look is not None and listing.gathered is not None:
         if entries:
             listing.gathered.extend(entries)
         else:
             listing.look.learn_listing(listing.node, listing.gathered)
+            with suppress(OSError):
+                vfs.known(listing.node)  # so that it is remembered, too, with its new time of access
         if not entries or listing.gathered.n_bytes > vfs.memory.cache.largest_bytes:
             listing.close()
     return entries
@@ -195,14 +258,15 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
 
     An error after the first entry ends the listing there: the next call meets it again.
     """
-    node, fd, learn, identify = listing.node, listing.entries.fd, vfs.nodes.learn, vfs.identifying()
+    node, entries, learn, identify = listing.node, _entries(vfs, listing), vfs.nodes.learn, vfs.identifying()
+    fd = entries.fd
     timeout_s = 0 if trashdir.is_below(node) or vfs.folding.folds(node, fd) else vfs.memory.lifetime_s
     hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashdir.holds_trash(node)
     unlooked = frozenset() if vfs.gate.stays_home else vfs.gate.inner.names
     unsteady = vfs.memory.unsteady
     began_ns, n = time.perf_counter_ns(), 0
     try:
-        for name, ino, following, kind in listing.entries.read_from(offset):
+        for name, ino, following, kind in entries.read_from(offset):
             if name in _DOTS:
                 yield Listed(name, _dot(ino), ino, kind, following, None)
             elif name in unlooked:
@@ -238,7 +302,20 @@ def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
         elif name != hidden:
             known = None if knows_none else remembered(vfs, directory, name) or _just_seen(vfs, listing, name)
             node = vfs.nodes.get(known.nodeid) if known is not None else None
-            yield Listed(name, known if node is not None else None, ino, kind, following, node)
+            if known is None or node is None or _is_told_already(node, known, directory, name):
+                yield Listed(name, None, ino, kind, following, None)
+            else:
+                yield Listed(name, known, ino, kind, following, node)
+
+
+def _is_told_already(node: Node, known: Known, directory: Node, name: bytes) -> bool:
+    """Whether the kernel has been told of a file, and what it was told is remembered here for just as long.
+
+    Told again, it would drop the file's ACL, and ask for that again. A directory may have been told for less long, and
+    so may what has more names.
+    """
+    is_one = known.attributes.nlink == 1 and not node.is_directory
+    return bool(node.nlookup) and is_one and known.is_steady and node.parent is directory and node.name == name
 
 
 def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:

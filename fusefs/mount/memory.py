@@ -238,6 +238,12 @@ class Memory:
             return _NOTHING_TO_FORGET
         return self._changing(sources, names)
 
+    def reads(self, source: SourceKey) -> AbstractContextManager[None]:
+        """What the block reads has another time of access then: the same of its attributes alone."""
+        if self._gate.is_home and self.cache.is_idle:
+            return _NOTHING_TO_FORGET
+        return self._reading(source)
+
     @contextmanager
     def _changing(self, sources: Sequence[SourceKey], names: Sequence[Place]) -> Iterator[None]:
         self._forget(sources, names)
@@ -245,6 +251,14 @@ class Memory:
             yield
         finally:
             self._forget(sources, names)
+
+    @contextmanager
+    def _reading(self, source: SourceKey) -> Iterator[None]:
+        self.cache.accessed(source)
+        try:
+            yield
+        finally:
+            self.cache.accessed(source)
 
     def changed(self, source: SourceKey, name: bytes | None = None) -> None:
         """An inode changed behind the mount; or a name in a directory."""

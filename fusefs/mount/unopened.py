@@ -8,7 +8,6 @@ Source  docs/decisions/0015-unopened-directories.md
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from fusefs.core.inodes import Node
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
-from fusefs.mount.listing import Listed, Listing, left_out, looked_at
+from fusefs.mount.listing import Listed, Listing, left_out, looked_at, open_late
 from fusefs.mount.vfs import Vfs
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
@@ -56,7 +55,7 @@ def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[Listed]:
 def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
     """The same without looking at them: of a filesystem that has become slow."""
     node = vfs.node(nodeid)
-    with vfs.memory.changes(node.source), _open(vfs, node) as fd:  # the time of its last access
+    with vfs.memory.reads(node.source), _open(vfs, node) as fd:
         hidden = left_out(vfs, node)
         return [one for one in vfs.gate.call(_dirents(fd, room).block, offset) if one[0] != hidden]
 
@@ -68,14 +67,7 @@ def sync(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
 
 
 def _open(vfs: Vfs, node: Node) -> Fd:
-    try:
-        path = b"/proc/self/fd/%d" % vfs.directories.fd_of(node)
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        # It was removed behind the mount. Whoever has it open is told what he is told on any filesystem.
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
-    return vfs.gate.owned(Fd(vfs.gate.call(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
+    return vfs.gate.owned(open_late(vfs, node))
 
 
 def _dirents(fd: Fd, room: int) -> Dirents:

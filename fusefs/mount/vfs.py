@@ -56,6 +56,7 @@ class Vfs:
         shows_trash: bool = False,
         is_shared: bool = False,
         is_flushed: bool = False,
+        is_checked: bool = True,
     ) -> None:
         """Begin with a backing tree.
 
@@ -67,6 +68,7 @@ class Vfs:
         shows_trash  `.trashd` is in the root's listing too
         is_shared    names may change behind the mount at any time: each look verifies what it sees
         is_flushed   the backing filesystem may tell of a failed write as late as at a close
+        is_checked   the kernel checks permissions; else the backing filesystem must, when something is opened
         """
         seen = look_at(root)
         self.gate = gate
@@ -87,6 +89,7 @@ class Vfs:
         """What the kernel keeps of a listing is right: nobody changes it, or we are told at once who does."""
         self.is_shared = is_shared
         self.is_flushed = is_flushed
+        self.is_checked = is_checked
         self._looker = Looker(asks=not Kernel().answers_at_once(root))
         self.folding = Folding(root, seen.dev, gate)
         self.pages = Pages()
@@ -355,7 +358,7 @@ class Vfs:
         if uid is not None:
             return self.gate.call(self.drops.readlink, uid, caller)
         node = self.node(nodeid)
-        with self.memory.changes(node.source), self.memory.looking() as look, self.directories.hold(node) as fd:
+        with self.memory.reads(node.source), self.memory.looking() as look, self.directories.hold(node) as fd:
             target = self.gate.call(os.readlink, b"", dir_fd=fd)
             look.learn_target(node.source, target)
             self.lasting.renew(node)

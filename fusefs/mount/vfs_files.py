@@ -82,7 +82,7 @@ def open_at_once(vfs: Vfs, held: Fd, flags: int) -> Fd:
 
 def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
     """Some bytes; fewer at the end."""
-    with vfs.memory.changes(vfs.handles.node(fh).source):
+    with vfs.memory.reads(vfs.handles.node(fh).source):
         return vfs.gate.call(os.pread, vfs.handles.file(fh), size, offset)
 
 

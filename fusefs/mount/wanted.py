@@ -6,67 +6,76 @@ import stat
 from collections.abc import Iterable
 
 from fusefs.core.attributes import Attributes
-from fusefs.core.xattrs import NAMES, UNSUPPORTED, is_asked_of_all, is_worth_asking
+from fusefs.core.xattrs import NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.mount.memory import Seen
 
 _N_REFUSED_MAX = 64
+_Kind = tuple[bytes, bool]
+"""A name, and whether it is of directories, or else of files: a filesystem may have it of one of them alone."""
 
 
 class Wanted:
-    """Of one mount. To be changed with the tables' lock; to be asked on any thread.
-
-    device  of the backing filesystem: what one mounted in it has not, that may have
-    """
+    """Of one mount. To be changed with the tables' lock; to be asked on any thread."""
 
     def __init__(self, device: int) -> None:
+        """device: of the backing filesystem; what one mounted in it has not, that may have"""
         self._device = device
-        self._names: frozenset[bytes] = frozenset()
-        self._new: frozenset[bytes] = frozenset()
-        self._refused: frozenset[tuple[bytes, bool]] = frozenset()
+        self._kinds: frozenset[_Kind] = frozenset()
+        self._new: frozenset[_Kind] = frozenset()
+        self._answered: frozenset[_Kind] = frozenset()
+        self._refused: frozenset[_Kind] = frozenset()
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self._names)
+        return bool(self._kinds)
 
     @property
     def is_list(self) -> bool:
         """Whether the list of all names is among them: io_uring has no operation for it."""
-        return NAMES in self._names
+        return any(name == NAMES for name, _ in self._kinds)
 
     def begin(self) -> None:
         """A listing begins: what nobody has asked for since the one before is not wanted any more."""
-        self._names, self._new = self._names & self._new, frozenset()
+        self._kinds, self._new = self._kinds & self._new, frozenset()
 
-    def ask(self, name: bytes) -> bool:
-        """Somebody asks for one: of this listing, and the next. Returns  whether it was not wanted before"""
+    def has(self, name: bytes, *, is_directory: bool) -> bool:
+        """Whether one is among them."""
+        return (name, is_directory) in self._kinds
+
+    def add(self, name: bytes, *, is_directory: bool) -> bool:
+        """Somebody was told one, or that it is not there: for this listing, and the next. Returns  whether it is new"""
         if not is_asked_of_all(name):
             return False
-        is_new = name not in self._names
-        self._names |= {name}
-        self._new |= {name}
+        kind = (name, is_directory)
+        is_new = kind not in self._kinds
+        self._new |= {kind}
+        self._answered |= {kind}
+        self._kinds |= {kind}
         return is_new
 
     def of(self, seen: Attributes) -> tuple[bytes, ...]:
         """Those of one inode."""
-        if not self._names:
+        if not self._kinds or not _is_common(seen):
             return ()
-        device, is_directory = seen.dev, seen.is_directory()
-        wanted = (name for name in self._names if is_worth_asking(name, seen.mode))
-        return tuple(name for name in wanted if not self.refuses(device, name, is_directory=is_directory))
+        is_directory = seen.is_directory()
+        return tuple(name for name, of_directories in self._kinds if of_directories is is_directory)
 
     def refuses(self, device: int, name: bytes, *, is_directory: bool) -> bool:
-        """Whether this filesystem has one not at all, of directories or of files."""
+        """Whether this filesystem has one not at all."""
         return device == self._device and (name, is_directory) in self._refused
 
     def answered(self, seen: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
-        """What was answered of one inode: what is unsupported, nobody need be asked for again."""
-        if seen.dev != self._device or not (stat.S_ISREG(seen.mode) or stat.S_ISDIR(seen.mode)):
+        """What was answered of one inode: what is unsupported, and never was there, nobody need be asked for again."""
+        if seen.dev != self._device or not _is_common(seen):
             return
         for name, answer in answers:
-            if answer in UNSUPPORTED:
-                if len(self._refused) >= _N_REFUSED_MAX:
-                    self._refused = frozenset()
-                self._refused |= {(name, seen.is_directory())}
+            kind = (name, seen.is_directory())
+            if answer not in UNSUPPORTED:
+                if kind not in self._answered and is_asked_of_all(name):
+                    self._answered |= {kind}
+            elif kind not in self._answered:
+                self._refused = (self._refused if len(self._refused) < _N_REFUSED_MAX else frozenset()) | {kind}
+                self._kinds -= {kind}
 
     def answered_all(self, found: Iterable[Seen | None]) -> None:
         """The same of many."""
@@ -77,3 +86,7 @@ class Wanted:
     def supported(self, name: bytes, *, is_directory: bool) -> None:
         """Somebody has set one: it is there after all."""
         self._refused -= {(name, is_directory)}
+
+
+def _is_common(seen: Attributes) -> bool:
+    return stat.S_ISREG(seen.mode) or stat.S_ISDIR(seen.mode)

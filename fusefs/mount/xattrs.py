@@ -16,6 +16,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.xattrs import get_at, get_of
 from fusefs.mount import privileges, trashdir
 from fusefs.mount.acting import as_caller
+from fusefs.mount.memory import Look
 from fusefs.mount.reserved import NOBODY
 from fusefs.mount.vfs import Vfs
 
@@ -40,11 +41,13 @@ class Xattrs:
         self._vfs = vfs
         self._are_shown = are_shown
         self._are_for_all = are_for_all
+        self._are_ours = are_for_all or os.geteuid() != 0
+        """Whether the daemon is told what any caller would be: a user's own does all as that user, and asks so, too."""
         self._hides_labels = not selinux.is_enabled()
 
     def get(self, nodeid: int, name: bytes, caller: Caller) -> bytes:
         """The value of one."""
-        return _value(self.find(nodeid, name, caller))
+        return value_of(self.find(nodeid, name, caller))
 
     def find(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int:
         """The same, or an errno where there is none: `ls -l` asks for each file's ACL, and an exception takes as long.
@@ -53,24 +56,31 @@ class Xattrs:
         """
         self._require(name)
         node = self._vfs.node(nodeid)
-        if not self._is_ours_to_ask(caller):
+        if not (self._are_ours or caller.uid == 0):
             return self._find_as(caller, node, name)
-        with self._vfs.memory.looking() as look:
-            answer = self._find_by_name(node, name) if name else None
-            if answer is None:
-                with self._vfs.hold(node) as fd:
-                    answer = self._vfs.gate.call(get_of, fd, name)
-            if answer in UNSUPPORTED:
-                self._note_refusal(node, name)
-                return errno.EOPNOTSUPP  # the other one would mean all that there are
-            if not trashdir.is_below(node):
-                look.learn_xattrs(node.source, {name: answer})
+        if self._vfs.gate.is_home:
+            answer = self._ask(node, name)
+        else:
+            with self._vfs.memory.looking() as look:
+                answer = self._ask(node, name)
+                self._learn(look, node, name, answer)
+        if answer in UNSUPPORTED:
+            self._note_refusal(node, name)
+            return errno.EOPNOTSUPP  # the other one would mean all that there are
+        return answer
+
+    def _ask(self, node: Node, name: bytes) -> bytes | int:
+        answer = self._find_by_name(node, name) if name else None
+        if answer is None:
+            with self._vfs.hold(node) as fd:
+                answer = self._vfs.gate.call(get_of, fd, name)
         self._keep_from_kernel(node, name)
         return answer
 
-    def _is_ours_to_ask(self, caller: Caller) -> bool:
-        """Whether the daemon is told what this caller would be."""
-        return self._are_for_all or caller.uid == os.geteuid() or os.geteuid() != 0
+    def _learn(self, look: Look, node: Node, name: bytes, answer: bytes | int) -> None:
+        if (isinstance(answer, bytes) or answer == errno.ENODATA) and not trashdir.is_below(node):
+            look.learn_xattrs(node.source, {name: answer})
+            self._ask_on(node, name)
 
     def _find_as(self, caller: Caller, node: Node, name: bytes) -> bytes | int:
         """What the filesystem below tells somebody else."""
@@ -101,34 +111,34 @@ class Xattrs:
             return None  # moved behind the mount
         return value if is_it else None
 
-    def recall(self, nodeid: int, name: bytes, caller: Caller) -> bytes | None:
-        """None: look. Raises  OSError EOPNOTSUPP, ENODATA: it is remembered not to be there"""
+    def recall(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int | None:
+        """The same from memory; None: not known."""
         if not self._are_shown or not self._shows(name):
             return None
-        answer = self._recalled(nodeid, name, caller)
-        return None if answer is None else _value(answer)
-
-    def _recalled(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int | None:
-        """From memory; None: not known. It is fetched with those of what is listed beside it from now on."""
         vfs, node = self._vfs, self._vfs.nodes.get(nodeid)
-        if node is None or not self._is_ours_to_ask(caller):
+        if node is None or not (self._are_ours or caller.uid == 0):
             return None
         if vfs.wanted.refuses(node.dev, name, is_directory=node.is_directory):
             return errno.EOPNOTSUPP
         if not is_asked_of_all(name):
             return None
         answer = vfs.memory.xattr(node, name)
-        vfs.ahead.asked_xattr(name, node.parent, vfs.directories.fd_if_open(node.parent) if node.parent else None)
+        if answer is not None or vfs.wanted.has(name, is_directory=node.is_directory):
+            self._ask_on(node, name)
         if answer is not None:
             self._keep_from_kernel(node, name)
         return answer
 
+    def _ask_on(self, node: Node, name: bytes) -> None:
+        """Have one fetched with those of what is listed beside it, which is asked for next."""
+        if self._vfs.gate.is_slow:
+            fd = None if node.parent is None else self._vfs.directories.fd_if_open(node.parent)
+            self._vfs.ahead.asked_xattr(name, node, fd)
+
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
         """Their names from memory; None: look."""
-        if not self._are_shown:
-            return None
-        listed = self._recalled(nodeid, NAMES, caller)
-        return None if listed is None else self._seen_by(caller, _value(listed))
+        listed = self.recall(nodeid, NAMES, caller)
+        return None if listed is None else self._seen_by(caller, value_of(listed))
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
         """Their names; trusted ones are root's to see."""
@@ -191,7 +201,8 @@ def _needed(name: bytes) -> Capability:
     return Capability.SETFCAP if name == CAPABILITY else Capability.SYS_ADMIN
 
 
-def _value(answer: bytes | int) -> bytes:
+def value_of(answer: bytes | int) -> bytes:
+    """What was answered. Raises  OSError: an errno was"""
     if isinstance(answer, int):
         raise OSError(answer, os.strerror(answer))
     return answer

@@ -1,0 +1,152 @@
+"""A directory whose listing is remembered is not opened below until something has to be read: nobody can tell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from tests.support.acls import ACCESS
+from tests.support.bulk import fill
+from tests.support.mounted import Mounted, forget_all, trashd_mount
+from tests.support.passing import errno_of, opened
+from tests.support.slowfs import SlowVolume, slow_volume
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
+
+N = 1000
+SLOW = ("coherence=exclusive", "backing=slow")
+
+
+class Two:
+    """A slow volume and its mount: the same directory by either."""
+
+    def __init__(self, volume: SlowVolume, mounted: Mounted) -> None:
+        self.volume = volume
+        self.mounted = mounted
+        self.top = mounted.path / "d"
+        self.backing = volume.backing / "d"
+
+    def n_opened(self) -> int:
+        """How often a directory was opened below."""
+        return self.volume.n_messages.get("opendir", 0)
+
+    def remember(self) -> None:
+        """Nobody but the daemon does."""
+        os.listdir(self.top)
+        forget_all(self.mounted.path)
+        forget_all(self.volume.path)
+
+
+@contextmanager
+def two(*options: str) -> Iterator[Two]:
+    with tmpfs_volume() as source:
+        fill(source / "d", N)
+        point = source.with_name("mounted")
+        point.mkdir()
+        with (
+            slow_volume(source, delay_us=100, ttl_s=0) as volume,
+            trashd_mount(volume.path, point, [*SLOW, *options]) as mounted,
+        ):
+            yield Two(volume, mounted)
+
+
+@pytest.fixture
+def both() -> Iterator[Two]:
+    with two() as found:
+        yield found
+
+
+def test_what_is_remembered_is_listed_without_opening_it(both: Two) -> None:
+    both.remember()
+    before = both.n_opened()
+    assert sorted(os.listdir(both.top)) == sorted(os.listdir(both.backing))
+    assert both.n_opened() == before
+
+
+def test_what_changes_while_it_is_open_is_seen(both: Two) -> None:
+    both.remember()
+    with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        (both.top / "new").touch()
+        assert "new" in os.listdir(fd)
+        (both.top / "new").unlink()
+        assert sorted(os.listdir(fd)) == sorted(os.listdir(both.backing))
+
+
+def test_its_names_are_made_durable(both: Two) -> None:
+    both.remember()
+    with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        before = both.volume.n_messages.get("fsyncdir", 0)
+        os.fsync(fd)
+        assert both.volume.n_messages["fsyncdir"] > before
+        os.fdatasync(fd)
+
+
+def test_it_may_be_moved_and_removed_while_it_is_open(both: Two) -> None:
+    both.remember()
+    with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        both.top.rename(both.top.with_name("moved"))
+        assert len(os.listdir(fd)) == N
+        os.fsync(fd)
+        shutil.rmtree(both.top.with_name("moved"))
+        assert os.fstat(fd).st_nlink == 0
+        assert os.listdir(fd) == []
+
+
+def test_what_is_gone_behind_the_mount_is_told_to_be(both: Two) -> None:
+    both.remember()
+    with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        shutil.rmtree(both.backing)
+        (both.mounted.path / "other").mkdir()
+        assert errno_of(lambda: os.fsync(fd)) >= 0  # whatever it says: nobody waits, and the daemon lives
+    assert (both.mounted.path / "other").is_dir()
+
+
+def test_many_read_one_handle_at_a_time(both: Two) -> None:
+    both.remember()
+    handles = [os.open(both.top, os.O_RDONLY | os.O_DIRECTORY) for _ in range(20)]
+    (both.top / "new").touch()
+    for fd in handles:
+        assert len(os.listdir(fd)) == N + 1
+        assert len(os.listdir(fd)) == N + 1
+        os.close(fd)
+
+
+def test_who_may_not_read_it_is_refused(both: Two) -> None:
+    both.top.chmod(0o711)
+    both.remember()
+    with pytest.raises(PermissionError):
+        as_user(1000, lambda: os.listdir(both.top))
+    both.top.chmod(0o755)
+    assert len(as_user(1000, lambda: os.listdir(both.top))) == N
+
+
+@pytest.mark.parametrize("options", [["cache_size=0"], ["timeout=0"], ["cache_size=16K"]], ids=str)
+def test_what_is_not_remembered_is_opened(options: list[str]) -> None:
+    with two(*options) as both:
+        both.remember()
+        before = both.n_opened()
+        assert len(os.listdir(both.top)) == N
+        assert both.n_opened() == before + 1
+
+
+def test_a_listing_read_anew_makes_nobody_ask_for_what_the_kernel_knows(both: Two) -> None:
+    """The kernel drops a file's ACL when a listing tells what the file is; so does no listing, of what it was told."""
+
+    def ask_all() -> int:
+        for name in os.listdir(both.top):
+            path = both.top / name
+            path.lstat()
+            errno_of(partial(os.getxattr, path, ACCESS))
+        return both.mounted.stats().operations["getxattr"].n()
+
+    before = ask_all()
+    (both.top / "new").touch()
+    (both.top / "new").unlink()
+    assert ask_all() - before < N / 10

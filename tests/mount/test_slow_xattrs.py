@@ -1,0 +1,369 @@
+"""Extended attributes over a slow filesystem: fetched with what is listed, remembered, told as they are now, to whoever
+may be told. What the slow filesystem is asked is counted by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.bulk import fill
+from tests.support.mounted import Mounted, forget_all, trashd_mount, until
+from tests.support.slowfs import SlowVolume, Xattrs, slow_volume
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+from tests.support.workers import workers
+
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
+
+N = 1000
+N_LATE = 300  # asked for while they were being fetched, or fetched before it was known what is wanted
+LIMIT_S = 60.0
+BEFORE_ALL = 1_000_000_000  # s: of no file here
+CAPABILITY = "security.capability"
+CAN_BIND = bytes.fromhex("0100000200040000000000000000000000000000")
+PLAIN = acl((USER_OBJ, 6, NOBODY), (GROUP_OBJ, 0, NOBODY), (OTHER, 0, NOBODY))
+GRANTS = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1234), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
+_300_USERS = ((USER, 4, uid) for uid in range(300))
+LONG = acl((USER_OBJ, 6, NOBODY), *_300_USERS, (GROUP_OBJ, 4, NOBODY), (MASK, 4, NOBODY), (OTHER, 0, NOBODY))
+BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
+
+
+class Served:
+    """A slow volume, with a directory that has many files, and its mount."""
+
+    def __init__(self, volume: SlowVolume, mounted: Mounted) -> None:
+        self.volume = volume
+        self.mounted = mounted
+        self.top = mounted.path / "flat"
+        self.backing = volume.backing / "flat"
+
+    def rests(self) -> dict[str, int]:
+        """What the slow filesystem has been asked, when nothing is under way any more."""
+        assert until(lambda: not (self.mounted.stats().gauges["n_prefetches"] or self.volume.n_under_way), LIMIT_S)
+        return self.volume.n_messages
+
+    def asked_since(self, before: dict[str, int]) -> dict[str, int]:
+        now = self.rests()
+        return {name: n - before.get(name, 0) for name, n in now.items() if n != before.get(name, 0)}
+
+    def drop_all(self) -> None:
+        """Let the kernel forget what it knows of both filesystems, so that nobody but the daemon remembers."""
+        forget_all(self.mounted.path)
+        forget_all(self.volume.path)
+
+
+@contextmanager
+def served(
+    *options: str, n: int = N, xattrs: Xattrs = Xattrs.ALL, ttl_s: float = 1000, has_uring: bool = True
+) -> Iterator[Served]:
+    """Every tenth file has an ACL."""
+    with tmpfs_volume(options=["nr_inodes=50000"]) as source:
+        fill(source / "flat", n)
+        for path in list((source / "flat").iterdir())[::10]:
+            os.setxattr(path, ACCESS, GRANTS)
+        (source / "flat/inner").mkdir()
+        os.setxattr(source / "flat/inner", DEFAULT, GRANTS)
+        point = source.with_name("mounted")
+        point.mkdir()
+        with (
+            slow_volume(source, delay_us=100, ttl_s=ttl_s, xattrs=xattrs, limit_s=100) as volume,
+            trashd_mount(
+                volume.path, point, ["coherence=exclusive", "backing=slow", *options], limit_s=90, has_uring=has_uring
+            ) as mounted,
+        ):
+            yield Served(volume, mounted)
+
+
+def run(words: list[str], top: Path) -> bytes:
+    """What a command prints, as people call it."""
+    with tempfile.TemporaryDirectory() as elsewhere:
+        os.utime(elsewhere, (0, 0))
+        argv = [word.format(elsewhere) for word in words]
+        return subprocess.run(argv, capture_output=True, timeout=LIMIT_S, check=False, cwd=top).stdout
+
+
+COMMANDS = {
+    "ls -l": ["ls", "-l", "--color=always", "."],
+    "ls --color": ["ls", "--color=always", "."],
+    "find": ["find", ".", "-newermt", f"@{BEFORE_ALL}", "-perm", "/111"],
+    "getfacl": ["getfacl", "-R", "."],
+    "getfattr": ["getfattr", "-R", "-d", "-m", "-", "."],
+    "rsync": ["rsync", "-aA", "--dry-run", "--itemize-changes", "./", "{}/"],
+    "rsync -X": ["rsync", "-aAX", "--dry-run", "--itemize-changes", "./", "{}/"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("ttl_s", [0, 1000])
+@BOTH_WAYS
+def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(
+    command: str, ttl_s: float, *, has_uring: bool
+) -> None:
+    with served(ttl_s=ttl_s, has_uring=has_uring) as one:
+        first = run(COMMANDS[command], one.top)
+        before = one.rests()
+        one.drop_all()
+        assert run(COMMANDS[command], one.top) == first
+        asked = one.asked_since(before)
+        asked.pop("statfs", None)  # find asks once for the free room, which nobody remembers
+        assert asked == {}
+        assert first == run(COMMANDS[command], one.backing)
+
+
+@BOTH_WAYS
+def test_each_is_asked_for_once(*, has_uring: bool) -> None:
+    with served(has_uring=has_uring) as one:
+        before = one.rests()
+        run(COMMANDS["ls -l"], one.top)
+        asked = one.asked_since(before)
+        assert N <= asked["getxattr"] <= N + N_LATE
+        assert N <= asked["lookup"] <= N + N_LATE
+
+
+def test_many_are_asked_for_at_a_time() -> None:
+    with served("in_flight=64") as one:
+        one.volume.delay_all()
+        one.volume.delay(5000)
+        one.volume.forget_max()
+        run(COMMANDS["getfacl"], one.top)
+        assert one.volume.max_under_way >= 32
+
+
+def test_who_asks_for_none_has_none_fetched() -> None:
+    with served() as one:
+        before = one.rests()
+        for _ in range(2):
+            run(COMMANDS["ls --color"], one.top)
+        assert "getxattr" not in one.asked_since(before)
+        run(COMMANDS["ls -l"], one.top)
+        for name in ("next", "one after"):  # one listing later, nobody wants them any more
+            before = one.rests()
+            fill(one.volume.backing / name, 100)
+            run(COMMANDS["ls --color"], one.top.parent / name)
+        assert one.asked_since(before).get("getxattr", 0) == 0
+
+
+def test_what_ls_has_fetched_getfacl_is_told_from_memory() -> None:
+    """And what was listed without is fetched for whoever asks: many at a time."""
+    with served() as one:
+        run(COMMANDS["find"], one.top)
+        before = one.rests()
+        one.volume.forget_max()
+        run(COMMANDS["ls -l"], one.top)
+        asked = one.asked_since(before)
+        assert N <= asked["getxattr"] <= N + N_LATE
+        before = one.rests()
+        run(COMMANDS["getfacl"], one.top)
+        assert one.asked_since(before).get("getxattr", 0) < 10  # of the directories: a default ACL each
+
+
+@pytest.mark.parametrize("xattrs", [Xattrs.NONE, Xattrs.UNKNOWN, Xattrs.DIRECTORIES, Xattrs.FILES])
+@pytest.mark.parametrize("command", ["ls -l", "getfacl", "getfattr", "rsync -X"])
+@BOTH_WAYS
+def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str, *, has_uring: bool) -> None:
+    """Or once of a file, and once of a directory."""
+    with served(xattrs=xattrs, has_uring=has_uring) as one:
+        for _ in range(2):
+            before = one.rests()
+            told = run(COMMANDS[command], one.top)
+            asked = one.asked_since(before)
+            n_asked = asked.get("getxattr", 0) + asked.get("listxattr", 0)
+            if xattrs is Xattrs.FILES:
+                assert n_asked <= 2 * N + 3 * N_LATE  # the list of names, and an ACL
+            else:
+                assert n_asked <= 16
+            one.drop_all()
+        assert told.count(b"\n") >= N or command == "getfattr"
+
+
+def all_xattrs(path: Path) -> dict[str, bytes | int]:
+    found: dict[str, bytes | int] = {}
+    for name in {*os.listxattr(path, follow_symlinks=False), ACCESS, DEFAULT, CAPABILITY, "user.a"}:
+        try:
+            found[name] = os.getxattr(path, name, follow_symlinks=False)
+        except OSError as error:
+            found[name] = error.errno or errno.EIO
+    return found
+
+
+def take_away(path: Path) -> None:
+    os.removexattr(path, ACCESS)
+
+
+def write(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def make_anew(path: Path) -> None:
+    path.unlink()
+    path.touch()
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "set": lambda path: os.setxattr(
+        path, ACCESS, acl((USER_OBJ, 7, NOBODY), (GROUP_OBJ, 1, NOBODY), (OTHER, 0, NOBODY))
+    ),
+    "remove": take_away,
+    "chmod": lambda path: path.chmod(0o604),
+    "write": write,
+    "truncate": lambda path: os.truncate(path, 1),
+    "chown": lambda path: os.chown(path, 12, 34),
+    "another": lambda path: os.setxattr(path, "user.a", b"1"),
+    "its capability": lambda path: os.setxattr(path, CAPABILITY, CAN_BIND[:-1] + b"\0"),
+    "no capability": lambda path: os.removexattr(path, CAPABILITY),
+    "replace": lambda path: path.with_name("f1").rename(path),
+    "make anew": make_anew,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("options", [[], ["cache_size=0"], ["timeout=0"], ["timeout=1"]], ids=str)
+def test_what_was_changed_is_told_as_it_is_now(change: str, options: list[str]) -> None:
+    with served(*options, n=20) as one:
+        os.setxattr(one.backing / "f0", ACCESS, GRANTS)
+        os.setxattr(one.backing / "f0", CAPABILITY, CAN_BIND)
+        paths = [one.top / name for name in os.listdir(one.top)]
+        for _ in range(2):
+            for path in paths:
+                assert all_xattrs(path) == all_xattrs(one.backing / path.name)
+            run(COMMANDS["ls -l"], one.top)
+        CHANGES[change](one.top / "f0")
+        for _ in range(2):
+            for path in one.top.iterdir():
+                assert all_xattrs(path) == all_xattrs(one.backing / path.name)
+            assert run(COMMANDS["ls -l"], one.top) == run(COMMANDS["ls -l"], one.backing)
+            one.mounted.forget_all()
+
+
+def test_xattrs_of_all_kinds_are_told_as_they_are() -> None:
+    with served(n=10) as one:
+        os.mkfifo(one.backing / "pipe")
+        (one.backing / "link").symlink_to("f1")
+        (one.backing / "\udcff new\nline").touch()
+        for path in one.backing.iterdir():
+            if path.is_file() and not path.is_symlink():
+                os.setxattr(path, "user.long", b"x" * 3000)
+                os.setxattr(path, ACCESS, LONG)
+        for _ in range(3):
+            run(COMMANDS["getfattr"], one.top)
+            for path in one.top.iterdir():
+                assert all_xattrs(path) == all_xattrs(one.backing / path.name)
+            one.mounted.forget_all()
+
+
+def test_an_acl_lets_in_and_keeps_out_as_it_is_now() -> None:
+    """The kernel asks, and the daemon may remember; then it is another."""
+
+    def may_read() -> bool:
+        return os.access(one.top / "f0", os.R_OK)
+
+    with served(n=20) as one:
+        (one.backing / "f0").chmod(0o600)
+        os.setxattr(one.backing / "f0", ACCESS, GRANTS)
+        run(COMMANDS["ls -l"], one.top)
+        one.drop_all()
+        for _ in range(2):
+            assert as_user(1234, may_read)
+            os.setxattr(one.top / "f0", ACCESS, PLAIN)
+            assert not as_user(1234, may_read)
+            one.drop_all()
+            assert not as_user(1234, may_read)
+            os.setxattr(one.top / "f0", ACCESS, GRANTS)
+
+
+def sets_for_ever(path: Path) -> None:
+    n = 0
+    while True:
+        n += 1
+        os.setxattr(path, "user.other", b"%d" % n)
+
+
+def lists_for_ever(top: Path) -> None:
+    while True:
+        run(COMMANDS["ls -l"], top)
+
+
+@pytest.mark.parametrize("options", [[], ["cache_size=8K"]], ids=str)
+@BOTH_WAYS
+def test_who_changed_one_sees_it_however_many_look(options: list[str], *, has_uring: bool) -> None:
+    """What was fetched before a change, and comes after it, is not believed: by nobody."""
+    with served(*options, n=150, has_uring=has_uring) as one:
+        path = one.top / "f7"
+        with workers([lambda: lists_for_ever(one.top)] * 2 + [lambda: sets_for_ever(one.top / "f8")]):
+            for i in range(100):
+                value = acl((USER_OBJ, 6, NOBODY), (USER, i % 8, 1234), (GROUP_OBJ, 4, NOBODY), (MASK, 7, NOBODY),
+                            (OTHER, 4, NOBODY))  # fmt: skip
+                os.setxattr(path, ACCESS, value)
+                assert os.getxattr(path, ACCESS) == value
+                if i % 10 == 9:
+                    one.drop_all()
+                    assert os.getxattr(path, ACCESS) == value
+                os.removexattr(path, ACCESS)
+                with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
+                    os.getxattr(path, ACCESS)
+
+
+def acl_of(path: Path) -> bytes | None:
+    try:
+        return os.getxattr(path, ACCESS)
+    except OSError as error:
+        if error.errno == errno.ENODATA:
+            return None
+        raise
+
+
+def test_nobody_is_told_what_another_user_was_told() -> None:
+    """Of a filesystem that looks who asks: neither by the daemon nor by the kernel, which has one ACL of an inode."""
+    with served(n=20, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT, ttl_s=0) as one:
+        names = [path.name for path in one.backing.iterdir() if acl_of(path) is not None]
+        assert names
+        for _ in range(3):
+            run(COMMANDS["ls -l"], one.top)
+            for name in names:
+                assert acl_of(one.top / name) == GRANTS
+                assert as_user(1000, partial(acl_of, one.top / name)) is None
+                assert acl_of(one.top / name) == GRANTS
+            with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
+                as_user(1000, lambda: os.listxattr(one.top / names[0]))
+            assert ACCESS in os.listxattr(one.top / names[0])
+            one.drop_all()
+
+
+def test_root_is_told_from_memory_though_others_would_be_told_otherwise() -> None:
+    with served(xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as one:
+        first = run(COMMANDS["ls -l"], one.top)
+        before = one.rests()
+        one.drop_all()
+        assert run(COMMANDS["ls -l"], one.top) == first
+        assert one.asked_since(before) == {}
+
+
+def test_what_is_remembered_is_counted() -> None:
+    with served() as one:
+        run(COMMANDS["getfacl"], one.top)
+        one.drop_all()
+        before = one.mounted.stats().remembered
+        run(COMMANDS["getfacl"], one.top)
+        now = one.mounted.stats().remembered
+        assert now["xattr"].n_hits - before["xattr"].n_hits >= N / 10
+        assert now["missing_xattr"].n_hits - before["missing_xattr"].n_hits >= N * 9 / 10
+        assert now["xattr"].n_misses == before["xattr"].n_misses
+
+
+def test_what_is_remembered_takes_the_room_that_it_may() -> None:
+    with served("cache_size=64K") as one:
+        for _ in range(2):
+            run(COMMANDS["getfattr"], one.top)
+            assert run(COMMANDS["getfacl"], one.top) == run(COMMANDS["getfacl"], one.backing)
+            assert until(lambda: 0 < one.mounted.stats().gauges["cache_bytes"] <= 64 << 10)

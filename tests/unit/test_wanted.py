@@ -1,0 +1,103 @@
+"""Which extended attributes are fetched with the attributes: what is asked for, of the kind that has it, for a time."""
+
+from __future__ import annotations
+
+import errno
+import stat
+
+import pytest
+
+from fusefs.core.attributes import Attributes
+from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, NAMES
+from fusefs.mount.wanted import Wanted
+
+DEVICE, OTHER = 8, 9
+
+
+def seen(kind: int = stat.S_IFREG, device: int = DEVICE) -> Attributes:
+    return Attributes(device, 12, kind | 0o644, 1, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0)
+
+
+FILE, DIRECTORY = seen(), seen(stat.S_IFDIR)
+
+
+def test_nothing_is_wanted_that_nobody_asked_for() -> None:
+    wanted = Wanted(DEVICE)
+    assert not wanted
+    assert wanted.of(FILE) == ()
+    assert not wanted.add(b"user.a", is_directory=False)
+    assert wanted.of(FILE) == ()
+
+
+def test_what_was_told_of_a_file_is_wanted_of_files() -> None:
+    wanted = Wanted(DEVICE)
+    assert wanted.add(ACCESS_ACL, is_directory=False)
+    assert not wanted.add(ACCESS_ACL, is_directory=False)
+    assert wanted.of(FILE) == (ACCESS_ACL,)
+    assert wanted.of(DIRECTORY) == ()
+    wanted.add(DEFAULT_ACL, is_directory=True)
+    assert wanted.of(FILE) == (ACCESS_ACL,)
+    assert wanted.of(DIRECTORY) == (DEFAULT_ACL,)
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK])
+def test_of_what_is_neither_nothing_is_wanted(kind: int) -> None:
+    wanted = Wanted(DEVICE)
+    wanted.add(ACCESS_ACL, is_directory=False)
+    assert wanted.of(seen(kind)) == ()
+
+
+def test_it_is_wanted_of_this_listing_and_the_next() -> None:
+    wanted = Wanted(DEVICE)
+    wanted.begin()
+    wanted.add(ACCESS_ACL, is_directory=False)
+    wanted.begin()
+    assert wanted.of(FILE) == (ACCESS_ACL,)
+    wanted.begin()
+    assert not wanted
+
+
+def test_what_is_unsupported_is_refused_of_its_kind_alone_until_somebody_has_set_it() -> None:
+    wanted = Wanted(DEVICE)
+    wanted.add(ACCESS_ACL, is_directory=True)
+    wanted.answered(FILE, [(ACCESS_ACL, errno.EOPNOTSUPP), (CAPABILITY, errno.ENODATA)])
+    assert wanted.of(FILE) == ()
+    assert wanted.of(DIRECTORY) == (ACCESS_ACL,)
+    assert wanted.refuses(DEVICE, ACCESS_ACL, is_directory=False)
+    assert not wanted.refuses(DEVICE, ACCESS_ACL, is_directory=True)
+    assert not wanted.refuses(OTHER, ACCESS_ACL, is_directory=False)
+    assert not wanted.refuses(DEVICE, CAPABILITY, is_directory=False)
+    wanted.supported(ACCESS_ACL, is_directory=False)
+    assert not wanted.refuses(DEVICE, ACCESS_ACL, is_directory=False)
+
+
+def test_what_one_file_has_is_refused_of_no_other() -> None:
+    """A filesystem may be made of several."""
+    wanted = Wanted(DEVICE)
+    wanted.answered(FILE, [(ACCESS_ACL, b"1"), (CAPABILITY, errno.ENODATA)])
+    wanted.answered(FILE, [(ACCESS_ACL, errno.EOPNOTSUPP), (CAPABILITY, errno.ENOSYS)])
+    assert not wanted.refuses(DEVICE, ACCESS_ACL, is_directory=False)
+    assert not wanted.refuses(DEVICE, CAPABILITY, is_directory=False)
+
+
+def test_what_another_filesystem_has_not_this_one_may() -> None:
+    wanted = Wanted(DEVICE)
+    wanted.answered(seen(device=OTHER), [(ACCESS_ACL, errno.EOPNOTSUPP)])
+    wanted.answered_all([None, (seen(stat.S_IFIFO), b"", {ACCESS_ACL: errno.EOPNOTSUPP})])
+    assert not wanted.refuses(DEVICE, ACCESS_ACL, is_directory=False)
+
+
+def test_refusals_are_bounded() -> None:
+    wanted = Wanted(DEVICE)
+    for number in range(1000):
+        wanted.answered(FILE, [(b"user.%d" % number, errno.EOPNOTSUPP)])
+    assert wanted.refuses(DEVICE, b"user.999", is_directory=False)
+    assert len(wanted._refused) <= 64
+
+
+def test_the_list_of_names_is_threads_work() -> None:
+    wanted = Wanted(DEVICE)
+    wanted.add(ACCESS_ACL, is_directory=False)
+    assert not wanted.is_list
+    wanted.add(NAMES, is_directory=False)
+    assert wanted.is_list
