@@ -1,7 +1,8 @@
 """The kernel's commonest requests, read and answered without libfuse and pyfuse3; those get all others.
 
-That is half of what a request costs, and bits of answers that pyfuse3 has no field for cost nothing more. It is done
-while the backing filesystem answers at once: what has to wait for it in a thread is pyfuse3's, if that knows it.
+That is half of what a request costs, and bits of answers that pyfuse3 has no field for cost nothing more. Where the
+backing filesystem is slow, what is remembered is answered so; what has to wait for it in a thread is pyfuse3's, if that
+knows it.
 
 Source  docs/decisions/0014-direct-requests.md
 """
@@ -15,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from struct import Struct
 from time import perf_counter_ns
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from fusefs.core import fusewire as wire
 from fusefs.core.fusewire import REQUEST_HEAD_SIZE, Opcode, Request
@@ -65,7 +66,7 @@ class Direct:
         self._stats = stats
         self._device = replies.device
         self._caller = Asking()
-        self._is_blocking = True
+        os.set_blocking(self._device, False)  # the request that is there may be gone when we read
         self._read_to = memoryview(bytearray(wire.REQUEST_BYTES_MAX))
         self._room = (self._read_to,)
         # Each answer is written before the next one is made: there is one of each sort.
@@ -102,10 +103,19 @@ class Direct:
             Opcode.READDIRPLUS: ("readdir", self._readdirplus),
             Opcode.RELEASEDIR: ("releasedir", self._releasedir),
         }
+        when_slow: dict[Opcode, tuple[str, Callable[[int, Request], Answer]]] = {
+            Opcode.LOOKUP: ("lookup", self._recall_name),
+            Opcode.FORGET: acts[Opcode.FORGET],
+            Opcode.BATCH_FORGET: acts[Opcode.BATCH_FORGET],
+            Opcode.GETATTR: ("getattr", self._recall_node),
+            Opcode.GETXATTR: ("getxattr", self._recall_xattr),
+        }
         self._opens_directories = opens_directories
         if not opens_directories:
             acts[Opcode.FSYNCDIR] = ("fsyncdir", self._fsyncdir)
-        self._acts: Final = {int(opcode): (CELL_OF[name], act) for opcode, (name, act) in acts.items()}
+        self._acts, self._when_slow = (
+            {int(opcode): (CELL_OF[name], act) for opcode, (name, act) in table.items()} for table in (acts, when_slow)
+        )
 
     def serve(self) -> bool | Awaitable[None] | None:
         """Read a request, and answer it.
@@ -113,15 +123,6 @@ class Direct:
         Returns  False: somebody else has to read it; None: none waits; or what answers it, while others are answered
         """
         gate = self._gate
-        is_slow = gate.is_slow
-        is_left_alone = is_slow and self._opens_directories
-        if is_left_alone is not self._is_blocking:
-            # The request may be gone. Reading would wait for the next one then, in libfuse until a signal comes, here
-            # until that request does.
-            os.set_blocking(self._device, is_left_alone)
-            self._is_blocking = is_left_alone
-        if is_left_alone:
-            return False
         try:
             size = os.readv(self._device, self._room)
         except BlockingIOError:
@@ -132,8 +133,9 @@ class Direct:
         request = self._read_to[:size] if size > _SHORT_BYTES else self._read_to[:size].tobytes()
         caller = self._caller
         _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
-        served = self._acts.get(opcode)
-        if served is None or (is_slow and not wire.is_ours_alone(opcode, request)):
+        is_slow = gate.is_slow and not wire.is_ours_alone(opcode, request)
+        served = (self._when_slow if is_slow else self._acts).get(opcode)
+        if served is None:
             if opcode == Opcode.INTERRUPT:
                 return True  # nobody wants to know; and libfuse may not know the request that it is about
             self._replies.hand_over(request)
@@ -182,6 +184,10 @@ class Direct:
 
     def _lookup(self, parent: int, request: Request) -> Answer:
         return self._named(self._vfs.lookup(parent, wire.name(request), self._caller))
+
+    def _recall_name(self, parent: int, request: Request) -> Answer:
+        known = recall.lookup(self._vfs, parent, wire.name(request), self._caller.pid)
+        return self._named(_remembered(known))
 
     def _named(self, known: Known) -> bytearray:
         if not known.nodeid:
@@ -253,7 +259,12 @@ class Direct:
     # Attributes.
 
     def _getattr(self, nodeid: int, _request: Request) -> Answer:
-        known = self._vfs.getattr(nodeid, self._caller)
+        return self._tell(self._vfs.getattr(nodeid, self._caller))
+
+    def _recall_node(self, nodeid: int, _request: Request) -> Answer:
+        return self._tell(_remembered(recall.getattr_(self._vfs, nodeid)))
+
+    def _tell(self, known: Known) -> bytearray:
         wire.put_attr(self._attr, shown_number(known), known.attributes, self._lifetimes(known)[1])
         return self._attr
 
@@ -270,16 +281,24 @@ class Direct:
         return self._statx_told
 
     def _getxattr(self, nodeid: int, request: Request) -> Answer:
-        (room,) = wire.GETXATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return self._tell_xattr(
+            self._xattrs.find(nodeid, wire.names(request, wire.GETXATTR_IN)[0], self._caller), request
+        )
+
+    def _recall_xattr(self, nodeid: int, request: Request) -> Answer:
         (name,) = wire.names(request, wire.GETXATTR_IN)
-        value = self._xattrs.find(nodeid, name, self._caller)
-        if isinstance(value, int):
-            return value
+        answer = self._xattrs.recall(nodeid, name, self._caller)
+        if answer is None:
+            raise WouldWait
+        return self._tell_xattr(answer, request)
+
+    def _tell_xattr(self, answer: bytes | int, request: Request) -> Answer:
+        (room,) = wire.GETXATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        if isinstance(answer, int):
+            return answer
         if not room:
-            return wire.GETXATTR_OUT.pack(len(value))
-        if len(value) > room:
-            raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
-        return value
+            return wire.GETXATTR_OUT.pack(len(answer))
+        return answer if len(answer) <= room else errno.ERANGE
 
     # Files.
 
@@ -396,7 +415,7 @@ class Direct:
         fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         data_only = bool(flags & wire.FSYNC_DATA_ONLY)
         if fh:
-            return self._by_thread(self._say_done, vfs_files.fsync, fh, data_only=data_only)
+            return self._by_thread(self._say_done, listing.sync, fh, data_only=data_only)
         return self._by_thread(self._say_done, unopened.sync, nodeid, data_only=data_only)
 
     def _direntplus(self, listed: Listed) -> bytes:
@@ -408,3 +427,10 @@ class Direct:
     def _releasedir(self, _nodeid: int, request: Request) -> Answer:
         listing.releasedir(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         return self._done
+
+
+def _remembered(known: Known | None) -> Known:
+    """What was found in memory. Raises  WouldWait: nothing"""
+    if known is None:
+        raise WouldWait
+    return known

@@ -75,8 +75,13 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
 
 
 def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller) -> tuple[Opened, Known]:
-    """A new file that no name leads to, and a handle of it: O_TMPFILE. `link` may give it one while it is open."""
+    """A new file that no name leads to, and a handle of it: O_TMPFILE. `link` may give it one while it is open.
+
+    Raises  OSError EOPNOTSUPP: some of FUSE's filesystems lose such a file when it is closed, though it has a name
+    """
     directory, dir_fd = vfs.directory(parent)
+    if not vfs.directories.has_handles:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
     vfs.make_room()
     with created_by(caller, _group(vfs, dir_fd, mode, caller)):
         wanted = flags & ~_NOT_BELOW | os.O_TMPFILE | os.O_CLOEXEC

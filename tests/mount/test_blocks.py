@@ -319,19 +319,32 @@ def test_a_copy_shares_its_blocks_where_the_filesystem_can(kind: str, option: st
                 assert shared_bytes(Kernel(), fd) >= len(LARGE) * 15
 
 
-# Without us.
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("without=direct-requests",), ("without=seam",), ("backing=slow", "without=unopened-directories")],
-    ids="+".join,
-)
-def test_where_nobody_answers_the_kernel_does_without(options: tuple[str, ...]) -> None:
+def test_of_a_slow_filesystem_too() -> None:
     with tmpfs_volume("64m") as volume:
         source = volume / "source"
         source.mkdir()
-        with trashd_mount(source, options=["coherence=exclusive", *options], limit_s=LIMIT_S) as mounted:
+        options = ["coherence=exclusive", "backing=slow", "without=unopened-directories"]
+        with trashd_mount(source, options=options, limit_s=LIMIT_S) as mounted:
+            file = mounted.path / "file"
+            file.write_bytes(LARGE)
+            os.truncate(file, 2 * MIB)
+            with opened(file, os.O_RDWR) as fd:
+                assert os.lseek(fd, 0, os.SEEK_HOLE) < 2 * MIB
+                fallocate(fd, 0, 0, 2 * MIB)
+                assert (source / "file").stat().st_blocks * 512 == 2 * MIB
+                assert os.copy_file_range(fd, fd, 100, 0, 1000) == 100
+            subprocess.run(["stat", file], stdout=subprocess.DEVNULL, check=True)
+
+
+# Without us.
+
+
+@pytest.mark.parametrize("option", ["without=direct-requests", "without=seam"])
+def test_where_nobody_answers_the_kernel_does_without(option: str) -> None:
+    with tmpfs_volume("64m") as volume:
+        source = volume / "source"
+        source.mkdir()
+        with trashd_mount(source, options=["coherence=exclusive", option], limit_s=LIMIT_S) as mounted:
             file = mounted.path / "file"
             file.write_bytes(LARGE)
             for _again in range(2):

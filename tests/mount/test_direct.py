@@ -21,11 +21,13 @@ import trio
 from fusefs.core import fusewire as wire
 from fusefs.core.fusewire import Opcode
 from fusefs.linux.fd import Fd
+from fusefs.mount.asking import Asking
 from fusefs.mount.direct import Direct
 from fusefs.mount.hands import PART
 from fusefs.mount.replies import Replies
 from fusefs.mount.stats import Stats
 from fusefs.mount.xattrs import Xattrs
+from tests.support.acls import ACCESS
 from tests.support.broken import AtOnce
 from tests.support.messages import Told, a_broken, a_real
 from tests.support.volumes import unmount
@@ -189,6 +191,37 @@ def test_the_gate_may_change_its_mind_between_any_two_requests() -> None:
                 told = kernel.told()
                 assert told is not None
                 assert (told.unique, told.error) == (unique, 0)
+
+
+def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -> None:
+    with a_real() as (kernel, vfs, path):
+        (path / "a").touch()
+        os.setxattr(path / "a", "user.a", b"1")
+        gate, asking = kernel.direct._gate, Asking()
+        gate.is_slow = True
+        ask_acl = struct.pack("=II", 100, 0) + ACCESS.encode() + b"\0"
+
+        def left_for_others(opcode: Opcode, body: bytes, nodeid: int) -> bool:
+            kernel.send(opcode, body, nodeid)
+            if kernel.serve():
+                assert kernel.told() is not None
+                return False
+            os.read(kernel.session.fileno(), MIB)
+            kernel.replies.replied()
+            return True
+
+        assert left_for_others(Opcode.LOOKUP, b"a\0", 1)
+        nodeid = gate.run(vfs.lookup, 1, b"a", asking).nodeid
+        assert kernel.asked(Opcode.LOOKUP, b"a\0").error == 0
+        node = vfs.nodes.get(nodeid)
+        assert node is not None
+        assert node.nlookup == 2
+        assert kernel.asked(Opcode.GETATTR, bytes(16), nodeid).error == 0
+        assert left_for_others(Opcode.GETXATTR, ask_acl, nodeid)
+        assert gate.run(kernel.direct._xattrs.find, nodeid, ACCESS.encode(), asking) == errno.ENODATA
+        assert kernel.asked(Opcode.GETXATTR, ask_acl, nodeid).error == errno.ENODATA
+        assert left_for_others(Opcode.GETXATTR, struct.pack("=II", 100, 0) + b"user.a\0", nodeid)
+        assert left_for_others(Opcode.OPEN, bytes(8), nodeid)
 
 
 def test_references_are_counted_as_the_kernel_counts_them() -> None:

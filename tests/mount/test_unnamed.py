@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.acls import DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.losingfs import losing_volume
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.oracle import ALL_DIRECT, Oracle
 from tests.support.passing import errno_of, opened
@@ -200,3 +201,16 @@ def test_where_nobody_answers_programs_take_a_name(option: str) -> None:
             assert errno_of(lambda: unnamed(mounted)) == errno.EOPNOTSUPP
             with tempfile.TemporaryFile(dir=mounted.path) as file:
                 file.write(b"content")
+
+
+@pytest.mark.parametrize("option", ["backing=slow", "backing=local"])
+def test_none_is_made_where_closing_it_would_lose_it(option: str) -> None:
+    with losing_volume() as losing, tempfile.TemporaryDirectory() as point:
+        (losing.path / "d").mkdir()
+        options = ["coherence=exclusive", option]
+        with trashd_mount(losing.path / "d", Path(point), options, limit_s=LIMIT_S) as mounted:
+            before = losing.n_unnamed()
+            for _ in range(2):
+                with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+                    os.open(mounted.path, os.O_TMPFILE | os.O_RDWR)
+            assert losing.n_unnamed() == before

@@ -104,7 +104,7 @@ def a_real(**named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-") as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
         gate, stats = Gate(), Stats.in_memory()
-        vfs = Vfs(root, gate, stats, max_fds=1000, timeout_s=1)
+        vfs = Vfs(root, gate, stats, max_fds=1000, timeout_s=1000, cache_bytes=1 << 20)
         stack.callback(vfs.close)
         kernel = Kernel(vfs, Xattrs(vfs, are_shown=True, are_for_all=True), gate, **named)
         stack.callback(kernel.close)
