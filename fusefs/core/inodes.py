@@ -39,10 +39,12 @@ class Node:
     nlookup        references that the kernel holds
     n_open         open handles
     last           its attributes when its last link went and nobody had it open: that is all that is left of it
+    told_until_s   until when the kernel was told to believe its name and attributes; 0: unknown, or not at all
     """
 
     __slots__ = (
         "btime_ns", "ino", "is_directory", "last", "n_open", "name", "nlookup", "nodeid", "others", "parent", "source",
+        "told_until_s",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +61,7 @@ class Node:
         self.nlookup = 0
         self.n_open = 0
         self.last: Attributes | None = None
+        self.told_until_s = 0.0
 
     @property
     def dev(self) -> int:

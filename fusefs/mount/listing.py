@@ -31,6 +31,8 @@ _DOTS = (b".", b"..")
 _N_TOLD = 256
 """Entries looked at before a reply: a little more than it takes."""
 _N_TIMED = 8
+_SOON_S = 1.0
+"""By then whoever lists has asked for what he wants."""
 _N_AHEAD = _N_RECALLED = 2048
 """Entries whose attributes are fetched while others are told; and those that are taken from memory at a time."""
 
@@ -295,6 +297,7 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
 
 def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
     directory, hidden = listing.node, left_out(vfs, listing.node)
+    soon_s = time.monotonic() + _SOON_S
     knows_none = trashdir.is_below(directory) or not (listing.batches or vfs.memory.has_names(directory))
     for name, ino, following, kind in listing.ready:
         if name in _DOTS:
@@ -302,20 +305,21 @@ def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
         elif name != hidden:
             known = None if knows_none else remembered(vfs, directory, name) or _just_seen(vfs, listing, name)
             node = vfs.nodes.get(known.nodeid) if known is not None else None
-            if known is None or node is None or _is_told_already(node, known, directory, name):
+            if known is None or node is None or _is_told_already(node, known, directory, name, soon_s):
                 yield Listed(name, None, ino, kind, following, None)
             else:
                 yield Listed(name, known, ino, kind, following, node)
 
 
-def _is_told_already(node: Node, known: Known, directory: Node, name: bytes) -> bool:
-    """Whether the kernel has been told of a file, and what it was told is remembered here for just as long.
+def _is_told_already(node: Node, known: Known, directory: Node, name: bytes, until_s: float) -> bool:
+    """Whether the kernel has been told of a file, and may believe that until then, and longer.
 
     Told again, it would drop the file's ACL, and ask for that again. A directory may have been told for less long, and
     so may what has more names.
     """
+    is_believed = node.nlookup and node.told_until_s > until_s and known.is_steady
     is_one = known.attributes.nlink == 1 and not node.is_directory
-    return bool(node.nlookup) and is_one and known.is_steady and node.parent is directory and node.name == name
+    return bool(is_believed) and is_one and node.parent is directory and node.name == name
 
 
 def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
@@ -334,12 +338,16 @@ def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
 
 def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:
     """Whether the kernel took an entry."""
-    if listed.node is not None:
-        count(vfs, listed.node, is_taken=is_taken)
-    elif listed.known is None and is_taken:
-        walk = vfs.handles.listing(fh).walk
-        if walk is not None:
-            walk.names.append(listed.name)
+    name, known, *_, node = listed
+    if node is not None:
+        count(vfs, node, is_taken=is_taken)
+    walk = vfs.handles.listing(fh).walk
+    if walk is None or not is_taken or name in _DOTS:
+        return
+    if known is not None and node is not None:
+        node.told_until_s = time.monotonic() + known.timeout_s
+    if known is None or not walk.is_asked:  # who asks for more than that asks for it of all
+        walk.names.append(name)
 
 
 def count(vfs: Vfs, node: Node, *, is_taken: bool) -> None:

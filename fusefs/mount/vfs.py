@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -277,6 +278,8 @@ class Vfs:
         if (node := self.nodes.get(known.nodeid)) is None:
             _fail(errno.ESTALE)
         node.nlookup += 1
+        if self.gate.is_slow:
+            node.told_until_s = time.monotonic() + known.timeout_s
 
     def not_taken(self, node: Node) -> None:
         """The kernel was not told of a node after all."""

@@ -131,7 +131,7 @@ class Xattrs:
 
     def _ask_on(self, node: Node, name: bytes) -> None:
         """Have one fetched with those of what is listed beside it, which is asked for next."""
-        if self._vfs.gate.is_slow:
+        if self._vfs.gate.is_slow and self._vfs.memory.is_kept:
             fd = None if node.parent is None else self._vfs.directories.fd_if_open(node.parent)
             self._vfs.ahead.asked_xattr(name, node, fd)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -150,3 +151,21 @@ def test_a_listing_read_anew_makes_nobody_ask_for_what_the_kernel_knows(both: Tw
     (both.top / "new").touch()
     (both.top / "new").unlink()
     assert ask_all() - before < N / 10
+
+
+def test_a_listing_tells_in_full_what_the_kernel_believes_no_more() -> None:
+    with two("timeout=1.5") as both:
+
+        def look_at_all() -> int:
+            """How often names were looked up for it; read anew, and not as the kernel has it."""
+            (both.top / "new").touch()
+            (both.top / "new").unlink()
+            before = both.mounted.stats().operations["lookup"].n()
+            with os.scandir(both.top) as entries:
+                for entry in entries:
+                    entry.stat(follow_symlinks=False)
+            return both.mounted.stats().operations["lookup"].n() - before
+
+        look_at_all()
+        time.sleep(2)  # what was told has to grow old
+        assert look_at_all() < N / 2

@@ -167,6 +167,17 @@ def test_what_ls_has_fetched_getfacl_is_told_from_memory() -> None:
         assert one.asked_since(before).get("getxattr", 0) < 10  # of the directories: a default ACL each
 
 
+def test_few_are_waited_for_one_by_one_though_the_attributes_are_remembered() -> None:
+    with served() as one:
+        one.volume.delay_all()
+        run(COMMANDS["find"], one.top)
+        one.rests()
+        one.drop_all()
+        before = one.mounted.stats().remembered["xattr"].n_misses
+        run(COMMANDS["getfacl"], one.top)
+        assert one.mounted.stats().remembered["xattr"].n_misses - before < N / 10
+
+
 @pytest.mark.parametrize("xattrs", [Xattrs.NONE, Xattrs.UNKNOWN, Xattrs.DIRECTORIES, Xattrs.FILES])
 @pytest.mark.parametrize("command", ["ls -l", "getfacl", "getfattr", "rsync -X"])
 @BOTH_WAYS
