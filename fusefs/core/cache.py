@@ -12,6 +12,7 @@ of each change is noted while anybody looks.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from struct import Struct, error
 from sys import getsizeof
 from typing import NewType
@@ -19,7 +20,7 @@ from typing import NewType
 from fusefs.core.attributes import Attributes
 from fusefs.core.entries import Entries
 from fusefs.core.inodes import SourceKey
-from fusefs.core.xattrs import Answers, pack, unpack
+from fusefs.core.xattrs import Answers, Known, pack, unpack
 
 Epoch = NewType("Epoch", int)
 """The number of the newest change when a look began."""
@@ -33,6 +34,8 @@ _UNTIL = Struct("=d")
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
 """An inode's attributes; one name in a directory, or its listing; all its names (None)."""
 _MOST_NOTES = 4096
+_MOST_OTHER_XATTRS = 32
+"""Of one inode: where users are told different things, there may be many."""
 _LISTING = b""
 """For a name: what a change of any name changes."""
 _LARGEST_SHARE = 4
@@ -222,13 +225,20 @@ class Cache:
         self._items.move_to_end(source)
         return item.target[0]
 
-    def xattrs(self, source: SourceKey, now_s: float) -> Answers:
-        """What is known of its extended attributes."""
+    def xattr(self, source: SourceKey, name: bytes, now_s: float, uid: int = 0) -> bytes | int | None:
+        """An extended attribute, or an errno if there is none, as that user was told; None: not known."""
+        return self._xattrs(source, now_s).get((uid, name))
+
+    def _xattrs(self, source: SourceKey, now_s: float) -> Known:
         item = self._items.get(source)
         if item is None or item.xattrs is None or _UNTIL.unpack_from(item.xattrs)[0] <= now_s:
             return {}
         self._items.move_to_end(source)
-        return dict(unpack(item.xattrs, _UNTIL.size))
+        return unpack(item.xattrs, _UNTIL.size)
+
+    def has_xattrs(self, source: SourceKey, names: Iterable[bytes], now_s: float) -> bool:
+        """Whether all of these are known."""
+        return self._xattrs(source, now_s).keys() >= {(0, name) for name in names}
 
     def listing(self, directory: SourceKey, now_s: float) -> Entries | None:
         """All entries of a directory, in order; None: not known."""
@@ -284,18 +294,24 @@ class Cache:
         self._n_bytes += item.extra_bytes()
         self._make_room()
 
-    def learn_xattrs(self, source: SourceKey, answers: Answers, epoch: Epoch, now_s: float) -> None:
-        """Remember some of its extended attributes, and what is known of the others for no longer than before."""
+    def learn_xattrs(self, source: SourceKey, answers: Answers, epoch: Epoch, now_s: float, uid: int = 0) -> None:
+        """Remember some of its extended attributes, and what is known of the others for no longer than before.
+
+        uid  who was told; 0: everybody would be
+        """
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
+        known = self._xattrs(source, now_s)
+        for name in answers:
+            known.pop((uid, name), None)
         until_s = now_s + self._lifetime_s
-        known = self.xattrs(source, now_s)
-        packed = pack({**known, **answers})
+        others = list(known)[-_MOST_OTHER_XATTRS:]
+        packed = pack({one: known[one] for one in others} | {(uid, name): answers[name] for name in answers})
         if not packed:
             return
         item = self._item(source)
         self._n_bytes -= item.extra_bytes()
-        if item.xattrs is not None and not known.keys() <= answers.keys():
+        if item.xattrs is not None and others:
             until_s = min(until_s, _UNTIL.unpack_from(item.xattrs)[0])
         item.xattrs = _UNTIL.pack(until_s) + packed
         self._n_bytes += item.extra_bytes()

@@ -7,7 +7,7 @@ asks itself, before it lets anybody in, runs a program or writes.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from struct import Struct
 from typing import Final
 
@@ -22,12 +22,17 @@ Answers = Mapping[bytes, bytes | int]
 UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 """Whoever is answered one of these need not ask about the next file."""
 
+ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
+"""There is none; any other error may be over the next time."""
+
 _REMEMBERED: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
 _NUMBERS: Final = {name: number for number, name in enumerate(_REMEMBERED)}
-_ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
 _LONGEST_BYTES = 4096
-_ONE = Struct("=Bi")
-"""The number of the name, and the bytes of the value that follows, or a negative errno."""
+_ONE = Struct("=IBi")
+"""Whose it is; the number of the name; and the bytes of the value that follows, or a negative errno."""
+
+Known = dict[tuple[int, bytes], bytes | int]
+"""Answers by the uid that was told, and the name; uid 0: everybody would be told the same, or it is root's."""
 
 
 def is_asked_of_all(name: bytes) -> bool:
@@ -35,27 +40,33 @@ def is_asked_of_all(name: bytes) -> bool:
     return name in _NUMBERS
 
 
-def pack(answers: Answers) -> bytes:
-    """A few bytes for what may be remembered of some answers: no errors, nothing long, no other names."""
+def pack(known: Known) -> bytes:
+    """A few bytes for what may be remembered of some answers: no errors, nothing long, no other names.
+
+    ENOSYS is told as EOPNOTSUPP: to whoever asks by FUSE it would mean all that there are.
+    """
     parts = []
-    for name, answer in answers.items():
+    for (uid, name), answer in known.items():
         if name not in _NUMBERS:
             continue
         if isinstance(answer, int):
-            if answer in _ABSENT:
-                parts.append(_ONE.pack(_NUMBERS[name], -answer))
+            if answer in ABSENT:
+                number = errno.EOPNOTSUPP if answer in UNSUPPORTED else answer
+                parts.append(_ONE.pack(uid, _NUMBERS[name], -number))
         elif len(answer) <= _LONGEST_BYTES:
-            parts.append(_ONE.pack(_NUMBERS[name], len(answer)) + answer)
+            parts.append(_ONE.pack(uid, _NUMBERS[name], len(answer)) + answer)
     return b"".join(parts)
 
 
-def unpack(packed: bytes, at: int = 0) -> Iterator[tuple[bytes, bytes | int]]:
+def unpack(packed: bytes, at: int = 0) -> Known:
     """What was packed, from an offset on."""
+    known: Known = {}
     while at < len(packed):
-        number, size = _ONE.unpack_from(packed, at)
+        uid, number, size = _ONE.unpack_from(packed, at)
         at += _ONE.size
         if size < 0:
-            yield _REMEMBERED[number], -size
+            known[uid, _REMEMBERED[number]] = -size
         else:
-            yield _REMEMBERED[number], packed[at : at + size]
+            known[uid, _REMEMBERED[number]] = packed[at : at + size]
             at += size
+    return known

@@ -83,10 +83,10 @@ class Look:
             return
         self._cache.learn_attributes(source, seen, self._epoch, self._began_s)
 
-    def learn_xattrs(self, source: SourceKey, answers: Answers) -> None:
-        """Some of its extended attributes. A write past us takes its capabilities."""
+    def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
+        """Some of its extended attributes, as a user was told them. A write past us takes its capabilities."""
         if source not in self._passed_by:
-            self._cache.learn_xattrs(source, answers, self._epoch, self._began_s)
+            self._cache.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
         """Where a link leads."""
@@ -147,7 +147,7 @@ class _Glance(Look):
     def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
         pass
 
-    def learn_xattrs(self, source: SourceKey, answers: Answers) -> None:
+    def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
         pass
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
@@ -194,8 +194,7 @@ class Memory:
         known = self.cache.attributes(found[0], now_s)
         if known is None:
             return False
-        wanted = xattrs_of(known[0])
-        return not wanted or self.cache.xattrs(found[0], now_s).keys() >= set(wanted)
+        return self.cache.has_xattrs(found[0], xattrs_of(known[0]), now_s)
 
     def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
         """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
@@ -213,9 +212,9 @@ class Memory:
         found = self.cache.target(node.source, time.monotonic())
         return found if self._is_known(Sort.LINK_TARGET, found) else None
 
-    def xattr(self, node: Node, name: bytes) -> bytes | int | None:
-        """An extended attribute, or an errno if it has none; None: not known."""
-        found = self.cache.xattrs(node.source, time.monotonic()).get(name)
+    def xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
+        """An extended attribute, or an errno if it has none, as a user was told; None: not known."""
+        found = self.cache.xattr(node.source, name, time.monotonic(), uid)
         return found if self._is_known(Sort.MISSING_XATTR if isinstance(found, int) else Sort.XATTR, found) else None
 
     def listing(self, directory: Node) -> Entries | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from fusefs.core.inodes import Node
 from fusefs.core.xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
@@ -22,6 +22,7 @@ from fusefs.mount.vfs import Vfs
 
 _TRUSTED, _USERS = b"trusted.", b"user."
 _ACL = b"system.posix_acl_"
+_AS_IT_IS = nullcontext()
 
 
 class Xattrs:
@@ -36,7 +37,7 @@ class Xattrs:
 
         are_shown    if not, the kernel is told at its first question that there are none, and asks no more
         are_for_all  the filesystem below tells everybody the same; else each is asked for by whoever wants to know,
-                     and what the daemon is told is remembered for its own user alone
+                     and what he is told is remembered for himself
         """
         self._vfs = vfs
         self._are_shown = are_shown
@@ -56,38 +57,35 @@ class Xattrs:
         """
         self._require(name)
         node = self._vfs.node(nodeid)
-        if not (self._are_ours or caller.uid == 0):
-            return self._find_as(caller, node, name)
+        uid = self._told_as(caller)
         if self._vfs.gate.is_home:
-            answer = self._ask(node, name)
+            answer = self._ask(node, name, caller, uid)
         else:
             with self._vfs.memory.looking() as look:
-                answer = self._ask(node, name)
-                self._learn(look, node, name, answer)
+                answer = self._ask(node, name, caller, uid)
+                self._learn(look, node, name, answer, uid)
         if answer in UNSUPPORTED:
             self._note_refusal(node, name)
             return errno.EOPNOTSUPP  # the other one would mean all that there are
         return answer
 
-    def _ask(self, node: Node, name: bytes) -> bytes | int:
-        answer = self._find_by_name(node, name) if name else None
+    def _told_as(self, caller: Caller) -> int:
+        """Who is told: the daemon for everybody, 0, or a caller for himself."""
+        return 0 if self._are_ours else caller.uid
+
+    def _ask(self, node: Node, name: bytes, caller: Caller, uid: int) -> bytes | int:
+        answer = None if uid or not name else self._find_by_name(node, name)
         if answer is None:
-            with self._vfs.hold(node) as fd:
+            with self._vfs.hold(node) as fd, judged_as(caller, None, groups_of(caller)) if uid else _AS_IT_IS:
                 answer = self._vfs.gate.call(get_of, fd, name)
         self._keep_from_kernel(node, name)
         return answer
 
-    def _learn(self, look: Look, node: Node, name: bytes, answer: bytes | int) -> None:
-        if (isinstance(answer, bytes) or answer == errno.ENODATA) and not trashdir.is_below(node):
-            look.learn_xattrs(node.source, {name: answer})
-            self._ask_on(node, name)
-
-    def _find_as(self, caller: Caller, node: Node, name: bytes) -> bytes | int:
-        """What the filesystem below tells somebody else."""
-        with self._vfs.hold(node) as fd, judged_as(caller, None, groups_of(caller)):
-            answer = self._vfs.gate.call(get_of, fd, name)
-        self._keep_from_kernel(node, name)
-        return errno.EOPNOTSUPP if answer == errno.ENOSYS else answer
+    def _learn(self, look: Look, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
+        if not trashdir.is_below(node):
+            look.learn_xattrs(node.source, {name: answer}, uid)
+            if isinstance(answer, bytes) or answer == errno.ENODATA:
+                self._ask_on(node, name, uid)
 
     def _keep_from_kernel(self, node: Node, name: bytes) -> None:
         """An ACL that not everybody is told: the kernel would tell the next one, unless it hears meanwhile that it has
@@ -116,22 +114,23 @@ class Xattrs:
         if not self._are_shown or not self._shows(name):
             return None
         vfs, node = self._vfs, self._vfs.nodes.get(nodeid)
-        if node is None or not (self._are_ours or caller.uid == 0):
+        if node is None:
             return None
         if vfs.wanted.refuses(node.dev, name, is_directory=node.is_directory):
             return errno.EOPNOTSUPP
         if not is_asked_of_all(name):
             return None
-        answer = vfs.memory.xattr(node, name)
+        uid = self._told_as(caller)
+        answer = vfs.memory.xattr(node, name, uid)
         if answer is not None or vfs.wanted.has(name, is_directory=node.is_directory):
-            self._ask_on(node, name)
+            self._ask_on(node, name, uid)
         if answer is not None:
             self._keep_from_kernel(node, name)
         return answer
 
-    def _ask_on(self, node: Node, name: bytes) -> None:
-        """Have one fetched with those of what is listed beside it, which is asked for next."""
-        if self._vfs.gate.is_slow and self._vfs.memory.is_kept:
+    def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
+        """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
+        if self._vfs.gate.is_slow and self._vfs.memory.is_kept and not uid:
             fd = None if node.parent is None else self._vfs.directories.fd_if_open(node.parent)
             self._vfs.ahead.asked_xattr(name, node, fd)
 

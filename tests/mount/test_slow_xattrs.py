@@ -4,6 +4,7 @@ may be told. What the slow filesystem is asked is counted by itself.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -349,6 +350,31 @@ def test_nobody_is_told_what_another_user_was_told() -> None:
                 as_user(1000, lambda: os.listxattr(one.top / names[0]))
             assert ACCESS in os.listxattr(one.top / names[0])
             one.drop_all()
+
+
+def test_each_is_told_from_memory_what_he_was_told() -> None:
+    """And what nobody is told at all is asked for once."""
+    with served(n=20, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as one:
+        path = next(path for path in one.backing.iterdir() if acl_of(path) is not None)
+        for _ in range(2):
+            as_user(1000, partial(acl_of, one.top / path.name))
+            as_user(1001, partial(acl_of, one.top / path.name))
+        before = one.rests()
+        one.drop_all()
+        assert as_user(1000, partial(acl_of, one.top / path.name)) is None
+        assert as_user(1001, partial(acl_of, one.top / path.name)) is None
+        assert "getxattr" not in one.asked_since(before)
+        os.setxattr(one.top / path.name, ACCESS, PLAIN)
+        assert as_user(1000, partial(acl_of, one.top / path.name)) is None
+        assert one.asked_since(before)["getxattr"] >= 1, "what was changed is asked for"
+        one.volume.serve_xattrs(Xattrs.NONE)
+        one.drop_all()
+        before = one.rests()
+        for name in os.listdir(one.top):
+            for uid in (1000, 1001):
+                with contextlib.suppress(OSError):
+                    as_user(uid, partial(acl_of, one.top / name))
+        assert one.asked_since(before).get("getxattr", 0) <= 8
 
 
 def test_root_is_told_from_memory_though_others_would_be_told_otherwise() -> None:

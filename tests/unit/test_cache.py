@@ -11,7 +11,7 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.cache import Cache, Epoch
 from fusefs.core.entries import Entries
 from fusefs.core.inodes import SourceKey
-from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY, Answers
+from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, Answers
 
 LARGE = 1 << 20
 LIFETIME_S = 10.0
@@ -333,29 +333,57 @@ def test_cache_of_no_size_remembers_nothing() -> None:
 HAS_ACL: Answers = {ACCESS_ACL: b"\2\0\0\0", CAPABILITY: errno.ENODATA}
 
 
+def xattrs(cache: Cache, now_s: float, uid: int = 0) -> Answers:
+    found = {name: cache.xattr(FILE, name, now_s, uid) for name in (ACCESS_ACL, CAPABILITY, DEFAULT_ACL)}
+    return {name: answer for name, answer in found.items() if answer is not None}
+
+
 def test_tells_no_xattr_of_what_changed_meanwhile() -> None:
     cache = Cache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, HAS_ACL, cache.epoch, 0.0)
-    assert cache.xattrs(FILE, 1.0) == HAS_ACL
+    assert xattrs(cache, 1.0) == HAS_ACL
+    assert cache.has_xattrs(FILE, HAS_ACL, 1.0)
+    assert not cache.has_xattrs(FILE, [ACCESS_ACL, DEFAULT_ACL], 1.0)
     cache.attributes_changed(FILE)
-    assert cache.xattrs(FILE, 1.0) == {}
+    assert xattrs(cache, 1.0) == {}
 
 
 def test_remembers_that_there_is_no_xattr_until_that_expires() -> None:
     cache = Cache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0)
-    assert cache.xattrs(FILE, LIFETIME_S / 2) == {ACCESS_ACL: errno.ENODATA}
-    assert cache.xattrs(FILE, LIFETIME_S) == {}
+    assert xattrs(cache, LIFETIME_S / 2) == {ACCESS_ACL: errno.ENODATA}
+    assert xattrs(cache, LIFETIME_S) == {}
+
+
+def test_what_is_read_keeps_its_xattrs() -> None:
+    cache = full_cache()
+    cache.learn_xattrs(FILE, HAS_ACL, cache.epoch, 0.0)
+    cache.accessed(FILE)
+    assert xattrs(cache, 1.0) == HAS_ACL
+    assert cache.attributes(FILE, 1.0) is None
 
 
 def test_xattrs_seen_at_different_times_expire_with_the_first() -> None:
     cache = Cache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0)
     cache.learn_xattrs(FILE, {CAPABILITY: b"1"}, cache.epoch, 1.0)
-    assert cache.xattrs(FILE, 1.0) == {ACCESS_ACL: errno.ENODATA, CAPABILITY: b"1"}
-    assert cache.xattrs(FILE, LIFETIME_S) == {}
+    assert xattrs(cache, 1.0) == {ACCESS_ACL: errno.ENODATA, CAPABILITY: b"1"}
+    assert xattrs(cache, LIFETIME_S) == {}
     cache.learn_xattrs(FILE, {CAPABILITY: b"2"}, cache.epoch, LIFETIME_S)
-    assert cache.xattrs(FILE, LIFETIME_S + 1) == {CAPABILITY: b"2"}
+    assert xattrs(cache, LIFETIME_S + 1) == {CAPABILITY: b"2"}
+
+
+def test_tells_nobody_what_another_was_told() -> None:
+    cache = Cache(LARGE, LIFETIME_S)
+    cache.learn_xattrs(FILE, HAS_ACL, cache.epoch, 0.0)
+    cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0, uid=1000)
+    assert xattrs(cache, 1.0) == HAS_ACL
+    assert xattrs(cache, 1.0, uid=1000) == {ACCESS_ACL: errno.ENODATA}
+    assert xattrs(cache, 1.0, uid=1001) == {}
+    for uid in range(1, 200):
+        cache.learn_xattrs(FILE, {ACCESS_ACL: b"x" * 1000}, cache.epoch, 0.0, uid=uid)
+    assert cache.size_bytes < 64 << 10
+    assert xattrs(cache, 1.0, uid=199) == {ACCESS_ACL: b"x" * 1000}
 
 
 def test_refuses_xattrs_seen_before_a_change() -> None:
@@ -363,7 +391,7 @@ def test_refuses_xattrs_seen_before_a_change() -> None:
     epoch = cache.begin()
     cache.attributes_changed(FILE)
     cache.learn_xattrs(FILE, HAS_ACL, epoch, 0.0)
-    assert cache.xattrs(FILE, 0.0) == {}
+    assert xattrs(cache, 0.0) == {}
     cache.end()
 
 

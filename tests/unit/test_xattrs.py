@@ -14,21 +14,25 @@ from fusefs.core.xattrs import (
     DEFAULT_ACL,
     LABEL,
     NAMES,
+    Known,
     is_asked_of_all,
     pack,
     unpack,
 )
 
 REMEMBERED = [NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL]
-ABSENT = [errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS]
+ABSENT = [errno.ENODATA, errno.EOPNOTSUPP]
 LONG = b"x" * 5000
 
 
-@given(st.dictionaries(st.sampled_from(REMEMBERED), st.binary(max_size=4096) | st.sampled_from(ABSENT)))
-def test_what_is_packed_comes_back(answers: dict[bytes, bytes | int]) -> None:
-    packed = pack(answers)
-    assert dict(unpack(packed)) == answers
-    assert dict(unpack(b"12345678" + packed, 8)) == answers
+KEYS = st.tuples(st.integers(0, (1 << 32) - 2), st.sampled_from(REMEMBERED))
+
+
+@given(st.dictionaries(KEYS, st.binary(max_size=4096) | st.sampled_from(ABSENT)))
+def test_what_is_packed_comes_back(known: Known) -> None:
+    packed = pack(known)
+    assert unpack(packed) == known
+    assert unpack(b"12345678" + packed, 8) == known
 
 
 @pytest.mark.parametrize(
@@ -42,11 +46,15 @@ def test_what_is_packed_comes_back(answers: dict[bytes, bytes | int]) -> None:
     ],
 )
 def test_what_may_be_otherwise_the_next_time_is_left_out(name: bytes, answer: bytes | int) -> None:
-    assert pack({name: answer, CAPABILITY: b"1"}) == pack({CAPABILITY: b"1"})
+    assert pack({(0, name): answer, (0, CAPABILITY): b"1"}) == pack({(0, CAPABILITY): b"1"})
+
+
+def test_who_knows_of_no_xattrs_has_none() -> None:
+    assert unpack(pack({(0, NAMES): errno.ENOSYS})) == {(0, NAMES): errno.EOPNOTSUPP}
 
 
 def test_that_there_is_none_takes_a_few_bytes() -> None:
-    assert len(pack(dict.fromkeys((ACCESS_ACL, CAPABILITY), errno.ENODATA))) <= 10
+    assert len(pack({(0, ACCESS_ACL): errno.ENODATA, (0, CAPABILITY): errno.ENODATA})) <= 18
 
 
 def test_of_others_nothing_is_remembered() -> None:
