@@ -34,8 +34,8 @@ _UNTIL = Struct("=d")
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
 """An inode's attributes; one name in a directory, or its listing; all its names (None)."""
 _MOST_NOTES = 4096
-_MOST_OTHER_XATTRS = 32
-"""Of one inode: where users are told different things, there may be many."""
+_MOST_XATTRS = 32
+"""Of one inode: where each user is told something else there may be many."""
 _LISTING = b""
 """For a name: what a change of any name changes."""
 _LARGEST_SHARE = 4
@@ -227,18 +227,21 @@ class Cache:
 
     def xattr(self, source: SourceKey, name: bytes, now_s: float, uid: int = 0) -> bytes | int | None:
         """An extended attribute, or an errno if there is none, as that user was told; None: not known."""
-        return self._xattrs(source, now_s).get((uid, name))
+        return self._xattrs(source, now_s)[0].get((uid, name))
 
-    def _xattrs(self, source: SourceKey, now_s: float) -> Known:
+    def _xattrs(self, source: SourceKey, now_s: float) -> tuple[Known, float]:
+        """What is known of them, and until when."""
         item = self._items.get(source)
-        if item is None or item.xattrs is None or _UNTIL.unpack_from(item.xattrs)[0] <= now_s:
-            return {}
-        self._items.move_to_end(source)
-        return unpack(item.xattrs, _UNTIL.size)
+        if item is not None and item.xattrs is not None:
+            until_s: float = _UNTIL.unpack_from(item.xattrs)[0]
+            if until_s > now_s:
+                self._items.move_to_end(source)
+                return unpack(item.xattrs, _UNTIL.size), until_s
+        return {}, 0
 
     def has_xattrs(self, source: SourceKey, names: Iterable[bytes], now_s: float) -> bool:
         """Whether all of these are known."""
-        return self._xattrs(source, now_s).keys() >= {(0, name) for name in names}
+        return self._xattrs(source, now_s)[0].keys() >= {(0, name) for name in names}
 
     def listing(self, directory: SourceKey, now_s: float) -> Entries | None:
         """All entries of a directory, in order; None: not known."""
@@ -301,19 +304,19 @@ class Cache:
         """
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
-        known = self._xattrs(source, now_s)
-        for name in answers:
-            known.pop((uid, name), None)
         until_s = now_s + self._lifetime_s
-        others = list(known)[-_MOST_OTHER_XATTRS:]
-        packed = pack({one: known[one] for one in others} | {(uid, name): answers[name] for name in answers})
+        known, known_until_s = self._xattrs(source, now_s)
+        for name, answer in answers.items():
+            if until_s >= known_until_s or (uid, name) not in known:  # else it was seen later already
+                known.pop((uid, name), None)
+                known[uid, name] = answer
+        known = dict(list(known.items())[-_MOST_XATTRS:])
+        packed = pack(known)
         if not packed:
             return
         item = self._item(source)
         self._n_bytes -= item.extra_bytes()
-        if item.xattrs is not None and others:
-            until_s = min(until_s, _UNTIL.unpack_from(item.xattrs)[0])
-        item.xattrs = _UNTIL.pack(until_s) + packed
+        item.xattrs = _UNTIL.pack(min(until_s, known_until_s) if len(known) > len(answers) else until_s) + packed
         self._n_bytes += item.extra_bytes()
         self._make_room()
 

@@ -46,6 +46,13 @@ class Entries:
         name = bytes(self._names[self._starts[index] : self._starts[index + 1]])
         return name, self._inos[index], self._following[index], self._kinds[index]
 
+    def after(self, offset: int) -> int | None:
+        """The index of what an offset leads to, which the entry before it has told; None: none has."""
+        try:
+            return self._following.index(offset) + 1
+        except ValueError:
+            return None
+
     def __iter__(self) -> Iterator[Dirent]:
         """All, in order."""
         return map(self.__getitem__, range(len(self)))

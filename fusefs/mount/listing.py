@@ -61,7 +61,8 @@ class Listing:
     n_new     how many of them were not looked at yet; the last ones
     batches   what was looked at for the next reply
     gathered  the entries from the beginning on, to be remembered at the end; the look began with them
-    recalled  all entries, from memory, and how many of them were made ready
+    recalled  all entries, from memory
+    n_passed  how many of those, or of what was gathered, were made ready
     """
 
     def __init__(self, node: Node, entries: Dirents | None) -> None:
@@ -78,7 +79,12 @@ class Listing:
         self.gathered: Entries | None = None
         self.look: Look | None = None
         self.recalled: Entries | None = None
-        self.n_recalled = 0
+        self.n_passed = 0
+
+    @property
+    def known(self) -> Entries | None:
+        """Entries from the beginning on: all, or those that were read so far."""
+        return self.gathered if self.recalled is None else self.recalled
 
     def opened(self, entries: Dirents) -> Dirents:
         """What it is read from from now on: this, unless somebody else was quicker."""
@@ -203,12 +209,12 @@ def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
         listing.close()
         listing.look = vfs.memory.looking()
         listing.gathered = Entries()
-        listing.recalled, listing.n_recalled = vfs.memory.listing(listing.node), 0
+        listing.recalled, listing.n_passed = vfs.memory.listing(listing.node), 0
         listing.ready, listing.is_complete, listing.n_new = (), False, 0
     if offset == 0 or listing.walk is None:  # or the filesystem was quick before
         listing.walk = vfs.ahead.begin(listing.node)
     if offset != 0 and not _skip_to(listing, offset):
-        listing.close()  # it was sent elsewhere
+        _go_back(vfs, listing, offset)
         listing.ready, listing.is_complete, listing.n_new = (), False, 0
     listing.at = offset
     while len(listing.ready) < (_N_AHEAD if listing.walk.is_asked else _N_TOLD) and not listing.is_complete:
@@ -216,6 +222,17 @@ def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
         listing.ready = [*listing.ready, *more]
         listing.n_new += len(more)
         listing.is_complete = not more
+
+
+def _go_back(vfs: Vfs, listing: Listing, offset: int) -> None:
+    """To what was told before: the kernel has lost what it kept of it. Or to anywhere."""
+    if listing.known is None:
+        listing.recalled = vfs.memory.listing(listing.node)
+    passed = None if listing.known is None else listing.known.after(offset)
+    if passed is None:
+        listing.close()
+    else:
+        listing.n_passed = passed
 
 
 def _skip_to(listing: Listing, offset: int) -> bool:
@@ -231,15 +248,17 @@ def _skip_to(listing: Listing, offset: int) -> bool:
 
 
 def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
-    if listing.recalled is not None:
-        part = range(listing.n_recalled, min(listing.n_recalled + _N_RECALLED, len(listing.recalled)))
-        listing.n_recalled = part.stop
-        return [listing.recalled[number] for number in part]
+    known = listing.known
+    if known is not None and (listing.recalled is not None or listing.n_passed < len(known)):
+        part = range(listing.n_passed, min(listing.n_passed + _N_RECALLED, len(known)))
+        listing.n_passed = part.stop
+        return [known[number] for number in part]
     with vfs.memory.reads(listing.node.source):
         entries = vfs.gate.call(_entries(vfs, listing).block, offset)
     if listing.look is not None and listing.gathered is not None:
         if entries:
             listing.gathered.extend(entries)
+            listing.n_passed = len(listing.gathered)
         else:
             listing.look.learn_listing(listing.node, listing.gathered)
             with suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -11,6 +12,8 @@ from functools import partial
 
 import pytest
 
+from fusefs.linux.dirents import Dirents
+from fusefs.linux.fd import Fd
 from tests.support.acls import ACCESS
 from tests.support.bulk import fill
 from tests.support.mounted import Mounted, forget_all, trashd_mount
@@ -117,6 +120,28 @@ def test_many_read_one_handle_at_a_time(both: Two) -> None:
         assert len(os.listdir(fd)) == N + 1
         assert len(os.listdir(fd)) == N + 1
         os.close(fd)
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+def test_who_goes_back_is_told_what_was_told_before_and_nothing_is_read_again(*, is_remembered: bool) -> None:
+    """As the kernel does when it has lost what it kept of a listing."""
+    with two("without=kept-listings") as both:
+        if is_remembered:
+            both.remember()
+        with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            entries = Dirents(Fd(fd))
+            parts = [entries.block(0)]
+            while parts[-1]:
+                parts.append(entries.block(parts[-1][-1][2]))
+                if len(parts) == 4:  # before the end, and after it
+                    assert entries.block(parts[0][-1][2])[: len(parts[1])] == parts[1]
+            n_read = both.volume.n_messages.get("readdir", 0)
+            for one, following in itertools.pairwise(parts):
+                assert entries.block(one[-1][2]) == following
+            assert both.volume.n_messages.get("readdir", 0) == n_read
+        both.remember()
+        assert both.volume.n_messages.get("readdir", 0) == n_read
+        assert sum(map(len, parts)) == N + 2
 
 
 def test_who_may_not_read_it_is_refused(both: Two) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.cache import Cache, Epoch
 from fusefs.core.entries import Dirent, Entries
 from fusefs.core.inodes import SourceKey
+from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY
 
 LIFETIME_S = 8.0
 LARGE, TINY = 1 << 24, 2500
@@ -20,10 +22,13 @@ Key = tuple[str, SourceKey] | tuple[str, SourceKey, bytes]
 
 SOURCES: list[SourceKey] = [(8, b"a"), (8, b"b"), (8, b"long handle" * 9), (8, 12, 99), (9, 12, 99)]
 NAMES = [b"x", b"y", b"long" * 50]
+UIDS, XATTRS = [0, 1000], [ACCESS_ACL, CAPABILITY]
 
 sources = st.sampled_from(SOURCES)
 names = st.sampled_from(NAMES)
 listings = st.lists(st.tuples(names, st.integers(1, 9), st.integers(1, 9), st.just(8)), max_size=30)
+uids, xattr_names = st.sampled_from(UIDS), st.sampled_from(XATTRS)
+answers = st.just(errno.ENODATA) | st.binary(max_size=40)
 attributes = st.builds(
     lambda ino, size, mtime_ns: Attributes(8, ino, stat.S_IFREG, 1, 0, 0, 0, size, 0, 4096, -1, mtime_ns, 0, 0),
     st.integers(1, 2**64 - 1), st.integers(0, 9), st.integers(-9, 9),
@@ -34,6 +39,7 @@ class Truth(RuleBasedStateMachine):
     """Looks begin, learn and end, in any order, while things change and time goes on.
 
     model    what may be told, each with its deadline
+    xattrs   the same of extended attributes: all that was seen since the last change
     changed  for each thing the number of its newest change, never forgotten
     looks    those that have not ended: the cache's epoch, the number of changes before, when they began
     """
@@ -44,6 +50,7 @@ class Truth(RuleBasedStateMachine):
     def begin_with_nothing(self) -> None:
         self.cache = Cache(self.limit_bytes, LIFETIME_S)
         self.model: dict[Key, tuple[object, float]] = {}
+        self.xattrs: dict[tuple[SourceKey, int, bytes], list[tuple[bytes | int, float]]] = {}
         self.changed: dict[Key, int] = {}
         self.n_changes = 0
         self.looks: list[tuple[Epoch, int, float]] = []
@@ -90,6 +97,13 @@ class Truth(RuleBasedStateMachine):
         self.cache.learn_target(source, leads_to, epoch, began_s)
         self.learn(("target", source), leads_to, n_changes, began_s)
 
+    @rule(data=st.data(), source=sources, uid=uids, name=xattr_names, answer=answers)
+    def learn_xattr(self, data: st.DataObject, source: SourceKey, uid: int, name: bytes, answer: bytes | int) -> None:
+        epoch, n_changes, began_s = self.a_look(data)
+        self.cache.learn_xattrs(source, {name: answer}, epoch, began_s, uid)
+        if self.changed.get(("xattrs", source), 0) <= n_changes:
+            self.xattrs.setdefault((source, uid, name), []).append((answer, began_s + LIFETIME_S))
+
     @rule(data=st.data(), directory=sources, entries=listings)
     def learn_listing(self, data: st.DataObject, directory: SourceKey, entries: list[Dirent]) -> None:
         epoch, n_changes, began_s = self.a_look(data)
@@ -104,10 +118,17 @@ class Truth(RuleBasedStateMachine):
             self.changed[key] = self.n_changes
             if key[0] == "attributes":
                 self.changed["target", key[1]] = self.n_changes
+            if key[0] == "xattrs":
+                self.xattrs = {one: seen for one, seen in self.xattrs.items() if one[0] != key[1]}
 
     @rule(source=sources)
     def change_attributes(self, source: SourceKey) -> None:
         self.cache.attributes_changed(source)
+        self.change(("attributes", source), ("xattrs", source))
+
+    @rule(source=sources)
+    def read(self, source: SourceKey) -> None:
+        self.cache.accessed(source)
         self.change(("attributes", source))
 
     @rule(directory=sources, name=names)
@@ -126,7 +147,7 @@ class Truth(RuleBasedStateMachine):
         self.change(*(key for source in SOURCES for key in self.everything(source)))
 
     def everything(self, source: SourceKey) -> list[Key]:
-        kinds: list[Key] = [(kind, source) for kind in ("attributes", "listing", "target")]
+        kinds: list[Key] = [(kind, source) for kind in ("attributes", "listing", "target", "xattrs")]
         return [*kinds, *(("name", source, name) for name in NAMES)]
 
     def told(self) -> dict[Key, tuple[object, float]]:
@@ -152,6 +173,15 @@ class Truth(RuleBasedStateMachine):
     def tells_the_truth(self) -> None:
         told, true = self.told(), self.true()
         assert {key: true.get(key) for key in told} == told
+
+    @invariant()
+    def tells_each_of_xattrs_what_he_was_told(self) -> None:
+        for source in SOURCES:
+            for uid in UIDS:
+                for name in XATTRS:
+                    answer = self.cache.xattr(source, name, self.now_s, uid)
+                    seen = self.xattrs.get((source, uid, name), [])
+                    assert answer is None or any(one == answer and until_s > self.now_s for one, until_s in seen)
 
     @invariant()
     def keeps_to_its_size(self) -> None:

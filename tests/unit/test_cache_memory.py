@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tracemalloc
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.cache import Cache
 from fusefs.core.entries import Entries
 from fusefs.core.inodes import SourceKey
+from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY, Answers
 
 N = 25_000
 """More than fit into 64 MiB."""
@@ -63,6 +65,15 @@ def learn_links(cache: Cache, n: int) -> None:
         cache.learn_attributes(source, seen(number), cache.epoch, number / N)
 
 
+def learn_xattrs(cache: Cache, n: int) -> None:
+    for number in range(n):
+        source = handle(number)
+        acl = b"acl" * (number % 30) if number % 10 else errno.ENODATA
+        answers: Answers = {ACCESS_ACL: acl, CAPABILITY: errno.ENODATA}
+        cache.learn_attributes(source, seen(number), cache.epoch, number / N)
+        cache.learn_xattrs(source, answers, cache.epoch, number / N)
+
+
 def learn_listings(cache: Cache, n: int) -> None:
     for at in range(0, n, 100):
         entries = Entries((b"name-%015d" % number, number, number, 8) for number in range(at, at + 100))
@@ -92,8 +103,8 @@ def learn_what_appears(cache: Cache, n: int) -> None:
 
 
 LEARN = (
-    learn_tree, learn_births, learn_attributes, learn_missing, learn_links, learn_listings, learn_and_delete,
-    learn_and_delete_all, learn_what_appears,
+    learn_tree, learn_births, learn_attributes, learn_missing, learn_links, learn_xattrs, learn_listings,
+    learn_and_delete, learn_and_delete_all, learn_what_appears,
 )  # fmt: skip
 
 

@@ -33,6 +33,15 @@ def test_what_was_added_comes_back_in_order(parts: list[list[Dirent]]) -> None:
     assert [packed[index] for index in range(len(packed))] == together
 
 
+def test_goes_on_after_an_offset_that_an_entry_has_told() -> None:
+    packed = Entries(entries(5))
+    assert packed.after(7) == 1
+    assert packed[packed.after(14) or 0] == entries(5)[2]
+    assert packed.after(35) == len(packed)
+    assert packed.after(0) is None
+    assert packed.after(8) is None
+
+
 def test_extends_from_an_iterator() -> None:
     assert list(Entries(iter(entries(3)))) == entries(3)
 
