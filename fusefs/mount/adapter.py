@@ -247,7 +247,7 @@ class Adapter(pyfuse3.Operations):
 
     @answered
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self.hands.wait_for(listing.sync, self._vfs, fh, data_only=datasync)
+        await self.hands.wait_for(listing.fsyncdir, self._vfs, fh, data_only=datasync)
 
     @answered
     async def releasedir(self, fh: FileHandleT) -> None:

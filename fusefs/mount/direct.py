@@ -415,8 +415,8 @@ class Direct:
         fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         data_only = bool(flags & wire.FSYNC_DATA_ONLY)
         if fh:
-            return self._by_thread(self._say_done, listing.sync, fh, data_only=data_only)
-        return self._by_thread(self._say_done, unopened.sync, nodeid, data_only=data_only)
+            return self._by_thread(self._say_done, listing.fsyncdir, fh, data_only=data_only)
+        return self._by_thread(self._say_done, unopened.fsyncdir, nodeid, data_only=data_only)
 
     def _direntplus(self, listed: Listed) -> bytes:
         name, known, ino, kind, offset, node = listed

@@ -19,7 +19,7 @@ from fusefs.core.inodes import Node, NodeId, source_key
 from fusefs.core.names import STORE
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
-from fusefs.mount import trashdir
+from fusefs.mount import trashdir, vfs_files
 from fusefs.mount.known import Known
 from fusefs.mount.memory import Look
 from fusefs.mount.recall import remembered
@@ -145,10 +145,10 @@ def _entries(vfs: Vfs, listing: Listing) -> Dirents:
     return listing.entries or listing.opened(Dirents(open_late(vfs, listing.node)))
 
 
-def sync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
+def fsyncdir(vfs: Vfs, fh: int, *, data_only: bool) -> None:
     """Make the names of a directory durable."""
-    fd = _entries(vfs, vfs.handles.listing(fh)).fd
-    vfs.gate.call(os.fdatasync if data_only else os.fsync, fd)
+    vfs.handles.node(fh)
+    vfs_files.sync(vfs, _entries(vfs, vfs.handles.listing(fh)).fd, data_only=data_only)
 
 
 def releasedir(vfs: Vfs, fh: int) -> None:

@@ -17,6 +17,7 @@ from fusefs.core.inodes import Node
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.mount import vfs_files
 from fusefs.mount.listing import Listed, Listing, left_out, looked_at, open_late
 from fusefs.mount.vfs import Vfs
 
@@ -60,10 +61,10 @@ def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
         return [one for one in vfs.gate.call(_dirents(fd, room).block, offset) if one[0] != hidden]
 
 
-def sync(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
+def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
     """Make a directory's names durable."""
     with _open(vfs, vfs.node(nodeid)) as fd:
-        vfs.gate.call(os.fdatasync if data_only else os.fsync, fd)
+        vfs_files.sync(vfs, fd, data_only=data_only)
 
 
 def _open(vfs: Vfs, node: Node) -> Fd:

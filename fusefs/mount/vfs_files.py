@@ -152,6 +152,11 @@ def flush(vfs: Vfs, fh: int) -> None:
 
 
 def fsync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
-    """Make a file or a directory's names durable."""
+    """Make a file durable."""
     vfs.handles.node(fh)
-    vfs.gate.call(os.fdatasync if data_only else os.fsync, vfs.handles.file(fh))
+    sync(vfs, vfs.handles.file(fh), data_only=data_only)
+
+
+def sync(vfs: Vfs, fd: Fd, *, data_only: bool) -> None:
+    """The same of a file, or of a directory's names, by an fd."""
+    vfs.gate.call(os.fdatasync if data_only else os.fsync, fd)

@@ -14,9 +14,12 @@ import pytest
 
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
+from fusefs.mount import listing
+from fusefs.mount.gate import WouldWait
 from tests.support.acls import ACCESS
 from tests.support.bulk import fill
-from tests.support.mounted import Mounted, forget_all, trashd_mount
+from tests.support.messages import a_real
+from tests.support.mounted import Mounted, trashd_mount
 from tests.support.passing import errno_of, opened
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.users import as_user
@@ -44,8 +47,8 @@ class Two:
     def remember(self) -> None:
         """Nobody but the daemon does."""
         os.listdir(self.top)
-        forget_all(self.mounted.path)
-        forget_all(self.volume.path)
+        self.mounted.forget_all()
+        self.volume.forget_all()
 
 
 @contextmanager
@@ -194,3 +197,13 @@ def test_a_listing_tells_in_full_what_the_kernel_believes_no_more() -> None:
         look_at_all()
         time.sleep(2)  # what was told has to grow old
         assert look_at_all() < N / 2
+
+
+def test_who_makes_names_durable_where_that_may_never_end_waits_among_those_who_do() -> None:
+    with a_real() as (_kernel, vfs, path):
+        fh = listing.opendir(vfs, 1)
+        vfs.gate.inner.devices = frozenset({path.stat().st_dev})
+        with pytest.raises(WouldWait):
+            listing.fsyncdir(vfs, fh, data_only=False)
+        vfs.gate.inner.devices = frozenset()
+        listing.releasedir(vfs, fh)
