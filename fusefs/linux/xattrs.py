@@ -61,21 +61,21 @@ def has_getxattrat() -> bool:
 def get_at(dir_fd: int, name: bytes, xattr: bytes) -> bytes | int:
     """The value of one, of what has a name in a directory, or an errno; never through a link."""
     if not has_getxattrat():
-        try:
-            return os.getxattr(b"/proc/self/fd/%d/%s" % (dir_fd, name), xattr, follow_symlinks=False)
-        except OSError as error:
-            return error.errno or errno.EIO
+        return _get(b"/proc/self/fd/%d/%s" % (dir_fd, name), xattr, follow_symlinks=False)
     value = _mine.room.get(dir_fd, name, xattr)
     return _Room(_ROOM_MAX).get(dir_fd, name, xattr) if value == errno.ERANGE else value
 
 
 def get_of(fd: int, xattr: bytes) -> bytes | int:
     """The same of what an fd of any kind holds; NAMES: the list of all."""
-    path = b"/proc/self/fd/%d" % fd
+    return _get(b"/proc/self/fd/%d" % fd, xattr)
+
+
+def _get(path: bytes, xattr: bytes, *, follow_symlinks: bool = True) -> bytes | int:
     try:
         if xattr == NAMES:
-            return b"".join(os.fsencode(one) + b"\0" for one in os.listxattr(path))
-        return os.getxattr(path, xattr)
+            return b"".join(os.fsencode(one) + b"\0" for one in os.listxattr(path, follow_symlinks=follow_symlinks))
+        return os.getxattr(path, xattr, follow_symlinks=follow_symlinks)
     except OSError as error:
         return error.errno or errno.EIO
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVarTuple
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.cache import Cache
@@ -19,6 +19,8 @@ from fusefs.core.mountstats import Sort
 from fusefs.core.xattrs import Answers
 from fusefs.mount.gate import Gate
 from fusefs.mount.stats import Stats
+
+Ts = TypeVarTuple("Ts")
 
 Seen = tuple[Attributes, bytes, Answers]
 """What a look at a name finds: attributes, file handle, and those extended attributes that were looked for."""
@@ -235,29 +237,13 @@ class Memory:
         """
         if self._gate.is_home and self.cache.is_idle:
             return _NOTHING_TO_FORGET
-        return self._changing(sources, names)
+        return _around(self._forget, sources, names)
 
     def reads(self, source: SourceKey) -> AbstractContextManager[None]:
         """What the block reads has another time of access then: the same of its attributes alone."""
         if self._gate.is_home and self.cache.is_idle:
             return _NOTHING_TO_FORGET
-        return self._reading(source)
-
-    @contextmanager
-    def _changing(self, sources: Sequence[SourceKey], names: Sequence[Place]) -> Iterator[None]:
-        self._forget(sources, names)
-        try:
-            yield
-        finally:
-            self._forget(sources, names)
-
-    @contextmanager
-    def _reading(self, source: SourceKey) -> Iterator[None]:
-        self.cache.accessed(source)
-        try:
-            yield
-        finally:
-            self.cache.accessed(source)
+        return _around(self.cache.accessed, source)
 
     def changed(self, source: SourceKey, name: bytes | None = None) -> None:
         """An inode changed behind the mount; or a name in a directory."""
@@ -291,3 +277,13 @@ class Memory:
             self.cache.attributes_changed(source)
         for directory, name in names:
             self.cache.name_changed(directory.source, name)
+
+
+@contextmanager
+def _around(forget: Callable[[*Ts], None], *args: *Ts) -> Iterator[None]:
+    """Forget something before the block, and again after it."""
+    forget(*args)
+    try:
+        yield
+    finally:
+        forget(*args)

@@ -19,7 +19,19 @@ from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.copying import Made
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private import Private
-from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.acls import (
+    ACCESS,
+    CAN_BIND,
+    CAPABILITY,
+    DEFAULT,
+    GROUP_OBJ,
+    MASK,
+    NOBODY,
+    OTHER,
+    USER,
+    USER_OBJ,
+    acl,
+)
 from tests.support.copying import After, Without, copy, opened, refused
 from tests.support.store import Before, DyingAt, FailingAt, in_child, raw
 from tests.support.tree import File, Node, Symlink, make_tree, snapshot, weird_names
@@ -57,12 +69,9 @@ def test_a_copy_has_owner_mode_times_xattrs_and_acl(source: Path, target: Path) 
 
 @pytest.mark.parametrize("mode", [0o4755, 0o2750, 0o0000, 0o1777])
 def test_a_copy_has_every_mode_whatever_its_owner(source: Path, target: Path, mode: int) -> None:
-    make_tree(source / "in", {"file": File(b"text", mode, (ALICE, ALICE), {"security.capability": CAPABILITY})})
+    make_tree(source / "in", {"file": File(b"text", mode, (ALICE, ALICE), {CAPABILITY: CAN_BIND})})
     copy(source / "in/file", target)
     assert snapshot(target / "file", with_times=True) == snapshot(source / "in/file", with_times=True)
-
-
-CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_net_bind_service=ep, as setcap writes it
 
 
 def test_what_a_directory_gives_its_new_files_is_not_on_a_copy(source: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
+from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.sides import Sides, sides
 from tests.support.volumes import bind_mount, loop_volume, overlay_volume, tmpfs_volume
@@ -47,7 +47,6 @@ PATHS = (
     "other/child", "replaced", "replaced/child",
 )  # fmt: skip
 PLAIN = acl((USER_OBJ, 7, NOBODY), (GROUP_OBJ, 4, NOBODY), (OTHER, 0, NOBODY))
-CAN_BIND = bytes.fromhex("0100000200040000000000000000000000000000")
 _NUMBERS = itertools.count()
 
 
@@ -97,7 +96,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "xattr": lambda top: os.setxattr(top / "hard", "user.first", b"1"),
     "an ACL": lambda top: os.setxattr(top / "hard", ACCESS, PLAIN),
     "a default ACL": lambda top: os.setxattr(top / "inner", DEFAULT, PLAIN),
-    "a capability": lambda top: os.setxattr(top / "other/kid", "security.capability", CAN_BIND),
+    "a capability": lambda top: os.setxattr(top / "other/kid", CAPABILITY, CAN_BIND),
 }
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ class Listed:
     def forget_all(self) -> None:
         """Let the kernel forget what it knows of both filesystems, so that it is the daemon who remembers."""
         self.mounted.forget_all()
-        replace(self.mounted, path=self.volume.path).forget_all()
+        self.volume.forget_all()
 
     def _asked(self) -> int:
         counts = self.volume.n_messages

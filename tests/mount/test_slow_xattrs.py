@@ -16,9 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.acls import (
+    ACCESS,
+    CAN_BIND,
+    CAPABILITY,
+    DEFAULT,
+    GROUP_OBJ,
+    MASK,
+    NOBODY,
+    OTHER,
+    USER,
+    USER_OBJ,
+    acl,
+)
 from tests.support.bulk import fill
-from tests.support.mounted import Mounted, forget_all, trashd_mount, until
+from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.slowfs import SlowVolume, Xattrs, slow_volume
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
@@ -30,8 +42,6 @@ N = 1000
 N_LATE = 300  # asked for while they were being fetched, or fetched before it was known what is wanted
 LIMIT_S = 60.0
 BEFORE_ALL = 1_000_000_000  # s: of no file here
-CAPABILITY = "security.capability"
-CAN_BIND = bytes.fromhex("0100000200040000000000000000000000000000")
 PLAIN = acl((USER_OBJ, 6, NOBODY), (GROUP_OBJ, 0, NOBODY), (OTHER, 0, NOBODY))
 GRANTS = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1234), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
 _300_USERS = ((USER, 4, uid) for uid in range(300))
@@ -59,8 +69,8 @@ class Served:
 
     def drop_all(self) -> None:
         """Let the kernel forget what it knows of both filesystems, so that nobody but the daemon remembers."""
-        forget_all(self.mounted.path)
-        forget_all(self.volume.path)
+        self.mounted.forget_all()
+        self.volume.forget_all()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""POSIX ACLs as the kernel takes them in xattrs.
+"""POSIX ACLs as the kernel takes them in xattrs, and a file's capabilities.
 
-Source  include/uapi/linux/posix_acl_xattr.h
+Source  include/uapi/linux/posix_acl_xattr.h, capability.h
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import struct
 
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+CAPABILITY = "security.capability"
+CAN_BIND = bytes.fromhex("0100000200040000000000000000000000000000")
+"""cap_net_bind_service=ep, as setcap writes it."""
 NOBODY = 0xFFFFFFFF
 """The id of an entry that is not for a named user or group."""
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32

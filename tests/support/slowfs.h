@@ -43,7 +43,7 @@ struct control {
     _Atomic uint64_t delay_us;
     _Atomic uint64_t ttl_us;
     _Atomic uint32_t delays_all; /* 0: lookup and getattr only */
-    _Atomic uint32_t xattrs; /* flags, below */
+    _Atomic uint32_t xattrs; /* flags, above */
     _Atomic uint32_t n_under_way; /* requests, from their arrival to their answer */
     _Atomic uint32_t max_under_way;
     _Atomic uint32_t hangs; /* whether what has hung_name in its name hangs */

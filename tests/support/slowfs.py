@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.fuse import FuseMount, fuse_mount
+from tests.support.mounted import forget_all
 from tests.support.suites import cache
 
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -91,6 +92,10 @@ class SlowVolume:
     def serve_xattrs(self, xattrs: Xattrs) -> None:
         """Have others from now on; who checks permissions stays as it was."""
         struct.pack_into("=I", self._control, _XATTRS, xattrs)
+
+    def forget_all(self) -> None:
+        """Let the kernel forget every name and node of it that nobody uses."""
+        forget_all(self.path)
 
     def hang(self, name: str) -> None:
         """Let operations wait, from now on, that are about a name with this in it, or about an inode of such a name."""
