@@ -156,7 +156,7 @@ def test_exchange_without_parent_fsync_is_not_durable(fstype: str) -> None:
 def test_files_without_fsync_are_short(fstype: str) -> None:
     result = replay(fstype, Variant.NO_FILE_FSYNC, stop_after=1)
     [failure] = result.failures
-    assert failure.text in [f"round {k} is short/short" for k in range(N_ROUNDS)], str(result)
+    assert "short" in failure.text, str(result)  # of both, unless somebody syncs meanwhile
 
 
 @on_each_fs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import held, n_messages, opened
+from tests.support.passing import all_closed, held, n_messages, opened
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
@@ -40,6 +40,7 @@ def n_asked_by_reading(mounted: Mounted, name: str, content: bytes) -> int:
     """How many messages it takes to read a file."""
     before = n_messages(mounted)
     assert (mounted.path / name).read_bytes() == content
+    assert all_closed(mounted)
     return n_messages(mounted) - before
 
 

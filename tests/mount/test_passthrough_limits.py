@@ -20,7 +20,7 @@ from tests.support.command import TRASHD
 from tests.support.daemons import workbench
 from tests.support.fuse import device_for_all
 from tests.support.mounted import trashd_mount, until
-from tests.support.passing import errno_of, held, n_messages, opened, why_off
+from tests.support.passing import all_closed, errno_of, held, n_messages, opened, why_off
 from tests.support.slowfs import slow_volume
 from tests.support.users import as_user, run_as
 from tests.support.volumes import btrfs_subvolume, full, loop_volume, overlay_volume, tmpfs_volume, unmount
@@ -181,6 +181,7 @@ def test_a_file_that_was_opened_for_what_is_not_passed_through_stays_so_while_it
                     os.pwrite(other, b"e", 0)
                     os.preadv(direct, [aligned], 0)
                     assert aligned[:2] == b"ed"
+            assert all_closed(mounted)
             assert n_messages(mounted) > before
             before = n_messages(mounted)
             assert file.read_bytes()[:2] == b"ed"

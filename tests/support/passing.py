@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fusefs.core.fastpaths import FastPath
 from fusefs.mount.seen import look, mount_at
-from tests.support.mounted import Mounted
+from tests.support.mounted import Mounted, until
 
 
 def why_off(mounted: Mounted) -> str | None:
@@ -22,6 +22,20 @@ def why_off(mounted: Mounted) -> str | None:
 def n_messages(mounted: Mounted) -> int:
     """Reads and writes that came to the daemon."""
     return sum(mounted.stats().operations[name].n() for name in ("read", "write"))
+
+
+def all_closed(mounted: Mounted) -> bool:
+    """Whether the daemon hears of the close of every file, though late: what was read ahead keeps a file for a moment.
+
+    Until then the next open is of the same mode.
+    """
+
+    def is_so() -> bool:
+        operations = mounted.stats().operations
+        opens = (operations["open"], operations["create"])
+        return sum(one.n() - one.n_failed for one in opens) == operations["release"].n()
+
+    return until(is_so)
 
 
 @contextmanager
