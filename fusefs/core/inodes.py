@@ -39,12 +39,13 @@ class Node:
     nlookup        references that the kernel holds
     n_open         open handles
     last           its attributes when its last link went and nobody had it open: that is all that is left of it
+    is_told        whether the kernel was told what it is, since that was made void: the answer may still be on its way
     told_until_s   until when the kernel was told to believe its name and attributes; 0: unknown, or not at all
     """
 
     __slots__ = (
-        "btime_ns", "ino", "is_directory", "last", "n_open", "name", "nlookup", "nodeid", "others", "parent", "source",
-        "told_until_s",
+        "btime_ns", "ino", "is_directory", "is_told", "last", "n_open", "name", "nlookup", "nodeid", "others", "parent",
+        "source", "told_until_s",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +62,7 @@ class Node:
         self.nlookup = 0
         self.n_open = 0
         self.last: Attributes | None = None
+        self.is_told = False
         self.told_until_s = 0.0
 
     @property

@@ -1,8 +1,9 @@
 """For how long the kernel may believe what it is told; and what it is told before that is wrong.
 
 An answer may reach the kernel, or be taken in by it, after that to a later change. For the attributes of files it finds
-that out itself: their changes are answered with new ones. A change in a directory is not: whoever gets an answer
-from before it, later, would believe it for as long as it says. But a notice that the attributes are to be asked for
+that out itself: their changes are answered with new ones, or it counts them. A change in a directory is not, nor the
+time of change of what gets another name: whoever gets an answer from before it, later, would believe it for as long as
+it says. But a notice that the attributes are to be asked for
 again makes void whatever was asked before the notice. So there is one before the answer to the first change in a
 directory of which the kernel was told something lasting; and what it is told in the second after a change does not
 last, so that many changes in a row cost one notice.
@@ -71,12 +72,15 @@ class Lasting:
             forget_attributes(self._device, nodeid)
 
     def moved(self, node: Node) -> None:
-        """A node has another name: a directory's time of change is new, and who is above it."""
+        """A node has another name: its time of change is new, and who is above it."""
         if node.is_directory:
             self.changed(node)
+        elif node.is_told:
+            self.renew(node)
 
     def renew(self, node: Node) -> None:
         """What was told of any node is void, and what it is told while this is under way."""
+        node.is_told = False
         if self._device >= 0:
             forget_attributes(self._device, node.nodeid)
 

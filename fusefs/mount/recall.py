@@ -47,7 +47,10 @@ def getattr_(vfs: Vfs, nodeid: int) -> Known | None:
     if node is None or node.last is not None or trashdir.is_below(node):
         return None
     attributes = vfs.memory.attributes(node.source)
-    return None if attributes is None else Known(node.nodeid, *attributes)
+    if attributes is None:
+        return None
+    node.is_told = True
+    return Known(node.nodeid, *attributes)
 
 
 def readlink(vfs: Vfs, nodeid: int) -> bytes | None:

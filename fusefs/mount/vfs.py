@@ -278,6 +278,7 @@ class Vfs:
         if (node := self.nodes.get(known.nodeid)) is None:
             _fail(errno.ESTALE)
         node.nlookup += 1
+        node.is_told = True
         if self.gate.is_slow:
             node.told_until_s = time.monotonic() + known.timeout_s
 
@@ -317,6 +318,7 @@ class Vfs:
                 return Known(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
             is_steady = node.source not in self.memory.unsteady
+            node.is_told |= is_steady
             return Known(node.nodeid, seen, self.memory.lifetime_s, look.proof(node.source, named=None), is_steady)
         finally:
             look.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import struct
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.inodes import Node, NodeId
+from fusefs.linux import libc
 from fusefs.linux.attributes import look_at
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_write
@@ -115,6 +117,23 @@ def test_the_kernel_hears_of_a_change_before_its_answer(tree: Tree, change: Call
 def test_what_is_moved_and_where_from_and_where_to_are_new(tree: Tree) -> None:
     vfs_write.rename(tree.vfs, tree.top, b"sub", ROOT, b"sub", 0)
     assert tree.asks_again(ROOT, tree.top, tree.sub)
+
+
+def test_a_file_that_is_moved_is_new_to_whom_it_was_told(tree: Tree) -> None:
+    """Its time of change is. What was made a moment ago, and not looked at, costs nothing."""
+    file = tree.vfs.lookup(tree.top, b"file", ME).nodeid
+    for old, new in ((b"file", b"new"), (b"new", b"file")):
+        vfs_write.rename(tree.vfs, tree.top, old, tree.top, new)
+        assert file in tree.device.voided()
+        vfs_write.rename(tree.vfs, tree.top, new, tree.top, old)
+        assert not tree.device.voided()
+        vfs_write.rename(tree.vfs, tree.top, old, tree.top, new)
+        tree.vfs.getattr(file, ME)
+    vfs_write.rename(tree.vfs, tree.top, b"file", tree.top, b"link", libc.RENAME_EXCHANGE)
+    assert tree.device.voided() == [file]
+    vfs_write.create(tree.vfs, tree.top, b"made", 0o644, os.O_WRONLY, ME)
+    vfs_write.rename(tree.vfs, tree.top, b"made", tree.top, b"done")
+    assert not tree.device.voided()
 
 
 def test_what_comes_back_from_a_store_is_looked_at_anew(tree: Tree) -> None:
@@ -230,6 +249,31 @@ def test_who_looked_during_a_change_does_not_believe_it(coherence: str) -> None:
                     if number % 100 == 99:
                         assert told(seen) == told(behind)
                         assert told(seen / "sub") == told(behind / "sub")
+
+
+@pytest.mark.needs("root", "fuse")
+def test_who_looked_at_a_file_while_it_was_renamed_does_not_believe_it() -> None:
+    """The kernel asks again after a rename; the next one may come before that is answered."""
+    with tmpfs_volume() as volume:
+        (volume / "source").mkdir()
+        with trashd_mount(volume / "source") as mount:
+            names = [(mount.path / f"{number}", mount.path / f"{number}.new") for number in range(20)]
+            for one, _ in names:
+                one.touch()
+
+            def looks() -> None:
+                while True:
+                    for path in random.choice(names):
+                        with suppress(FileNotFoundError):
+                            path.stat()
+
+            for _ in range(20):
+                with workers([looks, looks]):
+                    for one, other in names:
+                        one.rename(other)
+                        time.sleep(0.0001)  # until somebody looks
+                        other.rename(one)
+                assert [told(one) for one, _ in names] == [told(mount.backing / one.name) for one, _ in names]
 
 
 def told(path: Path) -> tuple[int, ...]:
