@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,14 +52,13 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 def n_deleted(mount: Mounted) -> int:
-    """Directories and files that the daemon has open though nobody finds them any more."""
-    links = []
+    """Directories and files of the volume that the daemon has open though nobody finds them any more."""
+    volume, n = mount.backing.stat().st_dev, 0
     for fd in Path(f"/proc/{mount.pid}/fd").iterdir():
-        try:
-            links.append(os.readlink(fd))
-        except FileNotFoundError:
-            continue
-    return sum(link.endswith(" (deleted)") for link in links)
+        with suppress(FileNotFoundError):
+            found = fd.stat()
+            n += found.st_dev == volume and not found.st_nlink
+    return n
 
 
 def seen(mount: Mounted) -> Seen:
@@ -88,10 +88,11 @@ def is_back(mount: Mounted, before: Seen) -> bool:
 
 
 def begin(mount: Mounted) -> Seen:
-    """What there is when a swap has been once: the store has what it needs."""
+    """What there is when a swap has been once, and nobody holds its directory: the store has what it needs."""
     (mount.path / "first").mkdir()
     done_well("reap", "--now", swapped(mount.path / "first")["id"])
     (mount.path / "first").rmdir()
+    assert until(lambda: not n_deleted(mount), LIMIT_S)
     return seen(mount)
 
 
