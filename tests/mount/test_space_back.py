@@ -52,12 +52,12 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 def n_deleted(mount: Mounted) -> int:
-    """Directories and files of the volume that the daemon has open though nobody finds them any more."""
-    volume, n = mount.backing.stat().st_dev, 0
+    """Directories and files that the daemon has open though a reaper has deleted them."""
+    n = 0
     for fd in Path(f"/proc/{mount.pid}/fd").iterdir():
         with suppress(FileNotFoundError):
-            found = fd.stat()
-            n += found.st_dev == volume and not found.st_nlink
+            link = os.readlink(fd)
+            n += "/.trashd/" in link and link.endswith(" (deleted)")
     return n
 
 
