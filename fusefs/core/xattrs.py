@@ -22,9 +22,8 @@ Answers = Mapping[bytes, bytes | int]
 UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 """Whoever is answered one of these need not ask about the next file."""
 
-ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
+_ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
 """There is none; any other error may be over the next time."""
-
 _REMEMBERED: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
 _NUMBERS: Final = {name: number for number, name in enumerate(_REMEMBERED)}
 _LONGEST_BYTES = 4096
@@ -50,7 +49,7 @@ def pack(known: Known) -> bytes:
         if name not in _NUMBERS:
             continue
         if isinstance(answer, int):
-            if answer in ABSENT:
+            if answer in _ABSENT:
                 number = errno.EOPNOTSUPP if answer in UNSUPPORTED else answer
                 parts.append(_ONE.pack(uid, _NUMBERS[name], -number))
         elif len(answer) <= _LONGEST_BYTES:

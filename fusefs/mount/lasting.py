@@ -3,10 +3,10 @@
 An answer may reach the kernel, or be taken in by it, after that to a later change. For the attributes of files it finds
 that out itself: their changes are answered with new ones, or it counts them. A change in a directory is not, nor the
 time of change of what gets another name: whoever gets an answer from before it, later, would believe it for as long as
-it says. But a notice that the attributes are to be asked for
-again makes void whatever was asked before the notice. So there is one before the answer to the first change in a
-directory of which the kernel was told something lasting; and what it is told in the second after a change does not
-last, so that many changes in a row cost one notice.
+it says. But a notice that the attributes are to be asked for again makes void whatever was asked before the notice. So
+there is one before the answer to the first change in a directory of which the kernel was told something lasting; and
+what it is told in the second after a change does not last, so that many changes in a row cost one notice. A file is
+followed by one when it moves, if the kernel was told of it since the last.
 
 Source  fs/fuse/inode.c: fuse_change_attributes and fuse_reverse_inval_inode, by attr_version
 """
