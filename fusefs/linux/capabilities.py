@@ -9,6 +9,8 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import cache
+from pathlib import Path
 
 from fusefs.linux.libc import checked, prctl
 
@@ -32,6 +34,7 @@ class Capability(IntEnum):
 
     CHOWN = 0
     DAC_OVERRIDE = 1
+    DAC_READ_SEARCH = 2
     FOWNER = 3
     FSETID = 4
     SYS_ADMIN = 21
@@ -49,29 +52,39 @@ def drop_capabilities(*dropped: Capability) -> None:
     keep = ~sum(1 << capability for capability in dropped)
     low, high = keep & 0xFFFFFFFF, (keep >> 32) & 0xFFFFFFFF
     mask = (low, low, low, high, high, high)
-    kept = [has & may for has, may in zip(_SETS.unpack(_sets()), mask, strict=True)]
+    kept = [has & may for has, may in zip(_SETS.unpack(capability_sets()), mask, strict=True)]
     take_up(_SETS.pack(*kept))
 
 
-def keep_capabilities_as_others() -> None:
-    """Let this thread, and those that it starts, keep its capabilities while its fsuid is another's.
+def act_as_others_can() -> None:
+    """Have this thread, and those that it starts, act as others by fusefs.linux.identity and be judged as them.
 
-    And be in no group but its own: what is done as another user is not to be allowed for a group of ours.
+    The kernel takes the capabilities over files away with another fsuid, if it is not told to leave that; and what is
+    done as another user is not to be allowed for a group of ours.
     Source  SECBIT_NO_SETUID_FIXUP in capabilities(7)
     """
     with suppress(PermissionError):  # in a user namespace that lets nobody change his groups
         os.setgroups(())
     bits = prctl(_PR_GET_SECUREBITS)
-    if not bits & _SECBIT_NO_SETUID_FIXUP:
-        prctl(_PR_SET_SECUREBITS, bits | _SECBIT_NO_SETUID_FIXUP)
+    if bits & _SECBIT_NO_SETUID_FIXUP:
+        prctl(_PR_SET_SECUREBITS, bits & ~_SECBIT_NO_SETUID_FIXUP)
 
 
-def put_down_all() -> bytes:
-    """Have this thread do without all of its capabilities until it takes them up; what it had."""
-    had = _sets()
-    _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(had)
-    take_up(_SETS.pack(0, permitted, inheritable, 0, more_permitted, more_inheritable))
-    return had
+def with_effective(sets: bytes, capabilities: int) -> bytes:
+    """A thread's capabilities, with none effective but those of some bits, as far as it has them."""
+    _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(sets)
+    low, high = capabilities & 0xFFFFFFFF & permitted, capabilities >> 32 & more_permitted
+    return _SETS.pack(low, permitted, inheritable, high, more_permitted, more_inheritable)
+
+
+def has_all(capabilities: int) -> bool:
+    """Whether these bits are all capabilities that there are, as root's are."""
+    return not ~capabilities & _all()
+
+
+@cache
+def _all() -> int:
+    return (2 << int(Path("/proc/sys/kernel/cap_last_cap").read_bytes())) - 1
 
 
 def take_up(sets: bytes) -> None:
@@ -90,7 +103,8 @@ def set_groups(groups: Sequence[int]) -> None:
     checked(_held.syscall(number, len(groups), struct.pack(f"={len(groups)}I", *groups)))
 
 
-def _sets() -> bytes:
+def capability_sets() -> bytes:
+    """This thread's, for `take_up`."""
     sets = ctypes.create_string_buffer(_SETS.size)
     checked(_held.capget(_HEADER, sets))
     return sets.raw

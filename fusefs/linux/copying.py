@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from fusefs.linux import libc
 from fusefs.linux.attributes import set_times
-from fusefs.linux.caller import written_by
 from fusefs.linux.contents import GoesOn, copy_contents, forget_pages, is_same_content
 from fusefs.linux.extents import has_same_blocks
 from fusefs.linux.fd import Fd
+from fusefs.linux.identity import Identity, call_as
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.libc import NO_TMPFILE
 from fusefs.linux.private import Private, nameless
@@ -123,8 +123,7 @@ def _lease(kernel: Kernel, fd: Fd, uid: int) -> bool:
     try:
         kernel.reach("lease")
         fcntl.fcntl(fd, libc.F_SETSIG, signal.SIGURG)
-        with written_by(uid):
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        call_as(Identity(uid), fcntl.fcntl, fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
         # A network filesystem says the same when its server doesn't tell.
         if error.errno == errno.EAGAIN and kernel.is_local(fd):

@@ -17,6 +17,10 @@ class Fd(int):
         """Close it."""
         self.close()
 
+    def path(self) -> bytes:
+        """What it holds, whatever it is called: for calls that take no fd, or not one that is O_PATH."""
+        return b"/proc/self/fd/%d" % self
+
     def close(self) -> None:
         """Close it; once, by its owner. Linux frees the number even where close(2) fails."""
         os.close(self)

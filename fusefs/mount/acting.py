@@ -1,74 +1,142 @@
-"""Changes of what an inode is, done as whoever asks for them: the filesystem below judges, at that moment.
+"""What opens or changes something, done as whoever asks for it: the filesystem below judges, at that moment.
 
-The kernel has judged too, by the owner and mode that it was told last. If somebody has changed these behind the mount,
-the inode may be another's by now: root's word alone would have a former owner make a set-user-ID program of it.
+The kernel has judged too, by the owner, mode and groups that it was told last. If somebody has changed these behind the
+mount, the inode may be another's by now: root's word alone would have a former owner make a set-user-ID program of it.
+We reach the object as root, by an fd, and ask for the act as the caller; nothing of him is kept from one request to the
+next, and nothing is looked up in a cache.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
 
+from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node
-from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, groups_of, has, in_group, judged_as
-from fusefs.linux.capabilities import Capability
+from fusefs.linux.caller import Caller, Rights, knows, rights_of
+from fusefs.linux.capabilities import Capability, has_all
 from fusefs.linux.fd import Fd
+from fusefs.linux.identity import NO_ID, Identity, call_as
 from fusefs.mount.vfs import Vfs
+from fusefs.mount.writers import NOBODY
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
+_BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
 
-def as_caller(
-    vfs: Vfs,
-    node: Node,
-    fd: Fd,
-    caller: Caller,
-    needed: Capability,
-    act: Callable[[], R],
-    *,
-    gid: int | None = None,
-    given: tuple[int, int] | None = None,
-    as_root: Callable[[], R] | None = None,
-) -> R:
-    """What one call returns that changes a node: made as the caller, then with what he has.
 
-    First by his ids; if that is refused, as a member of his other groups too, of which /proc tells; if he has the
-    capability that allows it, as root, as for root's own calls. A user's own mount is himself.
+class Need(NamedTuple):
+    """A capability by which somebody may do something who is not the owner, and whose that is.
 
-    fd       of the node; O_PATH will do
-    needed   the capability
-    act      the call, by `vfs.gate.call`: no more than that, and looks, may be done as somebody else
-    gid      the group to act in; None: his own
-    given    the owner and group that the node is to have; None: those that it has
-    as_root  the call as root makes it, if that differs
-    Raises   OSError EPERM, EACCES: refused. The kernel is told to ask what the node is before it judges the next time
+    gid  None: whatever it is
     """
-    if caller.uid == 0 or os.geteuid():
-        return _as_root(as_root or act, gid)
-    try:
-        with judged_as(caller, gid):
-            return act()
-    except PermissionError as error:
-        refused = error
-    groups = groups_of(caller)
-    if groups:
-        try:
-            with judged_as(caller, gid, groups):
-                return act()
-        except PermissionError as error:
-            refused = error
-    seen = vfs.gate.call(look_at, fd)
-    owned = (seen.uid, seen.gid)
-    if has(caller, needed, owned, given or owned):
-        return _as_root(as_root or act, gid)
-    vfs.lasting.renew(node)
-    raise refused
+
+    capability: Capability
+    uid: int
+    gid: int | None
 
 
-def _as_root(act: Callable[[], R], gid: int | None) -> R:
-    if gid is None:
-        return act()
-    with in_group(gid):
-        return act()
+def by_mode(seen: Attributes) -> Need:
+    """For what an inode's mode and ACL allow."""
+    return Need(Capability.DAC_OVERRIDE, seen.uid, seen.gid)
+
+
+def by_mode_of(vfs: Vfs, fd: Fd) -> Need:
+    """The same of what an fd holds."""
+    seen = vfs.gate.call(os.stat, fd)
+    return Need(Capability.DAC_OVERRIDE, seen.st_uid, seen.st_gid)
+
+
+def by_owner(seen: Attributes) -> Need:
+    """For what is the owner's to do with a name of it: in a sticky directory, or make a link."""
+    return Need(Capability.FOWNER, seen.uid, seen.gid)
+
+
+def by_owner_alone(seen: Attributes) -> Need:
+    """For what is the owner's to change in it. Source  inode_owner_or_capable in the kernel's fs/inode.c"""
+    return Need(Capability.FOWNER, seen.uid, None)
+
+
+class AsCaller:
+    """One act of a caller's: whatever it takes, made by `call`, with the identity that it takes.
+
+    First by his ids alone where all is his own, since his groups can't matter there. Else, and if that is refused, with
+    all that /proc tells of him: his other groups; his capabilities, if they are of our user namespace; if they are of
+    another one, those that the act needs, over what that namespace knows. A user's own mount is himself.
+    """
+
+    def __init__(
+        self,
+        vfs: Vfs,
+        caller: Caller,
+        needs: Sequence[Need],
+        nodes: Sequence[Node],
+        *,
+        gid: int | None = None,
+        umask: int | None = None,
+    ) -> None:
+        """Begin.
+
+        needs  by the inodes as they are now
+        nodes  those that the kernel has judged by: if it is refused below, they are not what they were taken for
+        gid    the group to act in; None: his own
+        umask  for what is made
+        """
+        self._vfs = vfs
+        self._caller = caller
+        self._needs = needs
+        self._nodes = nodes
+        self._umask = umask
+        # Of another user namespace, or nobody (what the kernel writes back): the least right there is.
+        self._uid = NOBODY if caller.uid == NO_ID else caller.uid
+        wanted = caller.gid if gid is None else gid
+        self._gid = NOBODY if wanted == NO_ID else wanted
+
+    def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What one system call returns.
+
+        Raises  OSError: what it raises; EPERM, EACCES: it is refused
+        """
+        below = self._vfs.gate.call
+        uid, gid, umask = self._uid, self._gid, self._umask
+        if os.geteuid():
+            return below(call_as, Identity(umask=umask), act, *args, **kwargs)
+        refused: PermissionError | None = None
+        if all(need.uid == uid for need in self._needs):
+            try:
+                return below(call_as, Identity(uid, gid, (), None if uid else 0, umask), act, *args, **kwargs)
+            except PermissionError as error:
+                refused = error
+        rights = below(rights_of, self._caller)
+        capabilities = self._capabilities(rights)
+        if refused is None or rights.groups or capabilities:
+            whole = Identity(uid, gid, rights.groups, capabilities, umask)
+            if not uid and has_all(capabilities):
+                whole = Identity(0, gid, (), None, umask)
+            try:
+                return below(call_as, whole, act, *args, **kwargs)
+            except PermissionError as error:
+                refused = error
+        for node in self._nodes:
+            self._vfs.memory.changed(node.source)
+            self._vfs.lasting.renew(node)
+        raise refused
+
+    def _capabilities(self, rights: Rights) -> int:
+        """Those that he acts with, as bits."""
+        if rights.is_ours or not rights.capabilities:
+            return rights.capabilities
+        needed = unknown = 0
+        for capability, uid, gid in self._needs:
+            bits = _BY_MODE if capability == Capability.DAC_OVERRIDE else 1 << capability
+            needed |= bits
+            if not self._vfs.gate.call(knows, self._caller, uid, gid):
+                unknown |= bits
+        return rights.capabilities & needed & ~unknown
+
+
+def told_as(vfs: Vfs, caller: Caller) -> Identity:
+    """Who is to be told what the filesystem below may not tell everybody: a caller without his capabilities."""
+    return Identity(caller.uid, caller.gid, vfs.gate.call(rights_of, caller).groups, 0)

@@ -106,15 +106,15 @@ class Adapter(pyfuse3.Operations):
 
     @told(_entry)
     def link(self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext) -> Known:
-        return vfs_write.link(self._vfs, inode, new_parent_inode, new_name)
+        return vfs_write.link(self._vfs, inode, new_parent_inode, new_name, ctx)
 
     @done
     def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        vfs_write.unlink(self._vfs, parent_inode, name)
+        vfs_write.unlink(self._vfs, parent_inode, name, ctx)
 
     @done
     def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        vfs_write.rmdir(self._vfs, parent_inode, name)
+        vfs_write.rmdir(self._vfs, parent_inode, name, ctx)
 
     @done
     def rename(
@@ -126,7 +126,7 @@ class Adapter(pyfuse3.Operations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        vfs_write.rename(self._vfs, parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        vfs_write.rename(self._vfs, parent_inode_old, name_old, parent_inode_new, name_new, flags, ctx)
 
     # Attributes.
 
@@ -177,7 +177,7 @@ class Adapter(pyfuse3.Operations):
 
     @told(_handle)
     def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> Opened:
-        return vfs_files.open_(self._vfs, inode, flags, ctx.pid)
+        return vfs_files.open_(self._vfs, inode, flags, ctx)
 
     @answered
     async def create(

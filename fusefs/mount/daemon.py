@@ -19,7 +19,7 @@ from fusefs.core.errors import Busy, NotPermitted, Refused
 from fusefs.core.fastpaths import FastPath
 from fusefs.core.mountstats import Gauges
 from fusefs.core.names import printable
-from fusefs.linux.capabilities import Capability, drop_capabilities, keep_capabilities_as_others
+from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount
@@ -340,7 +340,7 @@ def _make_store(root: Fd, source: bytes, options: Options) -> None:
 def _be_less_than_root() -> None:
     try:
         drop_capabilities(Capability.SYS_RESOURCE, Capability.FSETID)
-        keep_capabilities_as_others()
+        act_as_others_can()
     except PermissionError as error:
         raise NotPermitted("root's capabilities can't be changed", "the container has to give CAP_SETPCAP") from error
 

@@ -243,17 +243,17 @@ class Direct:
         return self._put(self._entry if opened is None else self._handle(self._created, opened), known)
 
     def _unlink(self, parent: int, request: Request) -> Answer:
-        vfs_write.unlink(self._vfs, parent, wire.name(request))
+        vfs_write.unlink(self._vfs, parent, wire.name(request), self._caller)
         return self._done
 
     def _rmdir(self, parent: int, request: Request) -> Answer:
-        vfs_write.rmdir(self._vfs, parent, wire.name(request))
+        vfs_write.rmdir(self._vfs, parent, wire.name(request), self._caller)
         return self._done
 
     def _rename(self, numbers: Struct, parent: int, request: Request) -> Answer:
         new_parent, *flags = numbers.unpack_from(request, REQUEST_HEAD_SIZE)
         old, new = wire.names(request, numbers)
-        vfs_write.rename(self._vfs, parent, old, new_parent, new, *flags)
+        vfs_write.rename(self._vfs, parent, old, new_parent, new, sum(flags), self._caller)
         return self._done
 
     # Attributes.
@@ -304,7 +304,7 @@ class Direct:
 
     def _open(self, nodeid: int, request: Request) -> Answer:
         (flags,) = wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return self._handle(self._opened, vfs_files.open_(self._vfs, nodeid, flags, self._caller.pid))
+        return self._handle(self._opened, vfs_files.open_(self._vfs, nodeid, flags, self._caller))
 
     def _handle(self, answer: bytearray, opened: Opened) -> bytearray:
         """The kernel reads and writes the file of an id itself, and keeps no pages then."""

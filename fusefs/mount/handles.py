@@ -16,7 +16,7 @@ from fusefs.mount.gate import Gate
 if TYPE_CHECKING:
     from fusefs.mount.listing import Listing
 
-_FOR_EXECUTION = 0x20
+FOR_EXECUTION = 0x20
 """Of the flags of OPEN: the file is a program, and its handle stays for as long as somebody runs it.
 
 Source  include/linux/fs.h, __FMODE_EXEC
@@ -50,7 +50,7 @@ class Handles:
         self._fds.setdefault(node, []).append(fd)
         if listing is not None:
             self._listings[fd] = listing
-        if flags & _FOR_EXECUTION:
+        if flags & FOR_EXECUTION:
             self._executed.add(fd)
         if flags & os.O_APPEND:
             self._to_append.add(fd)

@@ -18,14 +18,15 @@ from fusefs.core.inodes import Node
 from fusefs.core.names import printable
 from fusefs.linux.attributes import look_at
 from fusefs.linux.backing import close_backing, forget_attributes, is_written, open_backing, takes_direct
-from fusefs.linux.caller import written_by
+from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
+from fusefs.linux.identity import ITSELF, Identity, call_as
 from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
 from fusefs.linux.libc import statfs_type, statx
 from fusefs.mount.directories import Directories
 from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Memory
-from fusefs.mount.reserved import Reserved
+from fusefs.mount.writers import Writers
 
 _TELLS_LATE = "the filesystem below is FUSE, and may tell of a failed write when its own handle is closed"
 _TOO_OLD = "it takes Linux 6.9 with CONFIG_FUSE_PASSTHROUGH"
@@ -70,14 +71,14 @@ class _Mode:
     """How a node is open.
 
     backing_id  0: the kernel keeps its pages, and asks us for them
-    writer      as whom it is written; 0: as the daemon
+    writer      as whom it is written
     n_open      handles
     n_writers   those of them that can write, if it is passed through
     """
 
     __slots__ = ("backing_id", "n_open", "n_writers", "writer")
 
-    def __init__(self, backing_id: int, writer: int = 0) -> None:
+    def __init__(self, backing_id: int, writer: Identity = ITSELF) -> None:
         self.backing_id = backing_id
         self.writer = writer
         self.n_open = self.n_writers = 0
@@ -102,7 +103,7 @@ class Passthrough:
         self._root = root
         self._root_dev = look_at(root).dev
         self._is_shared = is_shared
-        self._reserved = Reserved()
+        self._writers_of = Writers()
         self._device = -1
         self._give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
         self._keeps_small = False
@@ -147,7 +148,7 @@ class Passthrough:
         fh      the handle, which is an fd of it
         flags   of the client's open
         size    of the file just now; None: unknown
-        writer  as whom it is written; None: unknown
+        writer  by `writer_of`; None: unknown
         Raises  OSError EINVAL: the filesystem below has no direct I/O (O_DIRECT); then it is not open so
         """
         is_direct = not flags & os.O_DIRECT or self._gate.call(takes_direct, fh)
@@ -157,8 +158,8 @@ class Passthrough:
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if mode is None:
             passes = is_direct and (writes or not self._is_read_again(node, size))
-            writer = self._reserved.writer(node.source[0], fh, writer)
-            mode = self._modes[node] = _Mode(self._open(node, fh, writer) if passes else 0, writer)
+            written_as = self._writers_of.of(node.source[0], fh, writer)
+            mode = self._modes[node] = _Mode(self._open(node, fh, written_as) if passes else 0, written_as)
         mode.n_open += 1
         if writes or node not in self._was_written:
             self._was_written[node] = writes
@@ -173,10 +174,10 @@ class Passthrough:
                 self._may_be_mapped(node, is_new=bool(flags & os.O_CREAT))
         return mode.backing_id
 
-    def writer_of(self, node: Node, fd: int) -> int:
-        """As whom a node is written, of which that is an fd; 0: as the daemon."""
+    def writer_of(self, node: Node, fd: int) -> Identity:
+        """As whom a node is written, of which that is an fd."""
         mode = self._modes.get(node)
-        return self._reserved.writer(node.source[0], fd, None) if mode is None else mode.writer
+        return self._writers_of.of(node.source[0], fd, None) if mode is None else mode.writer
 
     def is_written_late(self, node: Node) -> bool:
         """Whether what is written to memory comes to us later: the kernel keeps its own pages of what is open."""
@@ -234,10 +235,10 @@ class Passthrough:
         mode = self._modes.get(node)
         if mode is not None and mode.n_writers:
             return
-        found = directories.open_by_name(node, os.O_RDONLY, is_alone=True)
-        if found is None:
+        held = directories.hold_by_name(node, is_alone=True)
+        if held is None:
             return
-        with found[0] as fd:
+        with held[0], Fd(os.open(held[0].path(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
             if is_written(fd):
                 return
         self._mapped.discard(node)
@@ -259,13 +260,13 @@ class Passthrough:
         if mode is None or not mode.n_writers:
             self._memory.unsteady.discard(node.source)
 
-    def _open(self, node: Node, fh: Fd, writer: int) -> int:
+    def _open(self, node: Node, fh: Fd, writer: Identity) -> int:
         give_up = self._give_up
         if give_up is None or (node.source[0] != self._root_dev and why_not_here(fh)):
             return 0
         try:
-            with written_by(writer):
-                return open_backing(self._device, fh)
+            who = writer if writer is ITSELF else writer._replace(capabilities=1 << Capability.SYS_ADMIN)
+            return call_as(who, open_backing, self._device, fh)
         except OSError as error:
             number = error.errno or 0
             if number in _REASONS and statx(fh).mnt_id == statx(self._root).mnt_id:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, in_group, is_member, keeps_privileges
+from fusefs.linux.caller import Caller, is_member, keeps_privileges
 from fusefs.linux.fd import Fd
+from fusefs.linux.identity import call_as, in_group, in_no_group
 from fusefs.mount.vfs import Vfs
 
 
@@ -28,8 +29,9 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
     may_be_write = vfs.handles.has_writer(node)
     if caller.uid != seen.uid and not may_be_write and not keeps_privileges(caller):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    who = in_group(seen.gid) if is_group_kept else in_no_group()
     try:
-        vfs.gate.call(os.chown, b"/proc/self/fd/%d" % fd, -1, -1)
+        vfs.gate.call(call_as, who, os.chown, fd.path(), -1, -1)
     except PermissionError:
         if not may_be_write:  # in a user's own mount, to another's file: the write itself takes them away
             raise
@@ -71,5 +73,5 @@ def kept(vfs: Vfs, fd: Fd, caller: Caller) -> Iterator[None]:
 
 def chmod(vfs: Vfs, fd: Fd, mode: int) -> None:
     """As root; below it would be asked whether the daemon is in that group, for its set-group-ID bit."""
-    with in_group(vfs.gate.call(look_at, fd).gid):
-        vfs.gate.call(os.chmod, b"/proc/self/fd/%d" % fd, stat.S_IMODE(mode))
+    gid = vfs.gate.call(look_at, fd).gid
+    vfs.gate.call(call_as, in_group(gid), os.chmod, fd.path(), stat.S_IMODE(mode))

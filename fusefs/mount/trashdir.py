@@ -19,8 +19,9 @@ from fusefs.core.inodes import ROOTS, InodeTable, Node, NodeId
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, RelPath, join
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, created_by
+from fusefs.linux.caller import Caller
 from fusefs.linux.fd import Fd
+from fusefs.linux.identity import Identity, call_as
 from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import open_user
 from fusefs.store.layout import DROP, USERS, Store, UserFolder, is_stores_own, open_store
@@ -147,11 +148,12 @@ class Drops:
                 if caller.uid != uid:
                     raise _no_entry()
                 # Whatever his umask: it is his alone, and he has to get in.
-                with created_by(caller, umask=_PRIVATE):
-                    try:
-                        folder = make_user(store, uid, waits=False)
-                    except TrashdError as error:
-                        raise OSError(error.errno, os.strerror(error.errno)) from error
+                uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
+                who = Identity(*uid_gid, umask=_PRIVATE)
+                try:
+                    folder = call_as(who, make_user, store, uid, waits=False)
+                except TrashdError as error:
+                    raise OSError(error.errno, os.strerror(error.errno)) from error
         return folder
 
     def _open_store(self) -> Store:

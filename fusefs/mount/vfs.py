@@ -357,6 +357,18 @@ class Vfs:
             return self.gate.owned(Fd(os.dup(self.handles.fd_of(node))))
         return self.directories.hold(node)
 
+    def hold_seen(self, node: Node, *, by_name: bool) -> tuple[Fd, Attributes]:
+        """The same, and what it is. by_name: by the name in its directory, if that is quicker"""
+        held = self.directories.hold_by_name(node, is_alone=not self.is_shared) if by_name else None
+        if held is not None:
+            return held
+        fd = self.hold(node)
+        try:
+            return fd, self.gate.call(look_at, fd)
+        except BaseException:
+            fd.close()
+            raise
+
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
         """A link's target."""
         uid = trashdir.user_of(nodeid)

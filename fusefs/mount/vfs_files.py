@@ -7,13 +7,18 @@ import os
 import stat
 from typing import NamedTuple
 
+from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, written_by
+from fusefs.linux.caller import Caller
 from fusefs.linux.fd import Fd
+from fusefs.linux.identity import call_as
 from fusefs.linux.libc import fallocate
 from fusefs.mount import privileges
+from fusefs.mount.acting import AsCaller, by_mode, by_owner_alone
+from fusefs.mount.handles import FOR_EXECUTION
 from fusefs.mount.vfs import Vfs
+from fusefs.mount.writers import writer_of
 
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
@@ -33,51 +38,51 @@ class Opened(NamedTuple):
     keeps: bool
 
 
-def open_(vfs: Vfs, nodeid: int, flags: int, pid: int) -> Opened:
-    """A handle of a file, for a thread of a client's.
+def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> Opened:
+    """A handle of a file, which is opened as the caller.
 
     Raises  OSError ETXTBSY: it would cut a program that runs. The kernel asks us to before it looks at that itself,
             unless the file is opened for writing as well.
     """
     node = vfs.node(nodeid)
-    if flags & os.O_TRUNC and vfs.handles.is_executed(node):
+    truncates = bool(flags & os.O_TRUNC)
+    if truncates and vfs.handles.is_executed(node):
         raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
     vfs.make_room()
-    wanted = (flags & ~_KERNELS_OWN) | os.O_CLOEXEC
-    found = None if flags & os.O_TRUNC else vfs.directories.open_by_name(node, wanted, is_alone=not vfs.is_shared)
-    fd, size, writer = found or (_opened_by_node(vfs, node, wanted, pid), None, None)
-    backing_id = vfs.opened(node, fd, flags, size, writer)
+    with vfs.memory.changes(*(node.source,) if truncates else ()):
+        held, seen = vfs.hold_seen(node, by_name=not truncates)
+        with held:
+            fd = open_patiently(vfs, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC, caller)
+    backing_id = vfs.opened(node, fd, flags, seen.size, writer_of(seen.uid, seen.mode))
     try:
         keeps = not vfs.is_shared or (not backing_id and vfs.pages.are_right(node, vfs.gate.call(look_at, fd)))
     except BaseException:
         vfs.release(fd)
         raise
     if vfs.directories.losers:
-        vfs.directories.losers.remove(pid)
+        vfs.directories.losers.remove(caller.pid)
     return Opened(fd, backing_id, keeps)
 
 
-def _opened_by_node(vfs: Vfs, node: Node, flags: int, pid: int) -> Fd:
-    """An fd of a file wherever it is."""
-    changed = (node.source,) if flags & os.O_TRUNC else ()
-    with vfs.memory.changes(*changed), vfs.hold(node) as held:
-        return open_patiently(vfs, held, flags, pid)
+def open_patiently(vfs: Vfs, node: Node, held: Fd, seen: Attributes, flags: int, caller: Caller) -> Fd:
+    """An fd of the file that an O_PATH fd holds, as the caller, when nobody has a lease on it that is in the way.
 
-
-def open_patiently(vfs: Vfs, held: Fd, flags: int, pid: int) -> Fd:
-    """An fd of the file that an O_PATH fd holds, when nobody has a lease on it that is in the way.
-
-    Raises  WouldWait, and OSError EINTR: see Gate.patiently; ESTALE: it is a FIFO, a socket or a device by now: to open
-            these may wait, or do something
+    Raises  WouldWait, and OSError EINTR: see Gate.patiently; EACCES, EPERM: the filesystem below refuses it; ESTALE: it
+            is a FIFO, a socket or a device by now: to open these may wait, or do something
     """
-    return vfs.gate.patiently(pid, open_at_once, vfs, held, flags)
-
-
-def open_at_once(vfs: Vfs, held: Fd, flags: int) -> Fd:
-    """The same. Raises  OSError EAGAIN: somebody has a lease"""
-    if stat.S_IFMT(vfs.gate.call(look_at, held).mode) not in (stat.S_IFREG, stat.S_IFDIR):
+    if stat.S_IFMT(seen.mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-    return Fd(vfs.gate.call(os.open, b"/proc/self/fd/%d" % held, flags | os.O_NONBLOCK))
+    acting = AsCaller(vfs, caller, (by_mode(seen), by_owner_alone(seen)), (node,))
+    if flags & FOR_EXECUTION:
+        acting.call(_execute, held)
+        return Fd(vfs.gate.patiently(caller.pid, vfs.gate.call, os.open, held.path(), flags | os.O_NONBLOCK))
+    return Fd(vfs.gate.patiently(caller.pid, acting.call, os.open, held.path(), flags | os.O_NONBLOCK))
+
+
+def _execute(held: Fd) -> None:
+    """Whether a program may be run, which need not be readable. Raises  OSError EACCES"""
+    if not os.access(held.path(), os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
@@ -95,18 +100,19 @@ def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, *, appends: 
     node, file = vfs.handles.node(fh), vfs.handles.file(fh)
     if appends is None:
         appends = vfs.is_shared and vfs.handles.is_to_append(fh)
-    with vfs.memory.changes(node.source), written_by(vfs.passthrough.writer_of(node, file)):
+    writer = vfs.passthrough.writer_of(node, file)
+    with vfs.memory.changes(node.source):
         if appends:
-            return vfs.gate.call(os.pwritev, file, (data,), offset, os.RWF_APPEND)
-        return vfs.gate.call(os.pwrite, file, data, offset)
+            return vfs.gate.call(call_as, writer, os.pwritev, file, (data,), offset, os.RWF_APPEND)
+        return vfs.gate.call(call_as, writer, os.pwrite, file, data, offset)
 
 
 def allocate(vfs: Vfs, fh: int, mode: int, offset: int, size: int, caller: Caller) -> None:
     """Blocks for a part of a file, or a hole, or zeros: fallocate(2). It may take long."""
     node, file = vfs.handles.node(fh), vfs.handles.file(fh)
-    writing = written_by(vfs.passthrough.writer_of(node, file))
-    with vfs.memory.changes(node.source), privileges.kept(vfs, file, caller), writing:
-        vfs.gate.call(fallocate, file, mode, offset, size)
+    writer = vfs.passthrough.writer_of(node, file)
+    with vfs.memory.changes(node.source), privileges.kept(vfs, file, caller):
+        vfs.gate.call(call_as, writer, fallocate, file, mode, offset, size)
 
 
 def seek(vfs: Vfs, fh: int, offset: int, whence: int) -> int:
@@ -136,8 +142,8 @@ def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, 
     call = vfs.gate.call
     with vfs.memory.changes(node.source, to_node.source), privileges.kept(vfs, to_file, caller):
         accessed_ns = call(look_at, file).atime_ns
-        with written_by(vfs.passthrough.writer_of(to_node, to_file)):
-            n = call(os.copy_file_range, file, to_file, min(size, _COPIED_BYTES_MAX), offset, to_offset)
+        size, writer = min(size, _COPIED_BYTES_MAX), vfs.passthrough.writer_of(to_node, to_file)
+        n = call(call_as, writer, os.copy_file_range, file, to_file, size, offset, to_offset)
         if call(look_at, file).atime_ns != accessed_ns:  # of which the kernel knows nothing
             vfs.lasting.renew(node)
     return n

@@ -14,16 +14,17 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node, SourceKey, source_key
 from fusefs.linux import libc
 from fusefs.linux.attributes import look_at, peek_at, set_times, set_times_to_now
-from fusefs.linux.caller import Caller, created_by, is_member
+from fusefs.linux.caller import Caller, is_member
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
+from fusefs.linux.identity import call_as, in_no_group
 from fusefs.mount import privileges, trashdir, vfs_files
-from fusefs.mount.acting import as_caller
+from fusefs.mount.acting import AsCaller, Need, by_mode, by_mode_of, by_owner, by_owner_alone
 from fusefs.mount.known import Known
 from fusefs.mount.memory import Place
-from fusefs.mount.reserved import writer_of
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import Opened
+from fusefs.mount.writers import writer_of
 
 
 class Changes(NamedTuple):
@@ -54,10 +55,10 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
     """
     directory, dir_fd = vfs.changeable(parent, name)
     vfs.make_room()
-    group = _group(vfs, dir_fd, mode, caller) if mode & stat.S_ISGID else None
+    creating = _creating(vfs, directory, dir_fd, mode, caller)
     try:
-        with created_by(caller, group), vfs.memory.changes(names=((directory, name),)):
-            fd = Fd(vfs.gate.call(os.open, name, flags & ~_NOT_BELOW | _ANEW, stat.S_IMODE(mode), dir_fd=dir_fd))
+        with vfs.memory.changes(names=((directory, name),)):
+            fd = Fd(creating.call(os.open, name, flags & ~_NOT_BELOW | _ANEW, stat.S_IMODE(mode), dir_fd=dir_fd))
     except FileExistsError as error:
         if flags & os.O_EXCL:
             raise
@@ -83,9 +84,9 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
     if not vfs.directories.has_handles:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
     vfs.make_room()
-    with created_by(caller, _group(vfs, dir_fd, mode, caller)):
-        wanted = flags & ~_NOT_BELOW | os.O_TMPFILE | os.O_CLOEXEC
-        fd = Fd(vfs.gate.call(os.open, b".", wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
+    wanted = flags & ~_NOT_BELOW | os.O_TMPFILE | os.O_CLOEXEC
+    creating = _creating(vfs, directory, dir_fd, mode, caller)
+    fd = Fd(creating.call(os.open, b".", wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
     try:
         seen, handle = vfs.gate.call(peek_at, fd)
     except BaseException:
@@ -101,34 +102,43 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
 def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Known:
     """A new file, FIFO, socket or device."""
     directory, dir_fd = vfs.changeable(parent, name)
-    with created_by(caller, _group(vfs, dir_fd, mode, caller)), vfs.memory.changes(names=[(directory, name)]):
-        vfs.gate.call(os.mknod, name, mode, rdev, dir_fd=dir_fd)
+    with vfs.memory.changes(names=[(directory, name)]):
+        _creating(vfs, directory, dir_fd, mode, caller).call(os.mknod, name, mode, rdev, dir_fd=dir_fd)
     return _made(vfs, directory, dir_fd, name)
 
 
 def mkdir(vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller) -> Known:
     """A new directory."""
     directory, dir_fd = vfs.changeable(parent, name)
-    with created_by(caller), vfs.memory.changes(names=[(directory, name)]):
-        vfs.gate.call(os.mkdir, name, stat.S_IMODE(mode), dir_fd=dir_fd)
+    with vfs.memory.changes(names=[(directory, name)]):
+        _creating(vfs, directory, dir_fd, 0, caller).call(os.mkdir, name, stat.S_IMODE(mode), dir_fd=dir_fd)
     return _made(vfs, directory, dir_fd, name)
 
 
 def symlink(vfs: Vfs, parent: int, name: bytes, target: bytes, caller: Caller) -> Known:
     """A new symbolic link."""
     directory, dir_fd = vfs.changeable(parent, name)
-    with created_by(caller), vfs.memory.changes(names=[(directory, name)]):
-        vfs.gate.call(os.symlink, target, name, dir_fd=dir_fd)
+    with vfs.memory.changes(names=[(directory, name)]):
+        _creating(vfs, directory, dir_fd, 0, caller).call(os.symlink, target, name, dir_fd=dir_fd)
     return _made(vfs, directory, dir_fd, name)
 
 
-def link(vfs: Vfs, nodeid: int, parent: int, name: bytes) -> Known:
+def link(vfs: Vfs, nodeid: int, parent: int, name: bytes, caller: Caller) -> Known:
     """One more name of a file."""
     directory, dir_fd = vfs.changeable(parent, name)
     node = vfs.node(nodeid)
     with vfs.hold(node) as fd, vfs.memory.changes(node.source, names=[(directory, name)]):
-        vfs.gate.call(os.link, _path(fd), name, dst_dir_fd=dir_fd, follow_symlinks=True)
+        seen = vfs.gate.call(look_at, fd)
+        needs = by_mode_of(vfs, dir_fd), by_mode(seen), by_owner(seen)  # of the file: fs.protected_hardlinks
+        linking = AsCaller(vfs, caller, needs, (node, directory))
+        linking.call(os.link, fd.path(), name, dst_dir_fd=dir_fd, follow_symlinks=True)
     return _made(vfs, directory, dir_fd, name)
+
+
+def _creating(vfs: Vfs, directory: Node, dir_fd: Fd, mode: int, caller: Caller) -> AsCaller:
+    """What is made in a directory is the caller's: owner, group, setgid, ACLs, quota. mode: of a file; 0 for others"""
+    gid = _group(vfs, dir_fd, mode, caller)
+    return AsCaller(vfs, caller, (by_mode_of(vfs, dir_fd),), (directory,), gid=gid, umask=caller.umask)
 
 
 def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
@@ -150,26 +160,27 @@ def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> Known:
 # Names that go, or change.
 
 
-def unlink(vfs: Vfs, parent: int, name: bytes) -> None:
+def unlink(vfs: Vfs, parent: int, name: bytes, caller: Caller) -> None:
     """Remove the name of what is no directory."""
-    _remove(vfs, parent, name, os.unlink)
+    _remove(vfs, parent, name, os.unlink, caller)
 
 
-def rmdir(vfs: Vfs, parent: int, name: bytes) -> None:
+def rmdir(vfs: Vfs, parent: int, name: bytes, caller: Caller) -> None:
     """Remove an empty directory; never more (ENOTEMPTY is what tools rely on)."""
-    _remove(vfs, parent, name, os.rmdir)
+    _remove(vfs, parent, name, os.rmdir, caller)
 
 
-def _remove(vfs: Vfs, parent: int, name: bytes, act: Callable[..., None]) -> None:
+def _remove(vfs: Vfs, parent: int, name: bytes, act: Callable[..., None], caller: Caller) -> None:
     directory, dir_fd = vfs.changeable(parent, name)
     source, seen = _seen(vfs, dir_fd, name)
+    removing = AsCaller(vfs, caller, (by_mode_of(vfs, dir_fd), by_owner(seen)), (directory,))
     with vfs.memory.changes(source, names=[(directory, name)]):
-        vfs.gate.call(act, name, dir_fd=dir_fd)
+        removing.call(act, name, dir_fd=dir_fd)
     vfs.lasting.changed(directory)
     _lost(vfs, source, seen, directory, name)
 
 
-def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, flags: int = 0) -> None:
+def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, flags: int, caller: Caller) -> None:
     """Rename, with the flags of renameat2(2): honoured or refused by the backing filesystem, never ignored.
 
     A directory's children hang on its node, not on its path: nothing is walked.
@@ -177,20 +188,26 @@ def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, f
     old_directory, old_fd = vfs.changeable(old_parent, old)
     new_directory, new_fd = vfs.changeable(new_parent, new)
     if old_directory is new_directory:
-        _rename(vfs, old_fd, (old_directory, old), new_fd, (new_directory, new), flags)
+        _rename(vfs, old_fd, (old_directory, old), new_fd, (new_directory, new), flags, caller)
         return
     # Two directories at a time: neither must push out the other.
     with vfs.directories.hold(old_directory) as old_fd, vfs.directories.hold(new_directory) as new_fd:
-        _rename(vfs, old_fd, (old_directory, old), new_fd, (new_directory, new), flags)
+        _rename(vfs, old_fd, (old_directory, old), new_fd, (new_directory, new), flags, caller)
 
 
-def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int) -> None:
-    source, _ = _seen(vfs, old_fd, old[1])
+def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int, caller: Caller) -> None:
+    source, seen = _seen(vfs, old_fd, old[1])
     found = vfs.find(new_fd, new[1])
     other = None if found is None else source_key(*found)
     sources = [source] if other is None else [source, other]
+    needs = [by_mode_of(vfs, old_fd), by_mode_of(vfs, new_fd)]
+    for one in [seen] if found is None else [seen, found[0]]:
+        needs.append(by_owner(one))
+        if one.is_directory() and old[0] is not new[0]:
+            needs.append(by_mode(one))  # what is above it is written in it
+    moving = AsCaller(vfs, caller, needs, (old[0], new[0]))
     with vfs.memory.changes(*sources, names=[old, new]):
-        vfs.gate.call(libc.renameat2, old_fd, old[1], new_fd, new[1], flags)
+        moving.call(libc.renameat2, old_fd, old[1], new_fd, new[1], flags)
     vfs.lasting.changed(old[0])
     if new[0] is not old[0]:
         vfs.lasting.changed(new[0])
@@ -270,7 +287,7 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Ca
             _change_mode(vfs, node, fd, changes, caller)
         if size is not None:
             with privileges.kept(vfs, fd, caller):
-                vfs.gate.call(os.truncate, file, size)
+                vfs.gate.call(call_as, in_no_group(), os.truncate, file, size)
         elif changes.atime_ns is not None or changes.mtime_ns is not None:
             _change_times(vfs, node, fd, changes, caller)
     return vfs.known(node)
@@ -283,25 +300,17 @@ def _to_cut(vfs: Vfs, node: Node, fd: Fd, fh: int | None, caller: Caller, stack:
     """
     if fh is not None:
         return vfs.handles.file(fh)
-
-    def open_() -> Fd:
-        return vfs_files.open_at_once(vfs, fd, os.O_WRONLY | os.O_CLOEXEC)
-
-    opened = vfs.gate.patiently(caller.pid, as_caller, vfs, node, fd, caller, Capability.DAC_OVERRIDE, open_)
-    return _path(stack.enter_context(vfs.gate.owned(opened)))
+    seen = vfs.gate.call(look_at, fd)
+    opened = vfs_files.open_patiently(vfs, node, fd, seen, os.O_WRONLY | os.O_CLOEXEC, caller)
+    return stack.enter_context(vfs.gate.owned(opened)).path()
 
 
 def _change_owner(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
     uid, gid = (-1 if one is None else one for one in (changes.uid, changes.gid))
-    given = None
-    if os.geteuid() == 0 and caller.uid:
-        seen = vfs.gate.call(look_at, fd)
-        given = (seen.uid if uid < 0 else uid, seen.gid if gid < 0 else gid)
-
-    def chown() -> None:
-        vfs.gate.call(os.chown, _path(fd), uid, gid)
-
-    as_caller(vfs, node, fd, caller, Capability.CHOWN, chown, given=given)
+    seen = vfs.gate.call(look_at, fd)
+    given = seen.uid if uid < 0 else uid, seen.gid if gid < 0 else gid
+    needs = [Need(Capability.CHOWN, *owned) for owned in ((seen.uid, seen.gid), given)]
+    AsCaller(vfs, caller, needs, (node,)).call(os.chown, fd.path(), uid, gid)
 
 
 def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
@@ -310,13 +319,10 @@ def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller)
     if changes._replace(mode=None) != _NOTHING:
         privileges.chmod(vfs, fd, mode)
         return
-
-    def chmod() -> None:
-        vfs.gate.call(os.chmod, _path(fd), mode)
-
     gid = privileges.group_for(vfs, fd, caller) if mode & stat.S_ISGID else None
     try:
-        as_caller(vfs, node, fd, caller, Capability.FOWNER, chmod, gid=gid)
+        needs = (by_owner_alone(vfs.gate.call(look_at, fd)),)
+        AsCaller(vfs, caller, needs, (node,), gid=gid).call(os.chmod, fd.path(), mode)
     except PermissionError:
         if not privileges.are_taken_by(vfs, node, fd, mode):
             raise
@@ -325,18 +331,10 @@ def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller)
 
 def _change_times(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
     """To those of its owner's choice; to now for who may write to it. (pyfuse3 does not say that now is meant.)"""
-    times = changes.atime_ns, changes.mtime_ns
-
-    def set_() -> None:
-        vfs.gate.call(set_times, fd, *times)
-
+    times, seen = (changes.atime_ns, changes.mtime_ns), vfs.gate.call(look_at, fd)
     try:
-        as_caller(vfs, node, fd, caller, Capability.FOWNER, set_)
+        AsCaller(vfs, caller, (by_owner_alone(seen),), (node,)).call(set_times, fd, *times)
     except PermissionError:
         if None in times or times[0] != times[1] or abs(time.time_ns() - (times[0] or 0)) > _NOW_NS:
             raise
-        as_caller(vfs, node, fd, caller, Capability.DAC_OVERRIDE, lambda: vfs.gate.call(set_times_to_now, fd))
-
-
-def _path(fd: Fd) -> bytes:
-    return b"/proc/self/fd/%d" % fd
+        AsCaller(vfs, caller, (by_mode(seen),), (node,)).call(set_times_to_now, fd)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from fusefs.core.inodes import Node
 from fusefs.core.xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.linux import selinux
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, groups_of, judged_as, written_by
+from fusefs.linux.caller import Caller
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
+from fusefs.linux.identity import ITSELF, NO_ID, call_as
 from fusefs.linux.xattrs import get_at, get_of
 from fusefs.mount import privileges, trashdir
-from fusefs.mount.acting import as_caller
+from fusefs.mount.acting import AsCaller, Need, by_mode, by_owner_alone, told_as
 from fusefs.mount.memory import Look
-from fusefs.mount.reserved import NOBODY
 from fusefs.mount.vfs import Vfs
 
 _TRUSTED, _USERS = b"trusted.", b"user."
 _ACL = b"system.posix_acl_"
-_AS_IT_IS = nullcontext()
 
 
 class Xattrs:
@@ -76,8 +75,9 @@ class Xattrs:
     def _ask(self, node: Node, name: bytes, caller: Caller, uid: int) -> bytes | int:
         answer = None if uid or not name else self._find_by_name(node, name)
         if answer is None:
-            with self._vfs.hold(node) as fd, judged_as(caller, None, groups_of(caller)) if uid else _AS_IT_IS:
-                answer = self._vfs.gate.call(get_of, fd, name)
+            who = told_as(self._vfs, caller) if uid else ITSELF
+            with self._vfs.hold(node) as fd:
+                answer = self._vfs.gate.call(call_as, who, get_of, fd, name)
         self._keep_from_kernel(node, name)
         return answer
 
@@ -152,17 +152,8 @@ class Xattrs:
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
         with vfs.memory.changes(node.source), vfs.hold(node) as fd:
-
-            def set_() -> None:
-                vfs.gate.call(os.setxattr, _path(fd), name, value)
-
-            def set_as_root() -> None:
-                with written_by(0 if writer == NOBODY else writer):  # who owns it not may not change its ACL
-                    set_()
-
             gid = privileges.group_for(vfs, fd, caller) if name.startswith(_ACL) else None
-            writer = vfs.passthrough.writer_of(node, fd)
-            as_caller(vfs, node, fd, caller, _needed(name), set_, gid=gid, as_root=set_as_root)
+            self._acting(node, fd, name, caller, gid).call(os.setxattr, fd.path(), name, value)
         self._vfs.lasting.renew(node)  # an ACL is part of the mode
         vfs.wanted.supported(name, is_directory=node.is_directory)
 
@@ -171,15 +162,24 @@ class Xattrs:
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
         with vfs.memory.changes(node.source), vfs.hold(node) as fd:
-
-            def remove() -> None:
-                vfs.gate.call(os.removexattr, _path(fd), name)
-
             if name == CAPABILITY:  # asked for by the kernel, before a write, or by who has the capability
-                remove()
+                vfs.gate.call(os.removexattr, fd.path(), name)
             else:
-                as_caller(vfs, node, fd, caller, _needed(name), remove)
+                self._acting(node, fd, name, caller).call(os.removexattr, fd.path(), name)
         vfs.lasting.renew(node)
+
+    def _acting(self, node: Node, fd: Fd, name: bytes, caller: Caller, gid: int | None = None) -> AsCaller:
+        """Who changes one. Source  xattr(7); capabilities(7)"""
+        seen = self._vfs.gate.call(look_at, fd)
+        if name.startswith(_USERS):
+            need = by_mode(seen)
+        elif name.startswith(_ACL):
+            need = by_owner_alone(seen)
+        elif name == CAPABILITY:
+            need = Need(Capability.SETFCAP, seen.uid, seen.gid)
+        else:  # by which no other user namespace counts
+            need = Need(Capability.SYS_ADMIN, NO_ID, None)
+        return AsCaller(self._vfs, caller, (need,), (node,), gid=gid)
 
     def _require(self, name: bytes) -> None:
         if not self._are_shown:
@@ -191,21 +191,8 @@ class Xattrs:
         return name != LABEL or not self._hides_labels
 
 
-def _needed(name: bytes) -> Capability:
-    """The capability by which anybody may set or remove one. Source  xattr(7); capabilities(7)"""
-    if name.startswith(_USERS):
-        return Capability.DAC_OVERRIDE
-    if name.startswith(_ACL):
-        return Capability.FOWNER
-    return Capability.SETFCAP if name == CAPABILITY else Capability.SYS_ADMIN
-
-
 def value_of(answer: bytes | int) -> bytes:
     """What was answered. Raises  OSError: an errno was"""
     if isinstance(answer, int):
         raise OSError(answer, os.strerror(answer))
     return answer
-
-
-def _path(fd: Fd) -> bytes:
-    return b"/proc/self/fd/%d" % fd

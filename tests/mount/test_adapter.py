@@ -101,15 +101,16 @@ def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for() ->
     """A release is sent before whoever waits for the program's end goes on, and thus before he opens it."""
     with a_real() as (_kernel, vfs, path):
         (path / "program").write_bytes(b"content")
+        (path / "program").chmod(0o755)
         nodeid = vfs.lookup(ROOT, b"program", Context()).nodeid
-        run = vfs_files.open_(vfs, nodeid, os.O_RDONLY | FMODE_EXEC, 1)
+        run = vfs_files.open_(vfs, nodeid, os.O_RDONLY | FMODE_EXEC, Context())
         with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
-            vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, 1)
+            vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, Context())
         nobody: Any = None
         adapter = Adapter(vfs, nobody, Busy(Gate(is_slow=True), stats := Stats.in_memory(), 1), nobody, stats)
         releasing = adapter.release(pyfuse3.FileHandleT(run.fh))
         releasing.send(None)
-        written = vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, 1)
+        written = vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, Context())
         assert not (path / "program").read_bytes()
         with pytest.raises(StopIteration):
             releasing.send(None)

@@ -147,7 +147,7 @@ def run_beside(known: Known, device: int, after: Callable[[], object]) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(forget_stored, vfs, device)
                 await trio.testing.wait_all_tasks_blocked()
-                vfs_write.rename(vfs, ROOT, b"victim", folder, b"victim", 0)
+                vfs_write.rename(vfs, ROOT, b"victim", folder, b"victim", 0, ME)
                 await trio.to_thread.run_sync(after)
                 nursery.cancel_scope.cancel()
 

@@ -100,10 +100,10 @@ CHANGES_IN_TOP: dict[str, Callable[[Vfs, int], object]] = {
     "mknod": lambda vfs, top: vfs_write.mknod(vfs, top, b"new", 0o100644, 0, ME),
     "mkdir": lambda vfs, top: vfs_write.mkdir(vfs, top, b"new", 0o755, ME),
     "symlink": lambda vfs, top: vfs_write.symlink(vfs, top, b"new", b"target", ME),
-    "link": lambda vfs, top: vfs_write.link(vfs, vfs.lookup(top, b"file", ME).nodeid, top, b"new"),
-    "unlink": lambda vfs, top: vfs_write.unlink(vfs, top, b"file"),
-    "rmdir": lambda vfs, top: vfs_write.rmdir(vfs, top, b"sub"),
-    "rename": lambda vfs, top: vfs_write.rename(vfs, top, b"file", top, b"new", 0),
+    "link": lambda vfs, top: vfs_write.link(vfs, vfs.lookup(top, b"file", ME).nodeid, top, b"new", ME),
+    "unlink": lambda vfs, top: vfs_write.unlink(vfs, top, b"file", ME),
+    "rmdir": lambda vfs, top: vfs_write.rmdir(vfs, top, b"sub", ME),
+    "rename": lambda vfs, top: vfs_write.rename(vfs, top, b"file", top, b"new", 0, ME),
 }
 
 
@@ -115,7 +115,7 @@ def test_the_kernel_hears_of_a_change_before_its_answer(tree: Tree, change: Call
 
 
 def test_what_is_moved_and_where_from_and_where_to_are_new(tree: Tree) -> None:
-    vfs_write.rename(tree.vfs, tree.top, b"sub", ROOT, b"sub", 0)
+    vfs_write.rename(tree.vfs, tree.top, b"sub", ROOT, b"sub", 0, ME)
     assert tree.asks_again(ROOT, tree.top, tree.sub)
 
 
@@ -123,16 +123,16 @@ def test_a_file_that_is_moved_is_new_to_whom_it_was_told(tree: Tree) -> None:
     """Its time of change is. What was made a moment ago, and not looked at, costs nothing."""
     file = tree.vfs.lookup(tree.top, b"file", ME).nodeid
     for old, new in ((b"file", b"new"), (b"new", b"file")):
-        vfs_write.rename(tree.vfs, tree.top, old, tree.top, new)
+        vfs_write.rename(tree.vfs, tree.top, old, tree.top, new, 0, ME)
         assert file in tree.device.voided()
-        vfs_write.rename(tree.vfs, tree.top, new, tree.top, old)
+        vfs_write.rename(tree.vfs, tree.top, new, tree.top, old, 0, ME)
         assert not tree.device.voided()
-        vfs_write.rename(tree.vfs, tree.top, old, tree.top, new)
+        vfs_write.rename(tree.vfs, tree.top, old, tree.top, new, 0, ME)
         tree.vfs.getattr(file, ME)
-    vfs_write.rename(tree.vfs, tree.top, b"file", tree.top, b"link", libc.RENAME_EXCHANGE)
+    vfs_write.rename(tree.vfs, tree.top, b"file", tree.top, b"link", libc.RENAME_EXCHANGE, ME)
     assert tree.device.voided() == [file]
     vfs_write.create(tree.vfs, tree.top, b"made", 0o644, os.O_WRONLY, ME)
-    vfs_write.rename(tree.vfs, tree.top, b"made", tree.top, b"done")
+    vfs_write.rename(tree.vfs, tree.top, b"made", tree.top, b"done", 0, ME)
     assert not tree.device.voided()
 
 
@@ -142,7 +142,7 @@ def test_what_comes_back_from_a_store_is_looked_at_anew(tree: Tree) -> None:
     at = ROOT
     for name in (b".trashd", b"u", b"0", b"orphans", b"id"):
         at = tree.vfs.lookup(at, name, ME).nodeid
-    vfs_write.rename(tree.vfs, at, b"tree", ROOT, b"tree", 0)
+    vfs_write.rename(tree.vfs, at, b"tree", ROOT, b"tree", 0, ME)
     assert sorted(tree.device.voided()) == sorted([ROOT, tree.top, tree.sub])
 
 
@@ -164,12 +164,12 @@ def test_many_changes_in_a_row_cost_one_notice(tree: Tree) -> None:
 
 
 def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    vfs_write.unlink(tree.vfs, tree.top, b"file")
+    vfs_write.unlink(tree.vfs, tree.top, b"file", ME)
     later_s = time.monotonic() + 1
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     assert tree.tell(tree.top) == [HOUR_S]
     assert tree.device.voided() == [tree.top]
-    vfs_write.unlink(tree.vfs, tree.top, b"link")
+    vfs_write.unlink(tree.vfs, tree.top, b"link", ME)
     assert tree.asks_again(tree.top)
 
 

@@ -156,11 +156,12 @@ def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(tmp_path:
     with Fd(os.open(tmp_path, os.O_PATH)) as root, open_inotify() as opened:
         vfs = vfs_on(root, max_fds=100, is_shared=True)
         try:
-            nodeid = vfs.lookup(ROOT, b"file", Somebody(0, 0, os.getpid(), 0)).nodeid
+            me = Somebody(0, 0, os.getpid(), 0)
+            nodeid = vfs.lookup(ROOT, b"file", me).nodeid
             fifo.rename(file)
             assert ctypes.CDLL(None).inotify_add_watch(int(opened), os.fsencode(file), IN_OPEN) > 0
             with pytest.raises(OSError, match="Stale"):
-                vfs_files.open_(vfs, nodeid, flags, os.getpid())
+                vfs_files.open_(vfs, nodeid, flags, me)
             assert read_events(opened) == []
         finally:
             vfs.close()

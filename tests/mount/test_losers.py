@@ -127,8 +127,8 @@ def open_fds() -> int:
 
 def test_what_a_loser_finds_he_opens_though_it_is_unlinked(vfs: Vfs) -> None:
     found = vfs.lookup(ROOT, b"file", LOSER)
-    vfs_write.unlink(vfs, ROOT, b"file")
-    fh = vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER.pid).fh
+    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
+    fh = vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh
     assert vfs_files.read(vfs, fh, 0, 99) == b"content"
     vfs.release(fh)
 
@@ -137,9 +137,9 @@ def test_nothing_is_held_for_others(vfs: Vfs) -> None:
     n_fds = open_fds()
     found = vfs.lookup(ROOT, b"file", OTHER)
     assert open_fds() == n_fds
-    vfs_write.unlink(vfs, ROOT, b"file")
+    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
     with pytest.raises(OSError, match="Stale"):
-        vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, OTHER.pid)
+        vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, OTHER)
 
 
 @pytest.mark.parametrize("name", [b"directory", b"absent"])
@@ -152,14 +152,14 @@ def test_nothing_but_a_file_is_held(vfs: Vfs, name: bytes) -> None:
 def test_what_was_opened_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
     found = vfs.lookup(ROOT, b"file", LOSER)
-    vfs.release(vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER.pid).fh)
+    vfs.release(vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh)
     assert open_fds() == n_fds
 
 
 def test_what_the_kernel_forgets_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
     found = vfs.lookup(ROOT, b"file", LOSER)
-    vfs_write.unlink(vfs, ROOT, b"file")
+    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
     vfs.forget(found.nodeid, 1)
     assert open_fds() == n_fds
 

@@ -115,9 +115,9 @@ def behind(*argv: str | Path) -> None:
 def test_what_came_through_the_mount_is_not_told(known: Known) -> None:
     def act() -> None:
         vfs_write.mkdir(known.vfs, known.directory, b"new", 0o755, ME)
-        vfs_write.rename(known.vfs, known.directory, b"file", ROOT, b"moved", 0)
+        vfs_write.rename(known.vfs, known.directory, b"file", ROOT, b"moved", 0, ME)
         vfs_write.setattr_(known.vfs, known.file, vfs_write.Changes(mode=0o600, size=1), None, ME)
-        vfs_write.unlink(known.vfs, ROOT, b"moved")
+        vfs_write.unlink(known.vfs, ROOT, b"moved", ME)
 
     assert told(known, act) == []
 

@@ -6,7 +6,6 @@ how it is without a mount.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import stat
@@ -22,16 +21,14 @@ import pytest
 from fusefs.linux.capabilities import Capability
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
+from tests.support.rights import FIRST, HE, as_root_in_there, in_child, keep_only
 from tests.support.users import as_user
 from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
-HE, OTHERS, TEAM = 72_001, 72_002, 72_100
-FIRST, N_MAPPED = 720_000, 1000
+OTHERS, TEAM = 72_002, 72_100
 HIS_OWN = acl((USER_OBJ, 6, NOBODY), (USER, 6, HE), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 0, NOBODY))
-CLONE_NEWUSER = 0x1000_0000
-PR_SET_KEEPCAPS = 8
 _NUMBERS = itertools.count()
 
 
@@ -254,51 +251,3 @@ def test_but_not_where_the_owner_is_another_by_now(place: Place) -> None:
     path.stat()
     with taken(place, path, uid=HE) as fd:
         assert in_child(lambda: os.fchmod(fd, 0o4755), as_root_in_there) != 0
-
-
-def in_child(act: Callable[[], object], become: Callable[[], None]) -> int:
-    """The errno of an act by a process that has become somebody before."""
-    pid = os.fork()
-    if pid == 0:
-        code = 255
-        try:
-            become()
-            act()
-            code = 0
-        except OSError as error:
-            code = error.errno or 255
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def keep_only(capability: Capability) -> None:
-    assert _libc.prctl(PR_SET_KEEPCAPS, ctypes.c_ulong(1), 0, 0, 0) == 0
-    os.setgroups(())
-    os.setresgid(HE, HE, HE)
-    os.setresuid(HE, HE, HE)
-    low, high = 1 << capability & 0xFFFF_FFFF, 1 << capability >> 32
-    header, sets = struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", low, low, 0, high, high, 0)
-    assert _libc.capset(header, sets) == 0
-
-
-def as_root_in_there() -> None:
-    """Root of a user namespace that knows a thousand users, as one of rootless containers."""
-    ready, go = os.pipe(), os.pipe()
-    own = os.getpid()
-    pid = os.fork()
-    if pid == 0:  # the one who may write the maps
-        os.read(ready[0], 1)
-        for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{own}/{name}").write_text(f"0 {FIRST} {N_MAPPED}\n")
-        os.write(go[1], b".")
-        os._exit(0)
-    assert _libc.unshare(CLONE_NEWUSER) == 0
-    os.write(ready[1], b".")
-    os.read(go[0], 1)
-    os.setgroups(())
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)

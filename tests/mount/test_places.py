@@ -54,7 +54,7 @@ def close_directories(vfs: Vfs) -> None:
 def content(vfs: Vfs, nodeid: int) -> bytes:
     """What is in a file, no directory being open before."""
     close_directories(vfs)
-    fh = vfs_files.open_(vfs, nodeid, os.O_RDONLY, os.getpid()).fh
+    fh = vfs_files.open_(vfs, nodeid, os.O_RDONLY, ME).fh
     try:
         return vfs_files.read(vfs, fh, 0, 99)
     finally:
@@ -63,26 +63,26 @@ def content(vfs: Vfs, nodeid: int) -> bytes:
 
 def test_both_of_two_exchanged_directories_are_found(vfs: Vfs) -> None:
     a, b = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y/f")
-    rename(vfs, ROOT, b"a", ROOT, b"b", RENAME_EXCHANGE)
+    rename(vfs, ROOT, b"a", ROOT, b"b", RENAME_EXCHANGE, ME)
     assert (content(vfs, a), content(vfs, b)) == (b"a/x", b"b/y")
 
 
 def test_directories_exchanged_over_different_parents_are_found(vfs: Vfs) -> None:
     a, b = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y/f")
-    rename(vfs, look_up(vfs, b"a"), b"x", look_up(vfs, b"b"), b"y", RENAME_EXCHANGE)
+    rename(vfs, look_up(vfs, b"a"), b"x", look_up(vfs, b"b"), b"y", RENAME_EXCHANGE, ME)
     assert (content(vfs, a), content(vfs, b)) == (b"a/x", b"b/y")
 
 
 def test_what_is_below_a_renamed_directory_is_found(vfs: Vfs) -> None:
     file = look_up(vfs, b"a/x/f")
-    rename(vfs, ROOT, b"a", look_up(vfs, b"b/y"), b"moved", 0)
+    rename(vfs, ROOT, b"a", look_up(vfs, b"b/y"), b"moved", 0, ME)
     assert content(vfs, file) == b"a/x"
 
 
 def test_linked_file_is_found_by_the_name_that_is_left(vfs: Vfs) -> None:
     file, elsewhere = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y")
-    link(vfs, file, elsewhere, b"link")
-    unlink(vfs, look_up(vfs, b"a/x"), b"f")
+    link(vfs, file, elsewhere, b"link", ME)
+    unlink(vfs, look_up(vfs, b"a/x"), b"f", ME)
     assert content(vfs, file) == b"a/x"
 
 

@@ -170,7 +170,7 @@ class Player(Subject):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if stat.S_ISDIR(kind) and (flags & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return vfs_files.open_(self.vfs, nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY), os.getpid()).fh
+        return vfs_files.open_(self.vfs, nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY), self._caller).fh
 
     def close(self, handle: Handle) -> None:
         self.vfs.release(handle.number)
@@ -282,19 +282,19 @@ class Player(Subject):
 
     def link(self, old: bytes, new: bytes) -> None:
         with self._node(old) as nodeid, self._parent(new) as (parent, name):
-            self._forget(self._count(vfs_write.link(self.vfs, nodeid, parent, name)))
+            self._forget(self._count(vfs_write.link(self.vfs, nodeid, parent, name, self._caller)))
 
     def unlink(self, path: bytes) -> None:
         with self._parent(path) as (parent, name):
-            vfs_write.unlink(self.vfs, parent, name)
+            vfs_write.unlink(self.vfs, parent, name, self._caller)
 
     def rmdir(self, path: bytes) -> None:
         with self._parent(path) as (parent, name):
-            vfs_write.rmdir(self.vfs, parent, name)
+            vfs_write.rmdir(self.vfs, parent, name, self._caller)
 
     def rename(self, old: bytes, new: bytes, flags: int = 0) -> None:
         with self._parent(old) as (old_parent, old_name), self._parent(new) as (new_parent, new_name):
-            vfs_write.rename(self.vfs, old_parent, old_name, new_parent, new_name, flags)
+            vfs_write.rename(self.vfs, old_parent, old_name, new_parent, new_name, flags, self._caller)
 
     def _change(self, path: bytes, changes: Changes, *, follow: bool = False) -> None:
         with self._node(path, follow=follow) as nodeid:
