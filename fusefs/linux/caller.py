@@ -67,10 +67,10 @@ def is_member(caller: Caller, gid: int) -> bool:
     return caller.uid == 0 or caller.gid == gid or gid in rights_of(caller).groups
 
 
-def keeps_privileges(caller: Caller) -> bool:
-    """Whether what a caller changes keeps its set-user-ID bits: he has CAP_FSETID, in our user namespace."""
+def keeps_privileges(caller: Caller, uid: int, gid: int) -> bool:
+    """Whether what a caller changes of somebody's keeps its set-user-ID bits: he has CAP_FSETID over that."""
     rights = rights_of(caller)
-    return rights.is_ours and bool(rights.capabilities >> Capability.FSETID & 1)
+    return bool(rights.capabilities >> Capability.FSETID & 1) and (rights.is_ours or knows(caller, uid, gid))
 
 
 def knows(caller: Caller, uid: int, gid: int | None) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, is_member, keeps_privileges
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import call_as, in_group, in_no_group
+from fusefs.mount.acting import AsCaller, by_owner_alone
 from fusefs.mount.vfs import Vfs
 
 
@@ -23,18 +23,18 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
     Source  setattr_should_drop_suidgid in the kernel's fs/attr.c; it has taken capabilities away itself
     """
     seen = vfs.gate.call(look_at, fd)
+    if seen.is_directory():
+        return
     is_group_kept = not seen.mode & stat.S_IXGRP and is_member(caller, seen.gid)
     if not seen.mode & (stat.S_ISUID if is_group_kept else stat.S_ISUID | stat.S_ISGID):
         return
-    may_be_write = vfs.handles.has_writer(node)
-    if caller.uid != seen.uid and not may_be_write and not keeps_privileges(caller):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    if not vfs.handles.has_writer(node):
+        gid = seen.gid if is_group_kept else None
+        AsCaller(vfs, caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
+        return
     who = in_group(seen.gid) if is_group_kept else in_no_group()
-    try:
+    with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
         vfs.gate.call(call_as, who, os.chown, fd.path(), -1, -1)
-    except PermissionError:
-        if not may_be_write:  # in a user's own mount, to another's file: the write itself takes them away
-            raise
 
 
 def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
@@ -53,8 +53,9 @@ def group_for(vfs: Vfs, fd: Fd, caller: Caller) -> int:
 
     Source  in_group_or_capable in the kernel's fs/inode.c
     """
-    gid = vfs.gate.call(look_at, fd).gid
-    return gid if is_member(caller, gid) or keeps_privileges(caller) else caller.gid
+    seen = vfs.gate.call(look_at, fd)
+    may = is_member(caller, seen.gid) or keeps_privileges(caller, seen.uid, seen.gid)
+    return seen.gid if may else caller.gid
 
 
 @contextmanager
@@ -63,12 +64,12 @@ def kept(vfs: Vfs, fd: Fd, caller: Caller) -> Iterator[None]:
 
     The kernel lets nobody else change the file's mode meanwhile.
     """
-    before = vfs.gate.call(look_at, fd).mode if caller.uid == 0 else 0
+    before = vfs.gate.call(look_at, fd)
     try:
         yield
     finally:
-        if before & (stat.S_ISUID | stat.S_ISGID) and keeps_privileges(caller):
-            chmod(vfs, fd, before)
+        if before.mode & (stat.S_ISUID | stat.S_ISGID) and keeps_privileges(caller, before.uid, before.gid):
+            chmod(vfs, fd, before.mode)
 
 
 def chmod(vfs: Vfs, fd: Fd, mode: int) -> None:

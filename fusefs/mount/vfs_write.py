@@ -310,6 +310,7 @@ def _change_owner(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller
     seen = vfs.gate.call(look_at, fd)
     given = seen.uid if uid < 0 else uid, seen.gid if gid < 0 else gid
     needs = [Need(Capability.CHOWN, *owned) for owned in ((seen.uid, seen.gid), given)]
+    needs.append(by_owner_alone(seen))  # set-user-ID bits that go
     AsCaller(vfs, caller, needs, (node,)).call(os.chown, fd.path(), uid, gid)
 
 

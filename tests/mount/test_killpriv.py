@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
+from fusefs.linux.identity import Identity, call_as
 from fusefs.linux.libc import FALLOC_FL_KEEP_SIZE, fallocate
 from tests.support.command import switched_off
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
@@ -285,3 +286,30 @@ def test_a_program_that_a_stranger_wrote_to_runs_as_who_runs_it(mount: Mounted) 
     assert until(lambda: may_be_written(path))
     as_user(stranger.uid, lambda: append(path, -1))
     assert run_as(stranger.uid, [path, "-u"]).stdout == b"%d\n" % stranger.uid
+
+
+@pytest.mark.parametrize("roots_is_first", [True, False])
+@pytest.mark.parametrize("act", [write_to_fd, truncate_fd, write, truncate, copy_range, *BLOCKS])
+def test_the_bit_of_roots_group_goes_whoever_opened_the_file_first(
+    mount: Mounted, volume: Path, act: Act, roots_is_first: bool
+) -> None:
+    """Whose group may not execute it. All who have it open are passed through as who opened it first."""
+    openers: list[Callable[[Path], int]] = [
+        lambda path: os.open(path, os.O_RDWR),
+        lambda path: call_as(Identity(OWNER, GROUP), os.open, path, os.O_RDWR),
+    ]
+    seen = []
+    for top in (volume, mount.path):
+        place = top / f"{act.__name__} {roots_is_first}"
+        place.mkdir()
+        (place / "source").write_bytes(b"source")
+        (place / "file").write_bytes(b"content")
+        os.chown(place / "file", OWNER, 0)
+        fds = [opened(place / "file") for opened in (openers if roots_is_first else reversed(openers))]
+        (place / "file").chmod(0o2666)
+        as_user(OWNER, lambda place=place, fd=fds[roots_is_first]: act(place / "file", fd), gid=GROUP)  # type: ignore[misc]
+        for fd in fds:
+            os.close(fd)
+        seen.append(left(place / "file"))
+        shutil.rmtree(place)
+    assert seen[0] == seen[1] == Left("0666", has_capability=False)
