@@ -223,7 +223,7 @@ class Adapter(pyfuse3.Operations):
 
     @told(_listing, recall=_recall_opendir)
     def opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, bool]:
-        return listing.opendir(self._vfs, inode), self._vfs.is_listing_kept(inode)
+        return listing.opendir(self._vfs, inode, ctx), self._vfs.is_listing_kept(inode)
 
     @answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:

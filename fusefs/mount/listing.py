@@ -17,9 +17,11 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.entries import Dirent, Entries
 from fusefs.core.inodes import Node, NodeId, source_key
 from fusefs.core.names import STORE
+from fusefs.linux.caller import Caller
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.mount import trashdir, vfs_files
+from fusefs.mount.acting import AsCaller, by_mode_of
 from fusefs.mount.known import Known
 from fusefs.mount.memory import Look
 from fusefs.mount.recall import remembered
@@ -102,13 +104,13 @@ class Listing:
             self.look = None
 
 
-def opendir(vfs: Vfs, nodeid: int) -> int:
-    """A handle of a directory."""
+def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
+    """A handle of a directory, which is opened as the caller."""
     node = vfs.node(nodeid)
     if node.last is not None:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     vfs.make_room()
-    fd = open_now(vfs, node)
+    fd = _open(vfs, node, caller)
     return vfs.handles.add(node, fd, listing=Listing(node, Dirents(fd)))
 
 
@@ -121,19 +123,21 @@ def recall_opendir(vfs: Vfs, nodeid: int) -> int | None:
     return vfs.handles.add_late(node, Listing(node, None))
 
 
-def open_now(vfs: Vfs, node: Node) -> Fd:
-    """An fd of a directory, to be read."""
-    path = b"/proc/self/fd/%d" % vfs.directories.fd_of(node)
-    return Fd(vfs.gate.call(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+def _open(vfs: Vfs, node: Node, caller: Caller | None) -> Fd:
+    """An fd of a directory, to be read, as the caller; None: he has opened it before."""
+    fd, flags = vfs.directories.fd_of(node), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    if caller is None:
+        return Fd(vfs.gate.call(os.open, fd.path(), flags))
+    return Fd(AsCaller(vfs, caller, (by_mode_of(vfs, fd),), (node,)).call(os.open, fd.path(), flags))
 
 
-def open_late(vfs: Vfs, node: Node) -> Fd:
-    """The same of one that clients have opened already.
+def open_late(vfs: Vfs, node: Node, caller: Caller | None = None) -> Fd:
+    """The same of one that the kernel has opened already.
 
     Raises  OSError ENOENT: it was removed behind the mount; whoever has it open is told so on any filesystem
     """
     try:
-        return open_now(vfs, node)
+        return _open(vfs, node, caller)
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise

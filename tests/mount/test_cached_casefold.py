@@ -72,7 +72,7 @@ def test_a_name_is_asked_for_each_time_where_names_fold(folding: Vfs) -> None:
 
 
 def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
-    fh = listing.opendir(folding, ROOT)
+    fh = listing.opendir(folding, ROOT, ME)
     for listed in listing.read(folding, fh, 0):
         if listed.known is not None:
             assert listed.known.timeout_s == 0 or listed.name in (b".", b"..")

@@ -177,6 +177,22 @@ def test_nor_whose_group_an_acl_names(place: Place, act: str) -> None:
     refused(place, OPENS[act], groups=(TEAM,))
 
 
+@pytest.mark.parametrize("place_of_it", ["known", "listed"])
+def test_whose_directory_it_was_may_not_list_it(place: Place, place_of_it: str) -> None:
+    """Unless the kernel has kept a listing, which it tells to whom it takes to be allowed."""
+    place.known()
+    if place_of_it == "listed":
+        as_user(HE, lambda: os.listdir(place.seen / "sub"))
+    sub = place.behind / "sub"
+    (sub / "changed").touch()
+    os.chown(sub, OTHERS, OTHERS)
+    sub.chmod(0o700)
+    if place_of_it == "listed":
+        (place.seen / "sub" / "by root").touch()
+    with pytest.raises(PermissionError):
+        as_user(HE, lambda: os.listdir(place.seen / "sub"))
+
+
 def test_a_link_to_what_is_anothers_by_now_is_not_made(place: Place) -> None:
     """fs.protected_hardlinks: not to what he may not write."""
     place.known()

@@ -17,6 +17,7 @@ from fusefs.linux.fd import Fd
 from fusefs.mount import listing
 from fusefs.mount.gate import WouldWait
 from tests.support.acls import ACCESS
+from tests.support.asking import Somebody
 from tests.support.bulk import fill
 from tests.support.messages import a_real
 from tests.support.mounted import Mounted, trashd_mount
@@ -201,7 +202,7 @@ def test_a_listing_tells_in_full_what_the_kernel_believes_no_more() -> None:
 
 def test_who_makes_names_durable_where_that_may_never_end_waits_among_those_who_do() -> None:
     with a_real() as (_kernel, vfs, path):
-        fh = listing.opendir(vfs, 1)
+        fh = listing.opendir(vfs, 1, Somebody(0, 0, os.getpid(), 0))
         vfs.gate.inner.devices = frozenset({path.stat().st_dev})
         with pytest.raises(WouldWait):
             listing.fsyncdir(vfs, fh, data_only=False)

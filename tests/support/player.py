@@ -229,7 +229,7 @@ class Player(Subject):
         with self._node(path, follow=True) as nodeid:
             if not stat.S_ISDIR(self._attributes(nodeid).mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            fh = listing.opendir(self.vfs, nodeid)
+            fh = listing.opendir(self.vfs, nodeid, self._caller)
             try:
                 return sorted(self._list(fh))
             finally:
