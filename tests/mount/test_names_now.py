@@ -21,7 +21,7 @@ from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, US
 from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
 from tests.support.rights import FIRST, HE, as_root_in_there, in_child, keep_only
 from tests.support.users import as_user
-from tests.support.volumes import loop_volume
+from tests.support.volumes import loop_volume, overlay_on
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -293,3 +293,19 @@ def test_and_does_not_where_it_does_not(place: Place, act: str) -> None:
     before = tree(place.behind)
     assert in_child(lambda: {**NAMES, **OPENS}[act](place.seen), as_root_in_there) != 0
     assert tree(place.behind) == before
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_an_overlay_on_a_mount_shows_users_their_files(place: Place, mode: int) -> None:
+    """It reads what is below as who mounted it, root, whoever asks: no thread of root's is to be seen."""
+    place.known()
+    (place.seen / "file").chmod(mode)
+    with overlay_on(place.seen) as overlay:
+        file = overlay.path / "file"
+        assert as_user(HE, file.read_bytes) == b"content"
+        if mode == 0o600:
+            with pytest.raises(PermissionError):
+                as_user(OTHERS, file.read_bytes)
+        as_user(HE, lambda: file.write_bytes(b"his own") and None)
+        assert file.read_bytes() == b"his own"
+    assert (place.behind / "file").read_bytes() == b"content"

@@ -216,11 +216,21 @@ def tmpfs_over(path: Path, mode: str = "0755") -> Iterator[Path]:
 def overlay_volume(populate: Callable[[Path], None] | None = None) -> Iterator[Overlay]:
     """An overlay on a tmpfs; `populate` fills the lower directory before it is mounted."""
     with tmpfs_volume() as base:
-        lower, upper, work, merged = (base / name for name in ("lower", "upper", "work", "merged"))
-        for directory in (lower, upper, work, merged):
-            directory.mkdir()
+        lower = base / "lower"
+        lower.mkdir()
         if populate is not None:
             populate(lower)
+        with overlay_on(lower) as overlay:
+            yield overlay
+
+
+@contextlib.contextmanager
+def overlay_on(lower: Path) -> Iterator[Overlay]:
+    """An overlay on a directory, what is written to it on a tmpfs."""
+    with tmpfs_volume() as base:
+        upper, work, merged = (base / name for name in ("upper", "work", "merged"))
+        for directory in (upper, work, merged):
+            directory.mkdir()
         options = (f"lowerdir={lower}", f"upperdir={upper}", f"workdir={work}")
         with _mounted("overlay", "overlay", merged, options):
             yield Overlay(merged, lower, upper)
