@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
 
 from fusefs.linux.libc import checked, prctl
 
@@ -77,14 +76,16 @@ def with_effective(sets: bytes, capabilities: int) -> bytes:
     return _SETS.pack(low, permitted, inheritable, high, more_permitted, more_inheritable)
 
 
-def has_all(capabilities: int) -> bool:
-    """Whether these bits are all capabilities that there are, as root's are."""
-    return not ~capabilities & _all()
+def are_ours(capabilities: int) -> bool:
+    """Whether these bits are all that this process has, and perhaps more."""
+    return not _ours() & ~capabilities
 
 
 @cache
-def _all() -> int:
-    return (2 << int(Path("/proc/sys/kernel/cap_last_cap").read_bytes())) - 1
+def _ours() -> int:
+    """As they were when it was asked first: they only get fewer."""
+    _effective, low, _inheritable, _more, high, _more_inheritable = _SETS.unpack(capability_sets())
+    return int(high << 32 | low)
 
 
 def take_up(sets: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node
 from fusefs.linux.caller import Caller, Rights, knows, rights_of
-from fusefs.linux.capabilities import Capability, has_all
+from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import NO_ID, Identity, call_as
 from fusefs.mount.vfs import Vfs
@@ -113,7 +113,7 @@ class AsCaller:
         capabilities = self._capabilities(rights)
         if refused is None or rights.groups or capabilities:
             whole = Identity(uid, gid, rights.groups, capabilities, umask)
-            if not uid and has_all(capabilities):
+            if not uid and are_ours(capabilities):
                 whole = Identity(0, gid, (), None, umask)
             try:
                 return below(call_as, whole, act, *args, **kwargs)
