@@ -172,14 +172,14 @@ class Xattrs:
         """Who changes one. Source  xattr(7); capabilities(7)"""
         seen = self._vfs.gate.call(look_at, fd)
         if name.startswith(_USERS):
-            need = by_mode(seen)
+            needs = [by_mode(seen), by_owner_alone(seen)]  # of a sticky directory
         elif name.startswith(_ACL):
-            need = by_owner_alone(seen)
+            needs = [by_owner_alone(seen)]
         elif name == CAPABILITY:
-            need = Need(Capability.SETFCAP, seen.uid, seen.gid)
+            needs = [Need(Capability.SETFCAP, seen.uid, seen.gid)]
         else:  # by which no other user namespace counts
-            need = Need(Capability.SYS_ADMIN, NO_ID, None)
-        return AsCaller(self._vfs, caller, (need,), (node,), gid=gid)
+            needs = [Need(Capability.SYS_ADMIN, NO_ID, None)]
+        return AsCaller(self._vfs, caller, needs, (node,), gid=gid)
 
     def _require(self, name: bytes) -> None:
         if not self._are_shown:

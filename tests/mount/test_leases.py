@@ -147,14 +147,17 @@ def test_who_waits_very_often_is_told_so_and_stops_nobody(how: str) -> None:
         assert {ends(pid) for pid in pids} == {0, errno.EAGAIN}
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC])
-def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(tmp_path: Path, flags: int) -> None:
+def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(
+    tmp_path: Path, flags: int, is_shared: bool
+) -> None:
     """Its open might do something, or wait: whoever works behind the mount may put a FIFO or a device there."""
     file, fifo = tmp_path / "file", tmp_path / "fifo"
     file.touch()
     os.mkfifo(fifo)
     with Fd(os.open(tmp_path, os.O_PATH)) as root, open_inotify() as opened:
-        vfs = vfs_on(root, max_fds=100, is_shared=True)
+        vfs = vfs_on(root, max_fds=100, is_shared=is_shared)
         try:
             me = Somebody(0, 0, os.getpid(), 0)
             nodeid = vfs.lookup(ROOT, b"file", me).nodeid
