@@ -81,7 +81,8 @@ class AsCaller:
 
         needs  by the inodes as they are now
         nodes  those that the kernel has judged by: if it is refused below, they are not what they were taken for
-        gid    the group to act in; None: his own
+        gid    the group to act in, where that makes a difference to an owner: what is made gets it, and its members may
+               leave set-group-ID bits. None: it makes none
         umask  for what is made
         """
         self._vfs = vfs
@@ -89,10 +90,8 @@ class AsCaller:
         self._needs = needs
         self._nodes = nodes
         self._umask = umask
-        # Of another user namespace, or nobody (what the kernel writes back): the least right there is.
-        self._uid = NOBODY if caller.uid == NO_ID else caller.uid
-        wanted = caller.gid if gid is None else gid
-        self._gid = NOBODY if wanted == NO_ID else wanted
+        self._uid = _known(caller.uid)
+        self._gid = gid
 
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What one system call returns.
@@ -100,29 +99,29 @@ class AsCaller:
         Raises  OSError: what it raises; EPERM, EACCES: it is refused
         """
         below = self._vfs.gate.call
-        uid, gid, umask = self._uid, self._gid, self._umask
+        uid, umask = self._uid, self._umask
         if os.geteuid():
             return below(call_as, Identity(umask=umask), act, *args, **kwargs)
-        refused: PermissionError | None = None
         if all(need.uid == uid for need in self._needs):
+            alone = Identity(uid, _known(self._gid or 0), (), None if uid else 0, umask)
             try:
-                return below(call_as, Identity(uid, gid, (), None if uid else 0, umask), act, *args, **kwargs)
-            except PermissionError as error:
-                refused = error
+                return below(call_as, alone, act, *args, **kwargs)
+            except PermissionError:
+                pass
         rights = below(rights_of, self._caller)
         capabilities = self._capabilities(rights)
-        if refused is None or rights.groups or capabilities:
+        gid = _known(self._caller.gid if self._gid is None else self._gid)
+        if uid or not are_ours(capabilities):
             whole = Identity(uid, gid, rights.groups, capabilities, umask)
-            if not uid and are_ours(capabilities):
-                whole = Identity(0, gid, (), None, umask)
-            try:
-                return below(call_as, whole, act, *args, **kwargs)
-            except PermissionError as error:
-                refused = error
-        for node in self._nodes:
-            self._vfs.memory.changed(node.source)
-            self._vfs.lasting.renew(node)
-        raise refused
+        else:
+            whole = Identity(0, gid, (), None, umask)
+        try:
+            return below(call_as, whole, act, *args, **kwargs)
+        except PermissionError:
+            for node in self._nodes:
+                self._vfs.memory.changed(node.source)
+                self._vfs.lasting.renew(node)
+            raise
 
     def _capabilities(self, rights: Rights) -> int:
         """Those that he acts with, as bits."""
@@ -135,6 +134,11 @@ class AsCaller:
             if not self._vfs.gate.call(knows, self._caller, uid, gid):
                 unknown |= bits
         return rights.capabilities & needed & ~unknown
+
+
+def _known(number: int) -> int:
+    """An id to act with: for one of another user namespace, or none (what the kernel writes back), nobody's."""
+    return NOBODY if number == NO_ID else number
 
 
 def told_as(vfs: Vfs, caller: Caller) -> Identity:
