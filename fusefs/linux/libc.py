@@ -22,7 +22,6 @@ NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOS
 """What a filesystem says that has no files without a name."""
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
-RENAME_WHITEOUT = 4
 FALLOC_FL_KEEP_SIZE = 1
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_SYMLINKS = 0x04

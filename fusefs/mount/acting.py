@@ -81,8 +81,7 @@ class AsCaller:
 
         needs  by the inodes as they are now
         nodes  those that the kernel has judged by: if it is refused below, they are not what they were taken for
-        gid    the group to act in, where that makes a difference to an owner: what is made gets it, and its members may
-               leave set-group-ID bits. None: it makes none
+        gid    the group to act in; None: his own
         umask  for what is made
         """
         self._vfs = vfs
@@ -91,7 +90,7 @@ class AsCaller:
         self._nodes = nodes
         self._umask = umask
         self._uid = _known(caller.uid)
-        self._gid = gid
+        self._gid = _known(caller.gid if gid is None else gid)
 
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What one system call returns.
@@ -99,18 +98,16 @@ class AsCaller:
         Raises  OSError: what it raises; EPERM, EACCES: it is refused
         """
         below = self._vfs.gate.call
-        uid, umask = self._uid, self._umask
+        uid, gid, umask = self._uid, self._gid, self._umask
         if os.geteuid():
             return below(call_as, Identity(umask=umask), act, *args, **kwargs)
         if all(need.uid == uid for need in self._needs):
-            alone = Identity(uid, _known(self._gid or 0), (), None if uid else 0, umask)
             try:
-                return below(call_as, alone, act, *args, **kwargs)
+                return below(call_as, Identity(uid, gid, (), None if uid else 0, umask), act, *args, **kwargs)
             except PermissionError:
                 pass
         rights = below(rights_of, self._caller)
         capabilities = self._capabilities(rights)
-        gid = _known(self._caller.gid if self._gid is None else self._gid)
         if uid or not are_ours(capabilities):
             whole = Identity(uid, gid, rights.groups, capabilities, umask)
         else:

@@ -72,8 +72,7 @@ def open_patiently(vfs: Vfs, node: Node, held: Fd, seen: Attributes, flags: int,
     """
     if stat.S_IFMT(seen.mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-    gid = caller.gid if flags & os.O_TRUNC else None  # which takes set-group-ID bits, as a write does
-    acting = AsCaller(vfs, caller, (by_mode(seen), by_owner_alone(seen)), (node,), gid=gid)
+    acting = AsCaller(vfs, caller, (by_mode(seen), by_owner_alone(seen)), (node,))
     if flags & FOR_EXECUTION:
         acting.call(_execute, held)
         return Fd(vfs.gate.patiently(caller.pid, vfs.gate.call, os.open, held.path(), flags | os.O_NONBLOCK))

@@ -141,13 +141,13 @@ def _creating(vfs: Vfs, directory: Node, dir_fd: Fd, mode: int, caller: Caller) 
     return AsCaller(vfs, caller, (by_mode_of(vfs, dir_fd),), (directory,), gid=gid, umask=caller.umask)
 
 
-def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int:
-    """His own; for a set-group-ID file that of the directory which gives it that, if he is in it: so the bit stays."""
+def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
+    """The group to make a set-group-ID file in: the bit stays if he is in the group that the directory gives it."""
     if not mode & stat.S_ISGID:
-        return caller.gid
+        return None
     directory = vfs.gate.call(look_at, dir_fd)
     is_given = directory.mode & stat.S_ISGID and is_member(caller, directory.gid)
-    return directory.gid if is_given else caller.gid
+    return directory.gid if is_given else None
 
 
 def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> Known:
@@ -205,8 +205,7 @@ def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int
         needs.append(by_owner(one))
         if one.is_directory() and old[0] is not new[0]:
             needs.append(by_mode(one))  # what is above it is written in it
-    gid = caller.gid if flags & libc.RENAME_WHITEOUT else None  # which is made
-    moving = AsCaller(vfs, caller, needs, (old[0], new[0]), gid=gid)
+    moving = AsCaller(vfs, caller, needs, (old[0], new[0]))
     with vfs.memory.changes(*sources, names=[old, new]):
         moving.call(libc.renameat2, old_fd, old[1], new_fd, new[1], flags)
     vfs.lasting.changed(old[0])
@@ -312,7 +311,7 @@ def _change_owner(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller
     given = seen.uid if uid < 0 else uid, seen.gid if gid < 0 else gid
     needs = [Need(Capability.CHOWN, *owned) for owned in ((seen.uid, seen.gid), given)]
     needs.append(by_owner_alone(seen))  # set-user-ID bits that go
-    AsCaller(vfs, caller, needs, (node,), gid=caller.gid).call(os.chown, fd.path(), uid, gid)
+    AsCaller(vfs, caller, needs, (node,)).call(os.chown, fd.path(), uid, gid)
 
 
 def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:

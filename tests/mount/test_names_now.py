@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.capabilities import Capability
-from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_WHITEOUT, renameat2
+from fusefs.linux.libc import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
 from tests.support.rights import FIRST, HE, as_root_in_there, in_child, keep_only
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 OTHERS, TEAM = 72_002, 72_100
 _NUMBERS = itertools.count()
+RENAME_WHITEOUT = 4
 
 
 class Place(NamedTuple):
