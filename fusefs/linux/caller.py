@@ -62,14 +62,22 @@ def rights_of(caller: Caller) -> Rights:
     return Rights(groups, capabilities, is_ours=bool(capabilities) and _is_of_ours(caller.pid))
 
 
-def is_member(caller: Caller, gid: int) -> bool:
-    """Whether a caller may give away set-group-ID bits of a group: it is one of his, or he is root."""
-    return caller.uid == 0 or caller.gid == gid or gid in rights_of(caller).groups
-
-
-def keeps_privileges(caller: Caller, uid: int, gid: int) -> bool:
-    """Whether what a caller changes of somebody's keeps its set-user-ID bits: he has CAP_FSETID over that."""
+def is_capable(caller: Caller, capability: Capability) -> bool:
+    """Whether a caller has a capability in our user namespace."""
     rights = rights_of(caller)
+    return rights.is_ours and bool(rights.capabilities >> capability & 1)
+
+
+def keeps_group(caller: Caller, uid: int, gid: int) -> bool:
+    """Whether a caller may give or leave a set-group-ID bit of an inode with that owner and group.
+
+    Source  in_group_or_capable in the kernel's fs/inode.c
+    """
+    if caller.gid == gid:
+        return True
+    rights = rights_of(caller)
+    if gid in rights.groups:
+        return True
     return bool(rights.capabilities >> Capability.FSETID & 1) and (rights.is_ours or knows(caller, uid, gid))
 
 

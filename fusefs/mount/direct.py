@@ -386,11 +386,11 @@ class Direct:
             listing.prepare(self._vfs, fh, offset)
             return self._entries(listing.read(self._vfs, fh, offset), room)
         if self._gate.is_slow:
-            return self._list_names(nodeid, offset, room, self._caller.as_now())
+            return self._list_names(nodeid, offset, room)
         try:
-            return self._entries(unopened.read(self._vfs, nodeid, offset, room, self._caller), room)
+            return self._entries(unopened.read(self._vfs, nodeid, offset, room), room)
         except WouldWait:
-            return self._list_names(nodeid, offset, room, self._caller.as_now())
+            return self._list_names(nodeid, offset, room)
 
     def _entries(self, all_listed: Iterable[Listed], room: int) -> bytes:
         entries = []
@@ -404,9 +404,9 @@ class Direct:
             entries.append(entry)
         return b"".join(entries)
 
-    async def _list_names(self, nodeid: int, offset: int, room: int, asking: Asking) -> Given:
+    async def _list_names(self, nodeid: int, offset: int, room: int) -> Given:
         """Of a filesystem that has become slow. Checkpoint"""
-        found = await self._hands.wait_for(unopened.read_names, self._vfs, nodeid, offset, room, asking)
+        found = await self._hands.wait_for(unopened.read_names, self._vfs, nodeid, offset, room)
         return self._entries(
             (Listed(name, None, ino, kind, following, None) for name, ino, following, kind in found), room
         )

@@ -30,6 +30,7 @@ from fusefs.mount.walk import Batch, Walk
 from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
+_TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _N_TOLD = 256
 """Entries looked at before a reply: a little more than it takes."""
 _N_TIMED = 8
@@ -110,7 +111,9 @@ def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
     if node.last is not None:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     vfs.make_room()
-    fd = _open(vfs, node, caller)
+    dir_fd = vfs.directories.fd_of(node)
+    opening = AsCaller(vfs, caller, (by_mode_of(vfs, dir_fd),), (node,))
+    fd = Fd(opening.call(os.open, dir_fd.path(), _TO_READ))
     return vfs.handles.add(node, fd, listing=Listing(node, Dirents(fd)))
 
 
@@ -123,21 +126,13 @@ def recall_opendir(vfs: Vfs, nodeid: int) -> int | None:
     return vfs.handles.add_late(node, Listing(node, None))
 
 
-def _open(vfs: Vfs, node: Node, caller: Caller | None) -> Fd:
-    """An fd of a directory, to be read, as the caller; None: he has opened it before."""
-    fd, flags = vfs.directories.fd_of(node), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    if caller is None:
-        return Fd(vfs.gate.call(os.open, fd.path(), flags))
-    return Fd(AsCaller(vfs, caller, (by_mode_of(vfs, fd),), (node,)).call(os.open, fd.path(), flags))
-
-
-def open_late(vfs: Vfs, node: Node, caller: Caller | None = None) -> Fd:
-    """The same of one that the kernel has opened already.
+def open_late(vfs: Vfs, node: Node) -> Fd:
+    """An fd of a directory, to be read, of one that the kernel has opened already.
 
     Raises  OSError ENOENT: it was removed behind the mount; whoever has it open is told so on any filesystem
     """
     try:
-        return _open(vfs, node, caller)
+        return Fd(vfs.gate.call(os.open, vfs.directories.fd_of(node).path(), _TO_READ))
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller, is_member, keeps_privileges
+from fusefs.linux.caller import Caller, is_capable, keeps_group
+from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import call_as, in_group, in_no_group
 from fusefs.mount.acting import AsCaller, by_owner_alone
@@ -25,7 +26,7 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
     seen = vfs.gate.call(look_at, fd)
     if seen.is_directory():
         return
-    is_group_kept = not seen.mode & stat.S_IXGRP and is_member(caller, seen.gid)
+    is_group_kept = not seen.mode & stat.S_IXGRP and keeps_group(caller, seen.uid, seen.gid)
     if not seen.mode & (stat.S_ISUID if is_group_kept else stat.S_ISUID | stat.S_ISGID):
         return
     if not vfs.handles.has_writer(node):
@@ -49,13 +50,9 @@ def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
 
 
 def group_for(vfs: Vfs, fd: Fd, caller: Caller) -> int:
-    """The group to act in so that a file keeps its set-group-ID bit, for who may give that; his own for anybody else.
-
-    Source  in_group_or_capable in the kernel's fs/inode.c
-    """
+    """The group to act in so that a file keeps its set-group-ID bit, for who may give that; his own for others."""
     seen = vfs.gate.call(look_at, fd)
-    may = is_member(caller, seen.gid) or keeps_privileges(caller, seen.uid, seen.gid)
-    return seen.gid if may else caller.gid
+    return seen.gid if keeps_group(caller, seen.uid, seen.gid) else caller.gid
 
 
 @contextmanager
@@ -64,12 +61,12 @@ def kept(vfs: Vfs, fd: Fd, caller: Caller) -> Iterator[None]:
 
     The kernel lets nobody else change the file's mode meanwhile.
     """
-    before = vfs.gate.call(look_at, fd)
+    before = vfs.gate.call(look_at, fd).mode
     try:
         yield
     finally:
-        if before.mode & (stat.S_ISUID | stat.S_ISGID) and keeps_privileges(caller, before.uid, before.gid):
-            chmod(vfs, fd, before.mode)
+        if before & (stat.S_ISUID | stat.S_ISGID) and is_capable(caller, Capability.FSETID):
+            chmod(vfs, fd, before)
 
 
 def chmod(vfs: Vfs, fd: Fd, mode: int) -> None:

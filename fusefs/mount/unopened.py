@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from fusefs.core.entries import Dirent
 from fusefs.core.inodes import Node
-from fusefs.linux.caller import Caller
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
@@ -44,33 +43,33 @@ def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
     return None
 
 
-def read(vfs: Vfs, nodeid: int, offset: int, room: int, caller: Caller) -> Iterator[Listed]:
+def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[Listed]:
     """The entries of a directory from an offset on, on the loop's own thread; `told` must follow each.
 
     room  bytes of the answer: no more is read than it takes
     """
     node = vfs.node(nodeid)
-    with _open(vfs, node, offset, caller) as fd:
+    with _open(vfs, node) as fd:
         yield from looked_at(vfs, Listing(node, _dirents(fd, room)), offset)
 
 
-def read_names(vfs: Vfs, nodeid: int, offset: int, room: int, caller: Caller) -> list[Dirent]:
+def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
     """The same without looking at them: of a filesystem that has become slow."""
     node = vfs.node(nodeid)
-    with vfs.memory.reads(node.source), _open(vfs, node, offset, caller) as fd:
+    with vfs.memory.reads(node.source), _open(vfs, node) as fd:
         hidden = left_out(vfs, node)
         return [one for one in vfs.gate.call(_dirents(fd, room).block, offset) if one[0] != hidden]
 
 
 def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
     """Make a directory's names durable."""
-    with vfs.gate.owned(open_late(vfs, vfs.node(nodeid))) as fd:
+    with _open(vfs, vfs.node(nodeid)) as fd:
         vfs_files.sync(vfs, fd, data_only=data_only)
 
 
-def _open(vfs: Vfs, node: Node, offset: int, caller: Caller) -> Fd:
-    """Who begins to read has just opened it, and is asked whether he may; who goes on was asked then."""
-    return vfs.gate.owned(open_late(vfs, node, None if offset else caller))
+def _open(vfs: Vfs, node: Node) -> Fd:
+    """Whoever reads may have it from somebody else who opened it: that was for the kernel to allow."""
+    return vfs.gate.owned(open_late(vfs, node))
 
 
 def _dirents(fd: Fd, room: int) -> Dirents:

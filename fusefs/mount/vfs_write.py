@@ -14,7 +14,7 @@ from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node, SourceKey, source_key
 from fusefs.linux import libc
 from fusefs.linux.attributes import look_at, peek_at, set_times, set_times_to_now
-from fusefs.linux.caller import Caller, is_member
+from fusefs.linux.caller import Caller, keeps_group
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import call_as, in_no_group
@@ -142,11 +142,11 @@ def _creating(vfs: Vfs, directory: Node, dir_fd: Fd, mode: int, caller: Caller) 
 
 
 def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
-    """The group to make a set-group-ID file in: the bit stays if he is in the group that the directory gives it."""
+    """The group to make a set-group-ID file in: the bit stays if he may give that of the directory's group."""
     if not mode & stat.S_ISGID:
         return None
     directory = vfs.gate.call(look_at, dir_fd)
-    is_given = directory.mode & stat.S_ISGID and is_member(caller, directory.gid)
+    is_given = directory.mode & stat.S_ISGID and keeps_group(caller, directory.uid, directory.gid)
     return directory.gid if is_given else None
 
 

@@ -10,7 +10,7 @@ from fusefs.core.inodes import Node
 from fusefs.core.xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.linux import selinux
 from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller
+from fusefs.linux.caller import Caller, is_capable
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import ITSELF, NO_ID, call_as
@@ -140,12 +140,15 @@ class Xattrs:
         return None if listed is None else self._seen_by(caller, value_of(listed))
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
-        """Their names; trusted ones are root's to see."""
+        """Their names; trusted ones for who may see them."""
         return self._seen_by(caller, self.get(nodeid, NAMES, caller))
 
     def _seen_by(self, caller: Caller, listed: bytes) -> list[bytes]:
         names = listed.split(b"\0")[:-1]
-        return [name for name in names if self._shows(name) and (caller.uid == 0 or not name.startswith(_TRUSTED))]
+        shown = [name for name in names if self._shows(name)]
+        if any(name.startswith(_TRUSTED) for name in shown) and not is_capable(caller, Capability.SYS_ADMIN):
+            return [name for name in shown if not name.startswith(_TRUSTED)]
+        return shown
 
     def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
         """Set one, or an ACL: by whoever is not in the file's group, that takes its set-group-ID bit."""

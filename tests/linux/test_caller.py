@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fusefs.linux.caller import Caller, Rights, keeps_privileges, rights_of
+from fusefs.linux.caller import Caller, Rights, is_capable, keeps_group, rights_of
 from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.identity import Identity, call_as
 from tests.support.asking import Somebody
@@ -77,9 +77,10 @@ def test_roots_of_user_namespaces_are_not_ours() -> None:
         found = rights(FIRST, pid)
         assert (are_ours(found.capabilities), found.is_ours) == (True, False)
         him: Caller = Somebody(FIRST, FIRST, pid, 0)
-        assert keeps_privileges(him, FIRST + 1, FIRST + 1)
-        assert not keeps_privileges(him, HE, FIRST)
-        assert not keeps_privileges(him, FIRST, HE)
+        assert not is_capable(him, Capability.FSETID)
+        assert keeps_group(him, FIRST + 1, FIRST + 1)
+        assert not keeps_group(him, HE, FIRST + 1)
+        assert not keeps_group(him, FIRST, HE)
 
 
 @pytest.mark.parametrize("ids", [(HE + 1, HE), (HE, HE + 1)])

@@ -49,7 +49,7 @@ class Place(NamedTuple):
             path.stat()
 
 
-@pytest.fixture(scope="module", params=["native", "exclusive", "shared", "slow"])
+@pytest.fixture(scope="module", params=["native", "exclusive", "shared", "slow", "opened"])
 def where(request: pytest.FixtureRequest) -> Iterator[Place]:
     with loop_volume("ext4", 64) as volume:
         source = volume / "source"
@@ -61,6 +61,8 @@ def where(request: pytest.FixtureRequest) -> Iterator[Place]:
         coherence = "shared" if request.param == "shared" else "exclusive"
         backing = "slow" if request.param == "slow" else "local"
         options = [f"coherence={coherence}", "timeout=3600", f"backing={backing}"]
+        if request.param == "opened":
+            options.append("without=unopened-directories")
         with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
             yield Place(mounted.path, source)
 
@@ -177,20 +179,28 @@ def test_nor_whose_group_an_acl_names(place: Place, act: str) -> None:
     refused(place, OPENS[act], groups=(TEAM,))
 
 
-@pytest.mark.parametrize("place_of_it", ["known", "listed"])
-def test_whose_directory_it_was_may_not_list_it(place: Place, place_of_it: str) -> None:
-    """Unless the kernel has kept a listing, which it tells to whom it takes to be allowed."""
+@pytest.mark.parametrize("where", ["native", "opened"], indirect=True)
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_whose_directory_it_was_may_not_list_it(place: Place, is_listed: bool) -> None:
+    """Where the kernel has us open it; where it opens it alone, that is the kernel's to allow."""
     place.known()
-    if place_of_it == "listed":
-        as_user(HE, lambda: os.listdir(place.seen / "sub"))
     sub = place.behind / "sub"
+    if is_listed:
+        as_user(HE, lambda: os.listdir(place.seen / "sub"))
     (sub / "changed").touch()
     os.chown(sub, OTHERS, OTHERS)
     sub.chmod(0o700)
-    if place_of_it == "listed":
-        (place.seen / "sub" / "by root").touch()
     with pytest.raises(PermissionError):
         as_user(HE, lambda: os.listdir(place.seen / "sub"))
+
+
+def test_a_directorys_fd_may_be_read_by_whom_it_was_given(place: Place) -> None:
+    place.known(OTHERS, 0o700)
+    fd = os.open(place.seen, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert as_user(HE, lambda: sorted(os.listdir(fd))) == ["file", "other", "sub"]
+    finally:
+        os.close(fd)
 
 
 def test_a_link_to_what_is_anothers_by_now_is_not_made(place: Place) -> None:

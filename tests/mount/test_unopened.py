@@ -18,7 +18,6 @@ from fusefs.mount import unopened
 from fusefs.mount.gate import Gate
 from fusefs.mount.stats import Stats
 from fusefs.mount.vfs import Vfs
-from tests.support.asking import Somebody
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.passing import held
 from tests.support.volumes import loop_volume, tmpfs_volume
@@ -147,7 +146,7 @@ def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
             (volume / name).touch()
         vfs = Vfs(root, Gate(is_slow=True), Stats.in_memory(), max_fds=100)
         found, at = set(), 0
-        while more := vfs.gate.run(unopened.read_names, vfs, ROOT, at, 4096, Somebody(0, 0, os.getpid(), 0)):
+        while more := vfs.gate.run(unopened.read_names, vfs, ROOT, at, 4096):
             found |= {name for name, *_ in more}
             at = more[-1][2]
         vfs.close()
