@@ -59,7 +59,9 @@ ROWS = {
         lambda top: (top / "file").rename(top / "new"),
         lambda top: ((top / "file").exists(), (top / "new").exists()),
     ),
-    "who may list a directory, pass it, and look up names in it": Row(lambda top: (top / "directory").chmod(0o700), may_pass),
+    "who may list a directory, pass it, and look up names in it": Row(
+        lambda top: (top / "directory").chmod(0o700), may_pass
+    ),
     "attributes": Row(lambda top: (top / "file").chmod(0o604), lambda top: (top / "file").stat().st_mode),
     "attributes of files with more than one link, and of directories in which something has just changed": Row(
         lambda top: (top / "hard").chmod(0o604), lambda top: (top / "linked").stat().st_mode
