@@ -6,6 +6,7 @@ it, a handle of it is open, or it is the root (I7); its nodeid is not given to a
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
 from typing import NewType
 
@@ -23,11 +24,20 @@ TOP = NodeId(_PRIVATE)
 """Of the root as well, where the kernel knows it by another inode than the filesystem's own: see mount/top.py."""
 ROOTS = (ROOT, TOP)
 _MOST_OTHERS = 8
+_NEVER = -1
 
 
 def source_key(seen: Attributes, handle: bytes) -> SourceKey:
     """Which incarnation it is: by its handle, or where there are none by the time of its birth."""
     return (seen.dev, handle) if handle else (seen.dev, seen.ino, seen.btime_ns)
+
+
+class Zone(enum.Enum):
+    """Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that."""
+
+    OUTSIDE = enum.auto()
+    STORE = enum.auto()
+    TRASH = enum.auto()
 
 
 class Node:
@@ -41,11 +51,12 @@ class Node:
     last           its attributes when its last link went and nobody had it open: that is all that is left of it
     is_told        whether the kernel was told what it is, since that was made void: the answer may still be on its way
     told_until_s   until when the kernel was told to believe its name and attributes; 0: unknown, or not at all
+    zone, epoch    where it lies, as of that epoch of the table's; to be asked of that
     """
 
     __slots__ = (
-        "btime_ns", "ino", "is_directory", "is_told", "last", "n_open", "name", "nlookup", "nodeid", "others", "parent",
-        "source", "told_until_s",
+        "btime_ns", "epoch", "ino", "is_directory", "is_told", "last", "n_open", "name", "nlookup", "nodeid", "others",
+        "parent", "source", "told_until_s", "zone",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +75,8 @@ class Node:
         self.last: Attributes | None = None
         self.is_told = False
         self.told_until_s = 0.0
+        self.zone = Zone.OUTSIDE
+        self.epoch = _NEVER
 
     @property
     def dev(self) -> int:
@@ -80,42 +93,15 @@ class Node:
             yield self.parent, self.name
         yield from self.others or ()
 
-    def put(self, parent: Node, name: bytes, *, is_linked: bool) -> None:
-        """It has this name now; is_linked: beside those that it had."""
-        if (self.parent is parent and self.name == name) or parent is self:  # a mount of it in itself
-            return
-        left = [place for place in self.places() if place != (parent, name)] if is_linked else []
-        self.others = left[:_MOST_OTHERS] or None
-        if self.is_directory:
-            self._leave_those_above(parent)
-        self.parent, self.name = parent, name
-
-    def _leave_those_above(self, parent: Node) -> None:
-        """If it lies above its new parent by what is known, that has been moved behind the mount: cut it off there."""
-        at = parent
-        while at.parent is not None:
-            if at.parent is self:
-                at.parent, at.name = None, b""
-            else:
-                at = at.parent
-
-    def take_away(self, parent: Node, name: bytes) -> None:
-        """It has not this name any more."""
-        if self.others is None:
-            if self.parent is parent and self.name == name:
-                self.parent, self.name = None, b""
-            return
-        left = [place for place in self.places() if place != (parent, name)]
-        self.parent, self.name = left[0] if left else (None, b"")
-        self.others = left[1:] or None
-
 
 class InodeTable:
     """All nodes, by nodeid and by what they are incarnations of."""
 
-    def __init__(self, source: SourceKey, seen: Attributes) -> None:
-        """A table with the root alone."""
+    def __init__(self, source: SourceKey, seen: Attributes, zone_in: Callable[[Zone, bytes], Zone]) -> None:
+        """A table with the root alone. zone_in: where lies what has a name in a directory that lies somewhere"""
         self.root = Node(ROOT, source, seen)
+        self._zone_in = zone_in
+        self._epoch = 0
         self._device = seen.dev
         self._by_nodeid: dict[int, Node] = {ROOT: self.root}
         self._by_source: dict[SourceKey, Node] = {source: self.root}
@@ -151,8 +137,72 @@ class InodeTable:
             node = Node(self._free_nodeid(seen), source, seen, parent, name)
             self._by_nodeid[node.nodeid] = self._by_source[source] = node
         elif node is not self.root:
-            node.put(parent, name, is_linked=seen.nlink > 1 and not node.is_directory)
+            self.put(node, parent, name, is_linked=seen.nlink > 1 and not node.is_directory)
         return node
+
+    def put(self, node: Node, parent: Node, name: bytes, *, is_linked: bool) -> None:
+        """A node has this name now; is_linked: beside those that it had."""
+        if (node.parent is parent and node.name == name) or parent is node:  # a mount of it in itself
+            return
+        left = [place for place in node.places() if place != (parent, name)] if is_linked else []
+        node.others = left[:_MOST_OTHERS] or None
+        if node.is_directory and node.parent is not parent:
+            self._leave_those_above(node, parent)
+        node.parent, node.name = parent, name
+        self._settle(node)
+
+    def take_away(self, node: Node, parent: Node, name: bytes) -> None:
+        """A node has not this name any more."""
+        left = [place for place in node.places() if place != (parent, name)]
+        if not left:
+            self._lose(node)
+            return
+        node.parent, node.name = left[0]
+        node.others = left[1:] or None
+        self._settle(node)
+
+    def move(self, node: Node, old: tuple[Node, bytes], new: tuple[Node, bytes]) -> None:
+        """A node has another name instead of one."""
+        if not node.is_directory:
+            self.take_away(node, *old)
+        self.put(node, *new, is_linked=not node.is_directory)
+
+    def _leave_those_above(self, node: Node, parent: Node) -> None:
+        """If it lies above its new parent by what is known, that has been moved behind the mount: cut it off there."""
+        at = parent
+        while at.parent is not None:
+            if at.parent is node:
+                self._lose(at)
+                return
+            at = at.parent
+
+    def zone_of(self, node: Node) -> Zone:
+        """Where a node lies. It costs no more the deeper that is, but for the first time in an epoch."""
+        if node.epoch == self._epoch:
+            return node.zone
+        late = []
+        at = node
+        while at.epoch != self._epoch and at.parent is not None:
+            late.append(at)
+            at = at.parent
+        at.epoch, zone = self._epoch, at.zone  # the root, or what has no name (any more): it lies where it lay
+        for one in reversed(late):
+            one.zone = zone = self._zone_in(zone, one.name)
+            one.epoch = self._epoch
+        return zone
+
+    def _lose(self, node: Node) -> None:
+        """It has no name any more, and lies where it lay, with all that is known in it."""
+        self.zone_of(node)
+        node.parent, node.name, node.others = None, b"", None
+
+    def _settle(self, node: Node) -> None:
+        """Its place has changed: if it lies elsewhere now, so does all that is known in it, and a new epoch begins."""
+        if node.epoch != self._epoch:
+            return  # nor was anything in it asked for in this epoch, which would have asked for this one
+        before, node.epoch = node.zone, _NEVER
+        if self.zone_of(node) is not before and node.is_directory:
+            self._epoch += 1
 
     def _free_nodeid(self, seen: Attributes) -> NodeId:
         wanted = NodeId(seen.ino)
@@ -199,6 +249,6 @@ class InodeTable:
         What gets its inode number, even its handle, from now on is somebody else.
         """
         node.last = last.without_links()
-        node.parent, node.name, node.others = None, b"", None
+        self._lose(node)
         if self._by_source.get(node.source) is node:
             del self._by_source[node.source]

@@ -199,7 +199,7 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
 
 def _is_not_remembered(vfs: Vfs, listing: Listing) -> bool:
     """Whether a directory's names change behind the mount, or may be spelled otherwise."""
-    return trashdir.is_below(listing.node) or vfs.folding.folds(listing.node, _entries(vfs, listing).fd)
+    return trashdir.is_below(vfs.nodes, listing.node) or vfs.folding.folds(listing.node, _entries(vfs, listing).fd)
 
 
 def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
@@ -280,8 +280,8 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
     """
     node, entries, learn, identify = listing.node, _entries(vfs, listing), vfs.nodes.learn, vfs.identifying()
     fd = entries.fd
-    timeout_s = 0 if trashdir.is_below(node) or vfs.folding.folds(node, fd) else vfs.memory.lifetime_s
-    hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashdir.holds_trash(node)
+    timeout_s = 0 if trashdir.is_below(vfs.nodes, node) or vfs.folding.folds(node, fd) else vfs.memory.lifetime_s
+    hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashdir.holds_trash(vfs.nodes, node)
     unlooked = frozenset() if vfs.gate.stays_home else vfs.gate.inner.names
     unsteady = vfs.memory.unsteady
     began_ns, n = time.perf_counter_ns(), 0
@@ -316,7 +316,7 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
 def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
     directory, hidden = listing.node, left_out(vfs, listing.node)
     soon_s = time.monotonic() + _SOON_S
-    knows_none = trashdir.is_below(directory) or not (listing.batches or vfs.memory.has_names(directory))
+    knows_none = trashdir.is_below(vfs.nodes, directory) or not (listing.batches or vfs.memory.has_names(directory))
     for name, ino, following, kind in listing.ready:
         if name in _DOTS:
             yield Listed(name, _dot(ino), ino, kind, following, None)

@@ -154,7 +154,7 @@ def _notices(vfs: Vfs, change: Change) -> Iterator[bytes]:
         vfs.memory.changed((device, change.directory), change.name)
         directory = vfs.nodes.find((device, change.directory))
         if directory is not None:
-            is_taken = change.mask & FAN_MOVED_FROM and is_drop_folder(directory)
+            is_taken = change.mask & FAN_MOVED_FROM and is_drop_folder(vfs.nodes, directory)
             yield _forget_name(directory, change.name, keeps_node=is_directory and not is_taken)
             yield _forget_inode(directory)
         if subject is not None and is_directory and change.mask & FAN_DELETE:

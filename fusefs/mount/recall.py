@@ -26,7 +26,7 @@ def lookup(vfs: Vfs, parent: int, name: bytes, pid: int) -> Known | None:
 
 def remembered(vfs: Vfs, directory: Node, name: bytes) -> Known | None:
     """What a name means, not counted yet: `counted` or `not_taken` must follow."""
-    if is_stores_own(name) or trashdir.is_below(directory):
+    if is_stores_own(name) or trashdir.is_below(vfs.nodes, directory):
         return None
     found = vfs.memory.name(directory, name)
     if found is None:
@@ -44,7 +44,7 @@ def remembered(vfs: Vfs, directory: Node, name: bytes) -> Known | None:
 def getattr_(vfs: Vfs, nodeid: int) -> Known | None:
     """What a node is."""
     node = vfs.nodes.get(nodeid)
-    if node is None or node.last is not None or trashdir.is_below(node):
+    if node is None or node.last is not None or trashdir.is_below(vfs.nodes, node):
         return None
     attributes = vfs.memory.attributes(node.source)
     if attributes is None:

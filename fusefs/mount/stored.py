@@ -60,7 +60,7 @@ async def forget_stored(vfs: Vfs, device: int) -> None:
             await news.receive()
             await trio.sleep(_SETTLE_S)
         with vfs.gate.lock:
-            nodes = vfs.stored.take(vfs.nodes, left)
+            nodes = vfs.stored.take(left)
         n_before = len(left)
         try:
             left = await _forget_all(vfs, told_by, nodes)
@@ -104,7 +104,7 @@ def _is_stored(vfs: Vfs, node: Node) -> bool:
     """Whether the kernel knows a node that lies in a store, or did until a reaper was seen to take it from there."""
     if vfs.nodes.get(node.nodeid) is not node:
         return False
-    return node.last is not None if node.parent is None else holds_trash(node.parent)
+    return node.last is not None if node.parent is None else holds_trash(vfs.nodes, node.parent)
 
 
 def close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.errors import TrashdError
-from fusefs.core.inodes import ROOTS, InodeTable, Node, NodeId
+from fusefs.core.inodes import ROOTS, InodeTable, Node, NodeId, Zone
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, RelPath, join
 from fusefs.linux.attributes import look_at
@@ -37,32 +37,29 @@ _PRIVATE = 0o077
 _LINK = stat.S_IFLNK | 0o777
 
 
-def is_below(node: Node) -> bool:
-    """Whether a node is a store or lies in one: what commands do there, they do behind the mount.
+def zone_in(above: Zone, name: bytes) -> Zone:
+    """Where lies what has a name in a directory that lies there.
 
     A store further down counts as well: a volume has one where the highest can't take a directory.
     """
-    at: Node | None = node
-    while at is not None:
-        if at.name.startswith(STORE) and is_stores_own(at.name):  # asked of each directory above, at each lookup
-            return True
-        at = at.parent
-    return False
+    if above is Zone.OUTSIDE:
+        return Zone.STORE if name.startswith(STORE) and is_stores_own(name) else above
+    return Zone.TRASH if name in _HOLD_TRASH else above
 
 
-def holds_trash(directory: Node) -> bool:
+def is_below(nodes: InodeTable, node: Node) -> bool:
+    """Whether a node is a store or lies in one: what commands do there, they do behind the mount."""
+    return nodes.zone_of(node) is not Zone.OUTSIDE
+
+
+def holds_trash(nodes: InodeTable, directory: Node) -> bool:
     """Whether what lies in this directory is in a container or a drop folder: a reaper works there behind the mount."""
-    at: Node | None = directory
-    while at is not None:
-        if at.name in _HOLD_TRASH and is_below(at):
-            return True
-        at = at.parent
-    return False
+    return nodes.zone_of(directory) is Zone.TRASH
 
 
-def is_drop_folder(node: Node) -> bool:
+def is_drop_folder(nodes: InodeTable, node: Node) -> bool:
     """Whether a directory is some user's drop folder, in which the same names come again."""
-    return node.name == DROP and is_below(node)
+    return node.name == DROP and is_below(nodes, node)
 
 
 def is_hidden(directory: Node, name: bytes, *, shows_trash: bool) -> bool:
@@ -90,7 +87,9 @@ def user_of(nodeid: int) -> int | None:
 class Stored:
     """What the kernel was told of since the last `take` that lies in stores. Touched as the tables are."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: InodeTable) -> None:
+        """nodes: of which it is told"""
+        self._nodes = nodes
         self.tell: Callable[[], object] = lambda: None
         """Called when there is something, on whatever thread; stored.forget_stored wants to know."""
         self._has_moved = False
@@ -98,13 +97,13 @@ class Stored:
 
     def moved(self, directory: Node, node: Node) -> None:
         """A node was moved into a directory; if that is in a store, so is all that is known in it."""
-        if holds_trash(directory):
+        if holds_trash(self._nodes, directory):
             self._has_moved |= node.is_directory
             self.add(node)
 
     def seen(self, directory: Node, node: Node) -> None:
         """Somebody was told of a node in a directory."""
-        if holds_trash(directory):
+        if holds_trash(self._nodes, directory):
             self.add(node)
 
     def add(self, node: Node) -> None:
@@ -112,11 +111,11 @@ class Stored:
         self._seen[node] = None
         self.tell()
 
-    def take(self, known: InodeTable, left: Sequence[Node]) -> list[Node]:
+    def take(self, left: Sequence[Node]) -> list[Node]:
         """What may lie in a store, the oldest first. left: of the last time"""
         seen, self._seen = self._seen, {}
         has_moved, self._has_moved = self._has_moved, False
-        return list(known) if has_moved else [*dict.fromkeys([*left, *seen])]
+        return list(self._nodes) if has_moved else [*dict.fromkeys([*left, *seen])]
 
 
 class Drops:

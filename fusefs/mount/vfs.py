@@ -80,12 +80,12 @@ class Vfs:
         self.wanted = Wanted(seen.dev)
         has_handles = self.directories.has_handles
         self.ahead = Ahead(gate, self.memory, self.wanted, n_in_flight, n_spare, has_handles=has_handles)
-        self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen)
+        self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashdir.zone_in)
         self._missing = Known(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
         self.handles = Handles(gate)
         self.drops = trashdir.Drops(Kernel(), root)
-        self.stored = trashdir.Stored()
+        self.stored = trashdir.Stored(self.nodes)
         self.keeps_listings = not is_shared
         """What the kernel keeps of a listing is right: nobody changes it, or we are told at once who does."""
         self.is_shared = is_shared
@@ -253,12 +253,12 @@ class Vfs:
         """
         if name.startswith(STORE) and is_stores_own(name):
             return True
-        return (directory is not self.nodes.root and trashdir.is_below(directory)) or self.folding.folds(directory, fd)
+        return trashdir.is_below(self.nodes, directory) or self.folding.folds(directory, fd)
 
     def is_listing_kept(self, nodeid: int) -> bool:
         """Whether the kernel may keep a directory's listing."""
         node = self.nodes.get(nodeid)
-        return self.keeps_listings and node is not None and not trashdir.is_below(node)
+        return self.keeps_listings and node is not None and not trashdir.is_below(self.nodes, node)
 
     def lacks_its_number(self, known: Known) -> bool:
         """Whether the kernel's next messages may free the nodeid that what was just made should have."""
@@ -314,7 +314,7 @@ class Vfs:
         look = self.memory.looking()
         try:
             seen = self._attributes(node)
-            if node is not self.nodes.root and trashdir.is_below(node):
+            if trashdir.is_below(self.nodes, node):
                 return Known(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
             is_steady = node.source not in self.memory.unsteady

@@ -93,7 +93,7 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
         fd.close()
         raise
     node = vfs.nodes.learn(source_key(seen, vfs.directories.lasting(handle)), seen, directory, b"")
-    node.take_away(directory, b"")
+    vfs.nodes.take_away(node, directory, b"")
     node.nlookup += 1  # the kernel is told
     backing_id = vfs.opened(node, fd, flags | os.O_CREAT, writer=writer_of(seen.uid, seen.mode))
     return Opened(fd, backing_id, keeps=True), Known(node.nodeid, seen, 0)
@@ -211,31 +211,24 @@ def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int
     vfs.lasting.changed(old[0])
     if new[0] is not old[0]:
         vfs.lasting.changed(new[0])
-    if trashdir.holds_trash(old[0]):
+    if trashdir.holds_trash(vfs.nodes, old[0]):
         vfs.memory.cache.clear()
         vfs.lasting.renew_all()
     if source == other:
         return  # two names of one file: the kernel leaves both
-    node = vfs.nodes.find(source)
-    if node is not None:
-        node.take_away(*old)
-        vfs.lasting.moved(node)
     if other is not None and found is not None:
         if flags & libc.RENAME_EXCHANGE:
             _moved(vfs, other, new, old)
         else:
             _lost(vfs, other, found[0], *new)
-    if node is not None:
-        node.put(*new, is_linked=True)
-        vfs.stored.moved(new[0], node)
+    _moved(vfs, source, old, new)
 
 
 def _moved(vfs: Vfs, source: SourceKey, from_: Place, to: Place) -> None:
     node = vfs.nodes.find(source)
     if node is not None:
-        node.take_away(*from_)
+        vfs.nodes.move(node, from_, to)
         vfs.lasting.moved(node)
-        node.put(*to, is_linked=True)
         vfs.stored.moved(to[0], node)
 
 
@@ -252,7 +245,7 @@ def _lost(vfs: Vfs, source: SourceKey, seen: Attributes, directory: Node, name: 
     node = vfs.nodes.find(source)
     if node is None:
         return
-    node.take_away(directory, name)
+    vfs.nodes.take_away(node, directory, name)
     if node.is_directory or seen.nlink == 1:
         removed(vfs, node, seen)
 

@@ -82,7 +82,7 @@ class Xattrs:
         return answer
 
     def _learn(self, look: Look, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
-        if not trashdir.is_below(node):
+        if not trashdir.is_below(self._vfs.nodes, node):
             look.learn_xattrs(node.source, {name: answer}, uid)
             if isinstance(answer, bytes) or answer == errno.ENODATA:
                 self._ask_on(node, name, uid)

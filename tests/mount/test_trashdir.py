@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import ROOT, Node, NodeId
+from fusefs.core.inodes import InodeTable, Node
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
-from fusefs.mount.trashdir import Drops, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of
+from fusefs.mount.trashdir import Drops, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of, zone_in
 from tests.support.asking import Somebody
 from tests.support.store import assert_silent, init, raw, recover_all
 from tests.support.tree import Dir, make_tree, remove_tree_hard
@@ -31,50 +31,47 @@ def caller(uid: int, umask: int = 0o022) -> Somebody:
     return Somebody(uid, uid, 1, umask)
 
 
-def nodes(*names: bytes) -> list[Node]:
-    """The root and, one in the other, directories of those names."""
-    root = Node(ROOT, (1, 1, 0), _DIRECTORY)
-    found = [root]
+def table(*names: bytes) -> tuple[InodeTable, list[Node]]:
+    """A table of nodes: the root and, one in the other, directories of those names."""
+    nodes = InodeTable((1, 1, 0), _DIRECTORY, zone_in)
+    found = [nodes.root]
     for number, name in enumerate(names, 2):
-        node = Node(NodeId(number), (1, number, 0), _DIRECTORY)
-        node.put(found[-1], name, is_linked=False)
-        found.append(node)
-    return found
+        found.append(nodes.learn((1, number, 0), _DIRECTORY._replace(ino=number), found[-1], name))
+    return nodes, found
 
 
 # Pure
 
 
 def test_the_store_and_all_in_it_is_below() -> None:
-    root, *inside = nodes(STORE, b"u", b"0", b"drop")
-    assert not is_below(root)
-    assert all(map(is_below, inside))
+    nodes, [root, *inside] = table(STORE, b"u", b"0", b"drop")
+    assert not is_below(nodes, root)
+    assert all(is_below(nodes, node) for node in inside)
 
 
 @pytest.mark.parametrize("name", [STORE, b".trashd.new-1"], ids=["made", "being made"])
 def test_a_store_further_down_is_below_too(name: bytes) -> None:
-    _root, home, *inside = nodes(b"home", name, b"u")
-    assert not is_below(home)
-    assert all(map(is_below, inside))
+    nodes, [_root, home, *inside] = table(b"home", name, b"u")
+    assert not is_below(nodes, home)
+    assert all(is_below(nodes, node) for node in inside)
 
 
 @pytest.mark.parametrize("name", [b".trashd2", b"trashd", b".trash", b".trashd-new"])
 def test_what_is_only_called_like_it_is_not(name: bytes) -> None:
-    root, node, inside = nodes(name, b"u")
-    assert not is_below(node)
-    assert not is_below(inside)
+    nodes, [root, *inside] = table(name, b"u")
+    assert not any(is_below(nodes, node) for node in inside)
     assert not is_hidden(root, name, shows_trash=False)
 
 
 def test_a_tree_that_moves_out_of_the_store_is_below_no_more() -> None:
-    root, _store, tree, deep = nodes(STORE, b"tree", b"deep")
-    assert is_below(deep)
-    tree.put(root, b"job", is_linked=False)
-    assert not is_below(deep)
+    nodes, [root, store, tree, deep] = table(STORE, b"tree", b"deep")
+    assert is_below(nodes, deep)
+    nodes.move(tree, (store, b"tree"), (root, b"job"))
+    assert not is_below(nodes, deep)
 
 
 def test_only_the_root_hides_it_and_only_unless_it_shall_be_shown() -> None:
-    root, home = nodes(b"home")
+    _nodes, [root, home] = table(b"home")
     assert is_hidden(root, STORE, shows_trash=False)
     assert not is_hidden(root, STORE, shows_trash=True)
     assert not is_hidden(root, b"home", shows_trash=False)
@@ -82,12 +79,12 @@ def test_only_the_root_hides_it_and_only_unless_it_shall_be_shown() -> None:
 
 
 def test_the_link_is_at_the_root_s_store_alone() -> None:
-    root, store, users = nodes(STORE, b"u")
+    _nodes, [root, store, users] = table(STORE, b"u")
     assert is_drop(store, b"drop")
     assert not is_drop(store, b"u")
     assert not is_drop(root, b"drop")
     assert not is_drop(users, b"drop")
-    _root, _home, lower = nodes(b"home", STORE)
+    _nodes, [_root, _home, lower] = table(b"home", STORE)
     assert not is_drop(lower, b"drop")
 
 

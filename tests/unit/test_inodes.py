@@ -23,7 +23,7 @@ def source(ino: int, generation: int = 0, dev: int = DEVICE) -> SourceKey:
 
 
 def table() -> InodeTable:
-    return InodeTable(source(2), seen(2, mode=stat.S_IFDIR | 0o755))
+    return InodeTable(source(2), seen(2, mode=stat.S_IFDIR | 0o755), lambda above, _name: above)
 
 
 def known(nodes: InodeTable, ino: int, generation: int = 0, name: bytes = b"a") -> Node:
@@ -127,9 +127,9 @@ def test_hard_links_share_a_node_and_it_is_found_by_either_name() -> None:
     node = nodes.learn(source(12), seen(12, nlink=2), nodes.root, b"a")
     assert nodes.learn(source(12), seen(12, nlink=2), nodes.root, b"b") is node
     assert list(node.places()) == [(nodes.root, b"b"), (nodes.root, b"a")]
-    node.take_away(nodes.root, b"b")
+    nodes.take_away(node, nodes.root, b"b")
     assert list(node.places()) == [(nodes.root, b"a")]
-    node.take_away(nodes.root, b"a")
+    nodes.take_away(node, nodes.root, b"a")
     assert list(node.places()) == []
 
 

@@ -1,0 +1,216 @@
+"""However deep in the tree something is done, it takes the daemon as many steps as it takes near the top."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from fusefs.core.inodes import ROOT
+from fusefs.core.names import STORE
+from fusefs.linux.fd import Fd
+from fusefs.linux.libc import RENAME_EXCHANGE
+from fusefs.mount import listing, unopened
+from fusefs.mount.vfs import Vfs
+from fusefs.mount.vfs_files import Opened
+from fusefs.mount.vfs_write import create, mkdir, mknod, rename, rmdir, unlink
+from tests.support.asking import Somebody
+from tests.support.mounted import Mounted, trashd_mount
+from tests.support.mounts import vfs_on
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+ME = Somebody(0, 0, os.getpid(), 0o022)
+SHALLOW, DEEP = 20, 600
+N_FDS = 256
+N_LEVELS, N_LEVELS_BESIDE = 2000, 100
+
+
+@pytest.fixture
+def vfs() -> Iterator[Vfs]:
+    with tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH | os.O_DIRECTORY)) as root:
+        vfs = vfs_on(root, max_fds=4 * DEEP)
+        try:
+            yield vfs
+        finally:
+            vfs.close()
+
+
+def n_steps(act: Callable[[], object]) -> int:
+    """How many lines of Python something takes."""
+    n = 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal n
+        n += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return n
+
+
+def chain(vfs: Vfs, top: int, n: int) -> int:
+    """The last of so many directories, each in the one before."""
+    for _ in range(n):
+        top = mkdir(vfs, top, b"d", 0o755, ME).nodeid
+    return top
+
+
+def look(vfs: Vfs, directory: int, name: bytes) -> None:
+    """At a name that may be missing, which in a store is an error."""
+    with suppress(FileNotFoundError):
+        vfs.lookup(directory, name, ME)
+
+
+def everything(vfs: Vfs, directory: int) -> list[int]:
+    """The steps of what is done in a directory."""
+    found = []
+
+    def step(act: Callable[..., object], *args: object) -> object:
+        told: list[object] = []
+        found.append(n_steps(lambda: told.append(act(*args))))
+        return told[0]
+
+    def known(name: bytes) -> int:
+        return vfs.lookup(directory, name, ME).nodeid
+
+    step(mkdir, vfs, directory, b"a", 0o755, ME)
+    step(mknod, vfs, directory, b"f", stat.S_IFREG | 0o644, 0, ME)
+    opened = step(create, vfs, directory, b"o", 0o644, os.O_RDWR, ME)
+    assert isinstance(opened, tuple)
+    assert isinstance(opened[0], Opened)
+    step(vfs.release, opened[0].fh)
+    for name in (b"a", b"f", b"none"):
+        step(look, vfs, directory, name)
+    for nodeid in (directory, known(b"a"), known(b"f")):
+        step(vfs.getattr, nodeid, ME)
+    mkdir(vfs, known(b"a"), b"b", 0o755, ME)
+    step(rename, vfs, directory, b"a", directory, b"c")
+    step(rename, vfs, directory, b"f", known(b"c"), b"f")
+    step(rename, vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE)
+    rename(vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE)
+    step(lambda: list(unopened.read(vfs, directory, 0, 4096)))
+    fh = step(listing.opendir, vfs, directory)
+    assert isinstance(fh, int)
+    step(lambda: list(listing.read(vfs, fh, 0)))
+    step(listing.releasedir, vfs, fh)
+    step(rmdir, vfs, known(b"c"), b"b")
+    step(unlink, vfs, known(b"c"), b"f")
+    step(rmdir, vfs, directory, b"c")
+    step(unlink, vfs, directory, b"o")
+    step(vfs.forget, directory, 1)
+    return found
+
+
+def test_every_operation_takes_as_many_steps_however_deep(vfs: Vfs) -> None:
+    found = []
+    for n in (1, SHALLOW, DEEP):  # the first of all may have to find out more
+        top = mkdir(vfs, ROOT, b"%d" % n, 0o755, ME).nodeid
+        found.append(everything(vfs, chain(vfs, top, n)))
+    assert found[2] == found[1]
+
+
+def test_every_operation_in_a_dropped_tree_takes_as_many_steps_however_deep(vfs: Vfs) -> None:
+    """And so does removing it, level by level."""
+    root = vfs.directories.fd_of(vfs.nodes.root)
+    os.makedirs(f"/proc/self/fd/{root}/{os.fsdecode(STORE)}/u/0/drop")
+    drop: int = ROOT
+    for name in (STORE, b"u", b"0", b"drop"):
+        drop = vfs.lookup(drop, name, ME).nodeid
+    found = []
+    for n in (1, SHALLOW, DEEP):
+        top = mkdir(vfs, ROOT, b"top", 0o755, ME).nodeid
+        above = chain(vfs, top, n)
+        bottom = chain(vfs, above, 1)
+        rename(vfs, ROOT, b"top", drop, b"%d" % n)
+        vfs.getattr(bottom, ME)  # who comes first after a drop finds out for all above where they lie now
+        steps = everything(vfs, bottom)
+        steps.append(n_steps(partial(rmdir, vfs, above, b"d")))
+        steps.append(n_steps(partial(vfs.getattr, above, ME)))
+        found.append(steps)
+    assert found[2] == found[1]
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    """With fewer fds than the tree has levels."""
+    with tmpfs_volume() if request.param == "tmpfs" else loop_volume("ext4", 64) as volume:
+        (volume / "source").mkdir()
+        with trashd_mount(volume / "source", options=("coherence=exclusive",), n_fds_max=N_FDS) as mounted:
+            yield mounted
+
+
+def make(top: Path, n: int) -> None:
+    """So many directories, each in the one before, as `mkdir d; cd d` does it."""
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(n - 1):
+        os.mkdir("d", dir_fd=fd)
+        fd = below(fd)
+    os.close(fd)
+
+
+def below(fd: int) -> int:
+    """The next level, in place of this one."""
+    deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
+    os.close(fd)
+    return deeper
+
+
+def walk(top: Path) -> int:
+    """How many levels somebody finds who lists and looks at all."""
+    fd, n = os.open(top, os.O_RDONLY), 1
+    while os.listdir(fd):
+        os.stat("d", dir_fd=fd)
+        fd, n = below(fd), n + 1
+    os.close(fd)
+    return n
+
+
+def n_messages(mount: Mounted, act: Callable[[], object]) -> int:
+    """But for those that take no answer."""
+
+    def now() -> int:
+        return sum(figures.n() for name, figures in mount.stats().operations.items() if name != "forget")
+
+    before = now()
+    act()
+    return now() - before
+
+
+def test_a_tree_deeper_than_the_daemon_has_fds_is_made_walked_moved_and_removed(mount: Mounted) -> None:
+    a, b = mount.path / "a", mount.path / "b"
+    make(a, N_LEVELS)
+    a.rename(b)
+    assert walk(b) == N_LEVELS
+    mount.forget_all()
+    assert walk(b) == N_LEVELS
+    subprocess.run(["rm", "-rf", b], check=True)
+    assert os.listdir(mount.path) == []
+
+
+def test_a_deep_tree_takes_no_more_messages_a_level(mount: Mounted) -> None:
+    """What is made, what is found, and what is removed."""
+
+    def of(n: int) -> list[float]:
+        top = mount.path / f"{n}"
+        acts = (lambda: make(top, n), lambda: walk(top), lambda: subprocess.run(["rm", "-rf", top], check=True))
+        return [n_messages(mount, act) / n for act in acts]
+
+    for deep, shallow in zip(of(N_LEVELS), of(N_LEVELS_BESIDE), strict=True):
+        assert deep < 1.5 * shallow
