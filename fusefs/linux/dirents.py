@@ -14,7 +14,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.libc import checked
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_SIZE = 32768
+_SIZE, _LEAST_SIZE = 32768, 512
 _HEAD = struct.Struct("=QqHB")
 """struct linux_dirent64: inode number, offset of the next entry, length of this one, type; then the name."""
 _NAME_AT = 19
@@ -68,16 +68,18 @@ def read_on(fd: int) -> Block | None:
 class Dirents:
     """An open directory, read from any offset; who reads on from where he was gets what was read ahead."""
 
-    def __init__(self, fd: Fd, size: int = _SIZE) -> None:
-        """fd: readable; stays its owner's. size: bytes of entries that are read at a time"""
+    def __init__(self, fd: Fd) -> None:
+        """fd: readable; stays its owner's"""
         self.fd = fd
-        self._size = size
         self._ahead: list[Dirent] = []
         self._at = 0
         self._position = -1
 
-    def read_from(self, offset: int) -> Iterator[Dirent]:
-        """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took."""
+    def read_from(self, offset: int, size: int = _SIZE) -> Iterator[Dirent]:
+        """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took.
+
+        size  bytes of entries that are read at a time; with too few for one, a few more are
+        """
         if offset == 0 or offset != self._at:
             self._ahead = []
             self._at = offset
@@ -88,15 +90,15 @@ class Dirents:
                 yield entry
                 ahead.pop()
                 self._at = entry[2]
-            self._ahead = self.block(self._at)[::-1]
+            self._ahead = self.block(self._at, size)[::-1]
             if not self._ahead:
                 return
 
-    def block(self, offset: int) -> list[Dirent]:
-        """The entries from an offset on that one system call tells; none at the end."""
+    def block(self, offset: int, size: int = _SIZE) -> list[Dirent]:
+        """The entries from an offset on that one system call tells; none at the end. size: as for `read_from`"""
         if offset == 0 or offset != self._position:
             self._seek(offset)
-        found = self._read()
+        found = self._read(max(size, _LEAST_SIZE))
         self._position = found[-1][2] if found else -1
         return found
 
@@ -110,9 +112,9 @@ class Dirents:
                 raise
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
-    def _read(self) -> list[Dirent]:
-        buffer = ctypes.create_string_buffer(self._size)
-        size = checked(_libc.getdents64(self.fd, buffer, ctypes.c_size_t(self._size)))
+    def _read(self, room: int) -> list[Dirent]:
+        buffer = ctypes.create_string_buffer(room)
+        size = checked(_libc.getdents64(self.fd, buffer, ctypes.c_size_t(room)))
         raw = buffer.raw
         head_at, end_of_name = _HEAD.unpack_from, raw.index
         found = []

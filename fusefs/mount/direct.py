@@ -24,6 +24,7 @@ from fusefs.mount import listing, recall, unopened, vfs_files, vfs_write
 from fusefs.mount.asking import Asking
 from fusefs.mount.gate import WouldWait
 from fusefs.mount.hands import PART, Hands
+from fusefs.mount.jumps import Jumps, Reader
 from fusefs.mount.known import Known, shown_number
 from fusefs.mount.listing import Listed
 from fusefs.mount.loop import own_number
@@ -66,6 +67,7 @@ class Direct:
         self._stats = stats
         self._device = replies.device
         self._caller = Asking()
+        self._jumps = Jumps()
         os.set_blocking(self._device, False)  # the request that is there may be gone when we read
         self._read_to = memoryview(bytearray(wire.REQUEST_BYTES_MAX))
         self._room = (self._read_to,)
@@ -382,34 +384,38 @@ class Direct:
 
     def _readdirplus(self, nodeid: int, request: Request) -> Answer:
         fh, offset, room = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        reader = Reader(nodeid, self._caller.pid)
+        room = self._jumps.room(reader, offset, room)
         if fh:
             listing.prepare(self._vfs, fh, offset)
-            return self._entries(listing.read(self._vfs, fh, offset), room)
+            return self._entries(listing.read(self._vfs, fh, offset, room), room, reader)
         if self._gate.is_slow:
-            return self._list_names(nodeid, offset, room)
+            return self._list_names(reader, offset, room)
         try:
-            return self._entries(unopened.read(self._vfs, nodeid, offset, room), room)
+            return self._entries(unopened.read(self._vfs, nodeid, offset, room), room, reader)
         except WouldWait:
-            return self._list_names(nodeid, offset, room)
+            return self._list_names(reader, offset, room)
 
-    def _entries(self, all_listed: Iterable[Listed], room: int) -> bytes:
-        entries = []
+    def _entries(self, all_listed: Iterable[Listed], room: int, reader: Reader) -> bytes:
+        entries, end, left = [], 0, room
         for listed in all_listed:
             entry = self._direntplus(listed)
-            room -= len(entry)
+            left -= len(entry)
             if listed.node is not None:
-                listing.count(self._vfs, listed.node, is_taken=room >= 0)
-            if room < 0:
+                listing.count(self._vfs, listed.node, is_taken=left >= 0)
+            if left < 0:
                 break
             entries.append(entry)
+            end = listed.offset
+        if entries:
+            self._jumps.told(reader, end, room)
         return b"".join(entries)
 
-    async def _list_names(self, nodeid: int, offset: int, room: int) -> Given:
+    async def _list_names(self, reader: Reader, offset: int, room: int) -> Given:
         """Of a filesystem that has become slow. Checkpoint"""
-        found = await self._hands.wait_for(unopened.read_names, self._vfs, nodeid, offset, room)
-        return self._entries(
-            (Listed(name, None, ino, kind, following, None) for name, ino, following, kind in found), room
-        )
+        found = await self._hands.wait_for(unopened.read_names, self._vfs, reader.nodeid, offset, room)
+        names = (Listed(name, None, ino, kind, following, None) for name, ino, following, kind in found)
+        return self._entries(names, room, reader)
 
     def _fsyncdir(self, nodeid: int, request: Request) -> Answer:
         fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)

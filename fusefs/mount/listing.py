@@ -34,6 +34,10 @@ _TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _N_TOLD = 256
 """Entries looked at before a reply: a little more than it takes."""
 _N_TIMED = 8
+_ROOM = 1 << 17
+"""Of an answer whose room is unknown."""
+BYTES_TOLD = 4
+"""An entry takes at least so many times as much in the kernel's answer as below."""
 _SOON_S = 1.0
 """By then whoever lists has asked for what he wants."""
 _N_AHEAD = _N_RECALLED = 2048
@@ -267,16 +271,17 @@ def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
     return entries
 
 
-def read(vfs: Vfs, fh: int, offset: int) -> Iterator[Listed]:
-    """The entries from an offset on; `told` must follow each."""
+def read(vfs: Vfs, fh: int, offset: int, room: int = _ROOM) -> Iterator[Listed]:
+    """The entries from an offset on; `told` must follow each. room: bytes of the answer"""
     listing = vfs.handles.listing(fh)
-    return _ready(vfs, listing) if listing.at == offset else looked_at(vfs, listing, offset)
+    return _ready(vfs, listing) if listing.at == offset else looked_at(vfs, listing, offset, room)
 
 
-def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
+def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Listed]:
     """The same, each looked at when it is asked for.
 
     An error after the first entry ends the listing there: the next call meets it again.
+    room: bytes of the answer, no more is read at a time than it takes
     """
     node, entries, learn, identify = listing.node, _entries(vfs, listing), vfs.nodes.learn, vfs.identifying()
     fd = entries.fd
@@ -286,7 +291,7 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int) -> Iterator[Listed]:
     unsteady = vfs.memory.unsteady
     began_ns, n = time.perf_counter_ns(), 0
     try:
-        for name, ino, following, kind in entries.read_from(offset):
+        for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD):
             if name in _DOTS:
                 yield Listed(name, _dot(ino), ino, kind, following, None)
             elif name in unlooked:

@@ -18,15 +18,12 @@ from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
 from fusefs.mount import vfs_files
-from fusefs.mount.listing import Listed, Listing, left_out, looked_at, open_late
+from fusefs.mount.listing import BYTES_TOLD, Listed, Listing, left_out, looked_at, open_late
 from fusefs.mount.vfs import Vfs
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
 _SINCE = (6, 13)
 """From then on two changes never leave a directory with the same time, if somebody looked in between."""
-_BYTES_TOLD = 4
-"""An entry takes at least so many times as much in the kernel's answer as below."""
-_LEAST_BYTES = 1 << 10
 
 
 def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
@@ -50,7 +47,7 @@ def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[Listed]:
     """
     node = vfs.node(nodeid)
     with _open(vfs, node) as fd:
-        yield from looked_at(vfs, Listing(node, _dirents(fd, room)), offset)
+        yield from looked_at(vfs, Listing(node, Dirents(fd)), offset, room)
 
 
 def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
@@ -58,7 +55,7 @@ def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
     node = vfs.node(nodeid)
     with vfs.memory.reads(node.source), _open(vfs, node) as fd:
         hidden = left_out(vfs, node)
-        return [one for one in vfs.gate.call(_dirents(fd, room).block, offset) if one[0] != hidden]
+        return [one for one in vfs.gate.call(Dirents(fd).block, offset, room // BYTES_TOLD) if one[0] != hidden]
 
 
 def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
@@ -70,7 +67,3 @@ def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
 def _open(vfs: Vfs, node: Node) -> Fd:
     """Whoever reads may have it from somebody else who opened it: that was for the kernel to allow."""
     return vfs.gate.owned(open_late(vfs, node))
-
-
-def _dirents(fd: Fd, room: int) -> Dirents:
-    return Dirents(fd, max(_LEAST_BYTES, room // _BYTES_TOLD))
