@@ -158,9 +158,13 @@ def serve(
 
 def _warn_of_few_files(target: bytes) -> None:
     """A program may have as many files open as its own limit says, and all of them together as many as the daemon's."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    from fusefs.mount.vfs import shares_of
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if os.geteuid() == 0 and hard < _FEW_FILES:
+        most = shares_of(hard, is_for_all=True).most_of_one()
+        less = f", though a single program may have {soft} elsewhere" if most < soft else ""
         output.warn(
-            f"{printable(target)}: all who use it together can have fewer than {hard} files open, which a single "
-            f"program may take; for more: LimitNOFILE= in the unit, or ulimit -Hn {_MANY_FILES} before this command"
+            f"{printable(target)}: all who use it together can have fewer than {hard} files open, and one user at most "
+            f"{most}{less}; for more: LimitNOFILE= in the unit, or ulimit -Hn {_MANY_FILES} before this command"
         )

@@ -77,7 +77,7 @@ class Adapter(pyfuse3.Operations):
         return self._xattrs.recall_names(inode, ctx)
 
     def _recall_opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, bool] | None:
-        fh = listing.recall_opendir(self._vfs, inode)
+        fh = listing.recall_opendir(self._vfs, inode, ctx)
         return None if fh is None else (fh, self._vfs.is_listing_kept(inode))
 
     # Names.

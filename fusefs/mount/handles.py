@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fusefs.core.inodes import Node
+from fusefs.core.shares import Shares
 from fusefs.linux.fd import Fd
 from fusefs.mount.gate import Gate
 
@@ -30,9 +31,11 @@ _NO_FD = 1 << 32
 class Handles:
     """Open files and directories, by handle and by node."""
 
-    def __init__(self, gate: Gate) -> None:
-        """Begin with none."""
+    def __init__(self, gate: Gate, shares: Shares) -> None:
+        """Begin with none. shares: of those that there may be"""
         self._gate = gate
+        self.shares = shares
+        self._openers: dict[int, int] = {}
         self._nodes: dict[int, Node] = {}
         self._fds: dict[Node, list[Fd]] = {}
         self._listings: dict[int, Listing] = {}
@@ -44,9 +47,9 @@ class Handles:
         """How many are open."""
         return len(self._nodes)
 
-    def add(self, node: Node, fd: Fd, flags: int = 0, listing: Listing | None = None) -> int:
-        """A handle of a node, opened with flags; the fd is closed with it."""
-        self._nodes[fd] = node
+    def add(self, node: Node, fd: Fd, opener: int, flags: int = 0, listing: Listing | None = None) -> int:
+        """A handle of a node, opened by a uid, with flags; the fd is closed with it."""
+        self._open(fd, node, opener)
         self._fds.setdefault(node, []).append(fd)
         if listing is not None:
             self._listings[fd] = listing
@@ -58,20 +61,31 @@ class Handles:
         node.n_open += 1
         return int(fd)
 
-    def add_late(self, node: Node, listing: Listing) -> int:
+    def add_late(self, node: Node, opener: int, listing: Listing) -> int:
         """A handle of a directory that is not open."""
         fh = next(self._late)
-        self._nodes[fh] = node
+        self._open(fh, node, opener)
         self._listings[fh] = listing
         return fh
 
     def remove_late(self, fh: int) -> None:
         """Let such a one go."""
-        del self._nodes[fh], self._listings[fh]
+        self._close(fh)
+        del self._listings[fh]
+
+    def _open(self, fh: int, node: Node, opener: int) -> None:
+        self._nodes[fh] = node
+        self._openers[fh] = opener
+        self.shares.give(opener)
+
+    def _close(self, fh: int) -> Node:
+        """Whose it was. He who closes a handle, and comes without a name, need not be who opened it."""
+        self.shares.take_back(self._openers.pop(fh))
+        return self._nodes.pop(fh)
 
     def remove(self, fh: int) -> Fd:
         """Let a handle go; its fd is the caller's now."""
-        node = self._nodes.pop(fh)
+        node = self._close(fh)
         self._listings.pop(fh, None)
         self._executed.discard(fh)
         self._to_append.discard(fh)

@@ -114,20 +114,20 @@ def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
     node = vfs.node(nodeid)
     if node.last is not None:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    vfs.make_room()
+    vfs.make_room(caller.uid)
     dir_fd = vfs.directories.fd_of(node)
     opening = AsCaller(vfs, caller, (by_mode_of(vfs, dir_fd),), (node,))
     fd = Fd(opening.call(os.open, dir_fd.path(), _TO_READ))
-    return vfs.handles.add(node, fd, listing=Listing(node, Dirents(fd)))
+    return vfs.handles.add(node, fd, caller.uid, listing=Listing(node, Dirents(fd)))
 
 
-def recall_opendir(vfs: Vfs, nodeid: int) -> int | None:
+def recall_opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int | None:
     """The same of one whose entries are remembered: it need not be opened. None: it must be."""
     node = vfs.nodes.get(nodeid)
     if node is None or node.last is not None or not vfs.is_checked or vfs.memory.listing(node) is None:
         return None
-    vfs.make_room()
-    return vfs.handles.add_late(node, Listing(node, None))
+    vfs.make_room(caller.uid)
+    return vfs.handles.add_late(node, caller.uid, Listing(node, None))
 
 
 def open_late(vfs: Vfs, node: Node) -> Fd:

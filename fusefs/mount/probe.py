@@ -33,7 +33,7 @@ async def why_not_through(vfs: Vfs, mount_point: bytes) -> str | None:
         asked = _in_memory(_ASKED)
         seen = look_at(asked)
         node = vfs.nodes.learn(source_key(seen, b""), seen, vfs.nodes.root, name)
-        fh = vfs.handles.add(node, asked)
+        fh = vfs.handles.add(node, asked, os.geteuid())
         try:
             vfs.passthrough.begin_with(node, passed)
         except OSError as error:

@@ -16,6 +16,7 @@ from typing import NoReturn
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
 from fusefs.core.names import STORE
+from fusefs.core.shares import Shares
 from fusefs.linux.attributes import Looker, look_at, peek, peek_at
 from fusefs.linux.caller import Caller
 from fusefs.linux.fd import Fd
@@ -39,6 +40,19 @@ from fusefs.store.layout import DROP, is_stores_own
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 """For the daemon's own needs, and those that operations hold for a moment: many, where many wait."""
 _LEAST_DIRECTORIES = 16
+
+
+def shares_of(max_fds: int, *, is_for_all: bool) -> Shares:
+    """Of what a process that may have so many fds can have open for clients. is_for_all: for one user else"""
+    return Shares(_n_for_clients(max_fds) - _LEAST_DIRECTORIES, is_for_all=is_for_all)
+
+
+def _n_spare(max_fds: int) -> int:
+    return max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
+
+
+def _n_for_clients(max_fds: int) -> int:
+    return max(max_fds - _n_spare(max_fds), 2 * _LEAST_DIRECTORIES)
 
 
 class Vfs:
@@ -74,8 +88,8 @@ class Vfs:
         seen = look_at(root)
         self.gate = gate
         self.memory = Memory(gate, stats, cache_bytes, timeout_s)
-        n_spare = max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
-        self._n_fds = max(max_fds - n_spare, 2 * _LEAST_DIRECTORIES)
+        n_spare = _n_spare(max_fds)
+        self._n_fds = _n_for_clients(max_fds)
         self.directories = Directories(root, self._n_fds, gate)
         self.wanted = Wanted(seen.dev)
         has_handles = self.directories.has_handles
@@ -83,7 +97,7 @@ class Vfs:
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashdir.zone_in)
         self._missing = Known(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
-        self.handles = Handles(gate)
+        self.handles = Handles(gate, shares_of(max_fds, is_for_all=is_checked))
         self.drops = trashdir.Drops(Kernel(), root)
         self.stored = trashdir.Stored(self.nodes)
         self.keeps_listings = not is_shared
@@ -392,14 +406,18 @@ class Vfs:
 
     # Handles.
 
-    def make_room(self) -> None:
-        """Before a handle: the fds are shared between handles and directories. Raises  OSError EMFILE"""
-        n_directories = self._n_fds - len(self.handles) - 1
-        if n_directories < _LEAST_DIRECTORIES:
-            _fail(errno.EMFILE)
-        self.directories.limit(n_directories)
+    def make_room(self, opener: int) -> None:
+        """Before a handle of a uid's: the fds are shared between handles and directories, which give way.
 
-    def opened(self, node: Node, fd: Fd, flags: int, size: int | None = None, writer: int | None = None) -> int:
+        Raises  OSError EMFILE: he has his share
+        """
+        if not self.handles.shares.may_have(opener):
+            _fail(errno.EMFILE)
+        self.directories.limit(max(_LEAST_DIRECTORIES, self._n_fds - len(self.handles) - 1))
+
+    def opened(
+        self, node: Node, fd: Fd, opener: int, flags: int, size: int | None = None, writer: int | None = None
+    ) -> int:
         """Have a handle of a node by an fd, which is the vfs's now; the id by which it is passed through, or 0."""
         try:
             backing_id = self.passthrough.opened(node, fd, flags, size, writer)
@@ -407,7 +425,7 @@ class Vfs:
             self.gate.call(fd.close)
             raise
         node.last = None  # if its last link went while it was being opened
-        self.handles.add(node, fd, flags)
+        self.handles.add(node, fd, opener, flags)
         return backing_id
 
     def release(self, fh: int) -> None:

@@ -48,12 +48,12 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> Opened:
     truncates = bool(flags & os.O_TRUNC)
     if truncates and vfs.handles.is_executed(node):
         raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
-    vfs.make_room()
+    vfs.make_room(caller.uid)
     with vfs.memory.changes(*(node.source,) if truncates else ()):
         held, seen = vfs.hold_seen(node, by_name=not truncates)
         with held:
             fd = open_patiently(vfs, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC, caller)
-    backing_id = vfs.opened(node, fd, flags, seen.size, writer_of(seen.uid, seen.mode))
+    backing_id = vfs.opened(node, fd, caller.uid, flags, seen.size, writer_of(seen.uid, seen.mode))
     try:
         keeps = not vfs.is_shared or (not backing_id and vfs.pages.are_right(node, vfs.gate.call(look_at, fd)))
     except BaseException:

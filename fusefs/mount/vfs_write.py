@@ -54,7 +54,7 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
     Raises  OSError ESTALE if somebody else has made it meanwhile: the kernel then looks again, and checks again
     """
     directory, dir_fd = vfs.changeable(parent, name)
-    vfs.make_room()
+    vfs.make_room(caller.uid)
     creating = _creating(vfs, directory, dir_fd, mode, caller)
     try:
         with vfs.memory.changes(names=((directory, name),)):
@@ -72,7 +72,7 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
     node = vfs.node(known.nodeid)
     node.nlookup += 1  # the kernel is told
     writer = writer_of(known.attributes.uid, known.attributes.mode)
-    return Opened(fd, vfs.opened(node, fd, flags, writer=writer), keeps=True), known
+    return Opened(fd, vfs.opened(node, fd, caller.uid, flags, writer=writer), keeps=True), known
 
 
 def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller) -> tuple[Opened, Known]:
@@ -83,7 +83,7 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
     directory, dir_fd = vfs.directory(parent)
     if not vfs.directories.has_handles:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-    vfs.make_room()
+    vfs.make_room(caller.uid)
     wanted = flags & ~_NOT_BELOW | os.O_TMPFILE | os.O_CLOEXEC
     creating = _creating(vfs, directory, dir_fd, mode, caller)
     fd = Fd(creating.call(os.open, b".", wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
@@ -95,7 +95,7 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
     node = vfs.nodes.learn(source_key(seen, vfs.directories.lasting(handle)), seen, directory, b"")
     vfs.nodes.take_away(node, directory, b"")
     node.nlookup += 1  # the kernel is told
-    backing_id = vfs.opened(node, fd, flags | os.O_CREAT, writer=writer_of(seen.uid, seen.mode))
+    backing_id = vfs.opened(node, fd, caller.uid, flags | os.O_CREAT, writer=writer_of(seen.uid, seen.mode))
     return Opened(fd, backing_id, keeps=True), Known(node.nodeid, seen, 0)
 
 

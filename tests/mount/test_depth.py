@@ -100,19 +100,19 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
     for nodeid in (directory, known(b"a"), known(b"f")):
         step(vfs.getattr, nodeid, ME)
     mkdir(vfs, known(b"a"), b"b", 0o755, ME)
-    step(rename, vfs, directory, b"a", directory, b"c")
-    step(rename, vfs, directory, b"f", known(b"c"), b"f")
-    step(rename, vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE)
-    rename(vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE)
+    step(rename, vfs, directory, b"a", directory, b"c", 0, ME)
+    step(rename, vfs, directory, b"f", known(b"c"), b"f", 0, ME)
+    step(rename, vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
+    rename(vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
     step(lambda: list(unopened.read(vfs, directory, 0, 4096)))
-    fh = step(listing.opendir, vfs, directory)
+    fh = step(listing.opendir, vfs, directory, ME)
     assert isinstance(fh, int)
     step(lambda: list(listing.read(vfs, fh, 0)))
     step(listing.releasedir, vfs, fh)
-    step(rmdir, vfs, known(b"c"), b"b")
-    step(unlink, vfs, known(b"c"), b"f")
-    step(rmdir, vfs, directory, b"c")
-    step(unlink, vfs, directory, b"o")
+    step(rmdir, vfs, known(b"c"), b"b", ME)
+    step(unlink, vfs, known(b"c"), b"f", ME)
+    step(rmdir, vfs, directory, b"c", ME)
+    step(unlink, vfs, directory, b"o", ME)
     step(vfs.forget, directory, 1)
     return found
 
@@ -137,10 +137,10 @@ def test_every_operation_in_a_dropped_tree_takes_as_many_steps_however_deep(vfs:
         top = mkdir(vfs, ROOT, b"top", 0o755, ME).nodeid
         above = chain(vfs, top, n)
         bottom = chain(vfs, above, 1)
-        rename(vfs, ROOT, b"top", drop, b"%d" % n)
+        rename(vfs, ROOT, b"top", drop, b"%d" % n, 0, ME)
         vfs.getattr(bottom, ME)  # who comes first after a drop finds out for all above where they lie now
         steps = everything(vfs, bottom)
-        steps.append(n_steps(partial(rmdir, vfs, above, b"d")))
+        steps.append(n_steps(partial(rmdir, vfs, above, b"d", ME)))
         steps.append(n_steps(partial(vfs.getattr, above, ME)))
         found.append(steps)
     assert found[2] == found[1]

@@ -1,0 +1,147 @@
+"""Whatever one user has open through a mount, others open theirs: the daemon's fds are shared between them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+N_FDS, N_FOR_CLIENTS = 512, 368
+FIRST, ROOTS = 16, 11
+HOG, NEWCOMERS = 1000, (1001, 1002)
+SUBORDINATE = range(100_000, 100_400)
+N_FILES, N_DIRECTORIES = 20, 600
+Open = Callable[[Path, int], int]
+
+
+@pytest.fixture(scope="module", params=["backing=local", "backing=slow", "without=unopened-directories"])
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    with tmpfs_volume() as volume:
+        source = volume / "source"
+        source.mkdir()
+        source.chmod(0o1777)
+        for number in range(N_FILES):
+            (source / f"f{number}").touch()
+        for number in range(N_DIRECTORIES):
+            (source / f"d{number}").mkdir()
+        options = ["coherence=exclusive", request.param]
+        with trashd_mount(source, options=options, n_fds_max=N_FDS, limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted
+
+
+@contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def holding(mount: Mounted) -> Iterator[list[int]]:
+    """Fds, closed by root in the end; and everything that the daemon had for them."""
+    fds: list[int] = []
+    n_before = mount.n_fds()
+    try:
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+        for path in mount.backing.glob("made-*"):
+            path.unlink()
+        assert until(lambda: mount.n_fds() <= max(n_before, N_FDS - N_FOR_CLIENTS))
+
+
+def one_of_many(path: Path, number: int) -> int:
+    return os.open(path / f"f{number % N_FILES}", os.O_RDONLY)
+
+
+def new(path: Path, number: int) -> int:
+    return os.open(path / f"made-{os.geteuid()}-{number}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def unnamed(path: Path, _number: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_TMPFILE, 0o600)
+
+
+def directory(path: Path, number: int) -> int:
+    return os.open(path / f"d{number % N_FILES}", os.O_RDONLY | os.O_DIRECTORY)
+
+
+def take(mount: Mounted, uid: int, open_: Open, fds: list[int], n: int = 2 * N_FDS) -> int:
+    """How many of n a user gets."""
+    with acting_as(uid):
+        for number in range(n):
+            try:
+                fds.append(open_(mount.path, number))
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                return number
+    return n
+
+
+def assert_others_get_theirs(mount: Mounted, fds: list[int]) -> None:
+    for uid in NEWCOMERS:
+        assert take(mount, uid, one_of_many, fds, FIRST // 2) == FIRST // 2
+        assert take(mount, uid, new, fds, FIRST // 2) == FIRST // 2
+    assert take(mount, 0, new, fds, ROOTS) == ROOTS
+
+
+@pytest.mark.parametrize("open_", [one_of_many, new, unnamed], ids=["opens", "creates", "makes unnamed"])
+def test_who_takes_all_that_he_gets_leaves_some_to_others(mount: Mounted, open_: Open) -> None:
+    with holding(mount) as fds:
+        assert 0.7 * N_FOR_CLIENTS < take(mount, HOG, open_, fds) < 0.9 * N_FOR_CLIENTS
+        assert_others_get_theirs(mount, fds)
+
+
+@pytest.mark.parametrize("uids", [SUBORDINATE, [0]], ids=["subordinate uids", "root"])
+def test_nor_do_all_uids_of_his_containers_nor_root_take_the_last(mount: Mounted, uids: Iterable[int]) -> None:
+    with holding(mount) as fds:
+        for uid in uids:
+            take(mount, uid, one_of_many, fds)
+        for uid in NEWCOMERS[:1]:
+            assert take(mount, uid, new, fds, FIRST) == FIRST
+
+
+def test_open_directories_are_shared_as_files_are(mount: Mounted) -> None:
+    """Where they are the daemon's to open; else they take none."""
+    with holding(mount) as fds:
+        take(mount, HOG, directory, fds)
+        assert_others_get_theirs(mount, fds)
+
+
+def test_what_is_closed_by_another_user_is_given_back_to_who_opened_it(mount: Mounted) -> None:
+    found = []
+    for _ in range(2):
+        with holding(mount) as fds:
+            found.append(take(mount, HOG, one_of_many, fds))
+        assert until(lambda: mount.stats().gauges["n_handles"] == 0)
+    assert found[0] == found[1]
+
+
+def test_directories_that_are_known_take_nothing_from_anybody(mount: Mounted) -> None:
+    for number in range(N_DIRECTORIES):
+        os.stat(mount.path / f"d{number}")
+        with suppress(FileNotFoundError):
+            os.stat(mount.path / f"d{number}" / "none")
+    with holding(mount) as fds:
+        assert take(mount, HOG, one_of_many, fds) > 0.7 * N_FOR_CLIENTS
+        assert_others_get_theirs(mount, fds)
+
+
+def test_what_one_user_may_have_is_told_when_it_is_mounted_if_it_is_less_than_his_own_limit(mount: Mounted) -> None:
+    said = mount.log.read_text()
+    with holding(mount) as fds:
+        most = take(mount, HOG, one_of_many, fds)
+    assert any(f"one user at most {n}, though a single program may have {N_FDS}" in said for n in (most, most - 1))

@@ -1,0 +1,158 @@
+"""Nobody takes the last: whatever others have, who has none gets some, root too, and who has most is refused first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from fusefs.core.shares import Shares
+
+N = 6000
+FIRST = 16
+ROOT = 0
+NEWCOMERS = range(3000, 3015)
+SUBORDINATE = range(100_000, 165_536)
+"""As useradd gives them: in two blocks."""
+UIDS = (ROOT, 1000, 1001, 1002, 65_535, 65_536, 65_537, 200_000)
+HOGS = st.lists(st.integers(1000, 1020), min_size=1, max_size=20, unique=True)
+
+
+def take(shares: Shares, uid: int, n: int = N) -> int:
+    """How many of n that it asks for a uid gets."""
+    got = 0
+    while got < n and shares.may_have(uid):
+        shares.give(uid)
+        got += 1
+    return got
+
+
+def take_in_turns(shares: Shares, uids: Iterable[int]) -> None:
+    """All that each gets, one after the other."""
+    asking = list(uids)
+    while asking:
+        asking = [uid for uid in asking if take(shares, uid, 1)]
+
+
+def assert_some_are_left(shares: Shares) -> None:
+    """For newcomers and for root."""
+    assert [take(shares, uid, FIRST) for uid in NEWCOMERS] == [FIRST] * len(NEWCOMERS)
+    assert take(shares, ROOT, N // 32) == N // 32
+
+
+@given(HOGS)
+def test_who_comes_after_any_who_take_all_they_get_has_his_first_ones(hogs: list[int]) -> None:
+    shares = Shares(N)
+    for uid in hogs:
+        take(shares, uid)
+    assert_some_are_left(shares)
+
+
+@given(HOGS)
+def test_the_same_after_many_who_take_it_in_turns(hogs: list[int]) -> None:
+    shares = Shares(N)
+    take_in_turns(shares, hogs)
+    assert_some_are_left(shares)
+
+
+@pytest.mark.parametrize("is_by_one", [True, False], ids=["one after the other", "in turns"])
+def test_all_subordinate_uids_of_some_users_together_leave_some(*, is_by_one: bool) -> None:
+    shares = Shares(N)
+    for user in range(4):
+        uids = [1000 + user, *range(100_000 + user * len(SUBORDINATE), 100_000 + (user + 1) * len(SUBORDINATE))]
+        if is_by_one:
+            for uid in uids:
+                take(shares, uid)
+        else:
+            take_in_turns(shares, uids)
+    assert_some_are_left(shares)
+
+
+def test_root_who_takes_all_he_gets_leaves_some() -> None:
+    shares = Shares(N)
+    take(shares, ROOT)
+    assert [take(shares, uid, FIRST) for uid in NEWCOMERS] == [FIRST] * len(NEWCOMERS)
+
+
+def test_who_has_taken_all_he_gets_in_a_block_leaves_first_ones_to_others_in_it() -> None:
+    shares = Shares(N)
+    take(shares, SUBORDINATE[0])
+    assert [take(shares, uid, FIRST) for uid in SUBORDINATE[1:21]] == [FIRST] * 20
+    take(shares, 1000)
+    assert take(shares, SUBORDINATE[21], FIRST) == FIRST
+
+
+@pytest.mark.parametrize("n", [16, 40, 176, 1000, N, 522_224])
+def test_one_who_is_alone_gets_as_many_as_is_told_and_that_is_most(n: int) -> None:
+    shares = Shares(n)
+    most = shares.most_of_one()
+    if n <= N:
+        assert abs(take(shares, 1000) - most) <= 1
+    assert most > 0.7 * n
+
+
+def test_the_only_user_may_have_them_all() -> None:
+    shares = Shares(N, is_for_all=False)
+    assert take(shares, 1000) == shares.most_of_one() == N
+
+
+def test_who_has_most_gets_none_of_what_he_gives_back_while_another_does() -> None:
+    shares = Shares(N)
+    much, little = take(shares, 1000), take(shares, 1001)
+    assert much > little > FIRST
+    for _ in range(100):
+        shares.take_back(1000)
+    assert not shares.may_have(1000)
+    assert take(shares, 1001)
+
+
+class Clients(RuleBasedStateMachine):
+    """They take and give back, in any order and number."""
+
+    uids = st.sampled_from(UIDS)
+    numbers = st.sampled_from([1, 10, 300, N])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares = Shares(N)
+        self.has = dict.fromkeys(UIDS, 0)
+
+    @rule(uid=uids, n=numbers)
+    def want(self, uid: int, n: int) -> None:
+        self.has[uid] += take(self.shares, uid, n)
+
+    @rule(uid=uids, n=numbers)
+    def close(self, uid: int, n: int) -> None:
+        for _ in range(min(n, self.has[uid])):
+            self.shares.take_back(uid)
+            self.has[uid] -= 1
+
+    @invariant()
+    def no_more_are_given_than_there_are(self) -> None:
+        assert sum(self.has.values()) <= N
+
+    @invariant()
+    def first_ones_are_for_everybody(self) -> None:
+        assert self.shares.may_have(4711)
+        assert self.shares.may_have(300_000)
+
+    @invariant()
+    def root_has_his_part(self) -> None:
+        assert self.has[ROOT] >= N // 32 or self.shares.may_have(ROOT)
+
+    @invariant()
+    def who_has_more_is_refused_before_who_has_less(self) -> None:
+        for uids in ((1000, 1001, 1002, 65_535), (65_536, 65_537)):
+            may = [self.shares.may_have(uid) for uid in sorted(uids, key=self.has.__getitem__)]
+            assert may == sorted(may, reverse=True)
+
+    @invariant()
+    def who_has_all_given_back_is_nobody(self) -> None:
+        if not any(self.has.values()):
+            assert [len(shares) for shares in (self.shares._of_uids, self.shares._of_blocks)] == [0, 0]
+
+
+TestClients = Clients.TestCase
