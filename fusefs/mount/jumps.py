@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_LEAST_BYTES = 1 << 10
-"""Room for a name of any length; for four or five of a usual one."""
+_LEAST_BYTES = 1 << 9
+"""Room for a name of any length; for two or three of a usual one."""
 _MORE = 8
 _N_READERS_MAX = 1024
 

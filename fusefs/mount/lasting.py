@@ -14,8 +14,9 @@ Source  fs/fuse/inode.c: fuse_change_attributes and fuse_reverse_inval_inode, by
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
-from fusefs.core.inodes import Node
+from fusefs.core.inodes import InodeTable, Node, Zone
 from fusefs.linux.backing import forget_attributes
 from fusefs.mount.known import Known
 
@@ -67,9 +68,7 @@ class Lasting:
         """Something in a directory, or of itself, has changed; the answer to that must not have gone out yet."""
         nodeid = directory.nodeid
         self._changed_s[nodeid] = time.monotonic()
-        if nodeid in self._told:
-            self._told.discard(nodeid)
-            forget_attributes(self._device, nodeid)
+        self.renew_those((nodeid,))
 
     def moved(self, node: Node) -> None:
         """A node has another name: its time of change is new, and who is above it."""
@@ -85,10 +84,20 @@ class Lasting:
             forget_attributes(self._device, node.nodeid)
 
     def renew_all(self) -> None:
-        """The same of all directories: somebody may have worked on them behind the mount."""
-        for nodeid in list(self._told):
-            self._told.discard(nodeid)
-            forget_attributes(self._device, nodeid)
+        """The same of all directories."""
+        self.renew_those(list(self._told))
+
+    def renew_in_trash(self, nodes: InodeTable) -> None:
+        """The same of those in which a reaper may have worked behind the mount."""
+        known = [(nodeid, nodes.get(nodeid)) for nodeid in list(self._told)]
+        self.renew_those([nodeid for nodeid, node in known if node and nodes.zone_of(node) is Zone.TRASH])
+
+    def renew_those(self, nodeids: Iterable[int]) -> None:
+        """The same of such of these as are directories of which something lasting was told."""
+        for nodeid in nodeids:
+            if nodeid in self._told:
+                self._told.discard(nodeid)
+                forget_attributes(self._device, nodeid)
 
     def drop(self, node: Node) -> None:
         """A node has ended."""

@@ -70,6 +70,8 @@ async def forget_stored(vfs: Vfs, device: int) -> None:
                 error.strerror,
             )
             told_by, left = None, nodes
+        else:
+            vfs.stored.looked_through()
         goes_on = not waiting.cancelled_caught or len(left) < n_before
         pause_s = _SETTLE_S if goes_on else min(2 * pause_s, _LONGEST_S)
 
@@ -88,6 +90,7 @@ async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[N
         part = nodes[max(0, end - _N_AT_A_TIME) : end]
         with vfs.gate.lock:
             stored = [node for node in reversed(part) if _is_stored(vfs, node)]
+            vfs.lasting.renew_those([node.nodeid for node in stored])
         if stored and device is not None:
             forget_unused(device, [node.nodeid for node in stored])
             left += stored

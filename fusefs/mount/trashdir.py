@@ -94,11 +94,14 @@ class Stored:
         """Called when there is something, on whatever thread; stored.forget_stored wants to know."""
         self._has_moved = False
         self._seen: dict[Node, None] = {}
+        self.is_known_anew = True
+        """Whether nothing lasts any more that was told of directories before they were moved there."""
 
     def moved(self, directory: Node, node: Node) -> None:
         """A node was moved into a directory; if that is in a store, so is all that is known in it."""
         if holds_trash(self._nodes, directory):
-            self._has_moved |= node.is_directory
+            if node.is_directory:
+                self._has_moved, self.is_known_anew = True, False
             self.add(node)
 
     def seen(self, directory: Node, node: Node) -> None:
@@ -116,6 +119,10 @@ class Stored:
         seen, self._seen = self._seen, {}
         has_moved, self._has_moved = self._has_moved, False
         return list(self._nodes) if has_moved else [*dict.fromkeys([*left, *seen])]
+
+    def looked_through(self) -> None:
+        """What was taken last was told to be asked for anew."""
+        self.is_known_anew = not self._has_moved
 
 
 class Drops:

@@ -211,9 +211,9 @@ def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int
     vfs.lasting.changed(old[0])
     if new[0] is not old[0]:
         vfs.lasting.changed(new[0])
-    if trashdir.holds_trash(vfs.nodes, old[0]):
-        vfs.memory.cache.clear()
-        vfs.lasting.renew_all()
+    places = (old, new) if flags & libc.RENAME_EXCHANGE else (old,)
+    if any(trashdir.holds_trash(vfs.nodes, directory) for directory, _name in places):
+        _come_back(vfs)
     if source == other:
         return  # two names of one file: the kernel leaves both
     if other is not None and found is not None:
@@ -222,6 +222,14 @@ def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int
         else:
             _lost(vfs, other, found[0], *new)
     _moved(vfs, source, old, new)
+
+
+def _come_back(vfs: Vfs) -> None:
+    """What lies in a store is about to be taken from there: a reaper may have worked on it behind the mount."""
+    vfs.memory.cache.clear()
+    # Most often it is known anew by then (stored.py). But a thread may yet tell of what it saw before it was moved.
+    if vfs.gate.is_slow or not vfs.stored.is_known_anew:
+        vfs.lasting.renew_in_trash(vfs.nodes)
 
 
 def _moved(vfs: Vfs, source: SourceKey, from_: Place, to: Place) -> None:

@@ -136,14 +136,37 @@ def test_a_file_that_is_moved_is_new_to_whom_it_was_told(tree: Tree) -> None:
     assert not tree.device.voided()
 
 
-def test_what_comes_back_from_a_store_is_looked_at_anew(tree: Tree) -> None:
-    """A reaper may have worked on it behind the mount, on any directory in it."""
+def container(tree: Tree) -> int:
+    """With a directory in it, `tree`."""
     (tree.path / ".trashd/u/0/orphans/id/tree").mkdir(parents=True)
-    at = ROOT
+    at: int = ROOT
     for name in (b".trashd", b"u", b"0", b"orphans", b"id"):
         at = tree.vfs.lookup(at, name, ME).nodeid
-    vfs_write.rename(tree.vfs, at, b"tree", ROOT, b"tree", 0, ME)
-    assert sorted(tree.device.voided()) == sorted([ROOT, tree.top, tree.sub])
+    return at
+
+
+@pytest.mark.parametrize("is_exchanged_back", [False, True], ids=["renamed", "exchanged"])
+def test_what_comes_back_from_a_store_is_looked_at_anew(tree: Tree, *, is_exchanged_back: bool) -> None:
+    """A reaper may have worked on it behind the mount, on any directory in it."""
+    orphan = container(tree)
+    vfs_write.rename(tree.vfs, orphan, b"tree", ROOT, b"top", libc.RENAME_EXCHANGE, ME)
+    tree.device.voided()
+    if is_exchanged_back:
+        vfs_write.rename(tree.vfs, ROOT, b"top", orphan, b"tree", libc.RENAME_EXCHANGE, ME)
+    else:
+        vfs_write.rename(tree.vfs, orphan, b"tree", ROOT, b"elsewhere", 0, ME)
+    assert tree.sub in tree.device.voided()
+    assert tree.tell(tree.sub) == [HOUR_S]
+
+
+def test_a_swap_and_its_restore_make_nothing_of_others_void(tree: Tree) -> None:
+    """However many directories are known: those that nobody touched are not asked for again."""
+    others = [tree.vfs.lookup(ROOT, b"%d" % n, ME).nodeid for n in range(100) if not (tree.path / f"{n}").mkdir()]
+    assert tree.tell(*others) == [HOUR_S] * len(others)
+    orphan = container(tree)
+    for _ in range(2):
+        vfs_write.rename(tree.vfs, orphan, b"tree", ROOT, b"top", libc.RENAME_EXCHANGE, ME)
+        assert not set(tree.device.voided()) & set(others)
 
 
 def test_a_change_that_is_made_but_not_seen_is_heard_of(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

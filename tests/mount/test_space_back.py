@@ -166,3 +166,26 @@ def test_a_restored_tree_is_whole_and_known_anew(mount: Mounted) -> None:
     done_well("restore", identifier, "--volume", mount.path)
     assert sum(len(files) for _, _, files in os.walk(top)) == N_DIRECTORIES * N_FILES
     assert mount.stats().gauges["n_nodes"] >= N_DIRECTORIES
+
+
+def test_who_stays_in_a_tree_sees_what_a_reaper_did_there_when_it_is_back(mount: Mounted) -> None:
+    """What he was told before it was dropped would last for an hour."""
+    top = fill(mount, "job")
+    with Fd(os.open(top / "d1", os.O_RDONLY)) as held:
+        assert until(lambda: _lasts(mount, held))
+        drop = (mount.path / ".trashd/drop").resolve()
+        top.rename(drop / "job")
+        assert until(lambda: mount.stats().gauges["n_nodes"] < N_DIRECTORIES, LIMIT_S)
+        behind = mount.backing / drop.relative_to(mount.path) / "job"
+        for file in (behind / "d1").iterdir():
+            file.unlink()
+        (drop / "job").rename(top)
+        assert os.fstat(held).st_mtime_ns == (mount.backing / "job/d1").stat().st_mtime_ns
+
+
+def _lasts(mount: Mounted, fd: Fd) -> bool:
+    """Whether the kernel believes what a directory is: it asks for it no more."""
+    before = mount.stats().operations["getattr"].n()
+    os.fstat(fd)
+    os.fstat(fd)
+    return mount.stats().operations["getattr"].n() == before

@@ -1,0 +1,234 @@
+"""What a level of a deep tree costs, and a jump in a listing, through a mount: the table of docs/performance.md.
+
+    python -m bench.depth
+
+Trees of so many levels, each a directory in the one before, and a hundred times as many of a hundredth; both have as
+many directories. A level of the deep one is to take at most 1.5 times as long. All on one filesystem in memory, in
+turn; as root only, in a mount namespace of its own.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+from bench.listing_million import wait_until_idle
+from bench.subjects import (
+    HP,
+    LL,
+    NATIVE,
+    OURS,
+    SUBJECTS,
+    Row,
+    Unable,
+    all_subjects,
+    cpu_s,
+    markdown,
+    served,
+    take_turns,
+)
+from bench.support import TRASHD, keep, measuring, tell, time_command, volume
+from fusefs.linux.libc import checked
+from tests.support.fuse import FuseMount
+from tests.support.mounted import forget_all
+from tests.support.namespaces import see_own_mounts_only
+from tests.support.volumes import bind_mount
+
+PEERS = (HP, LL)
+"""They have a file open for each that the kernel knows, and jump only."""
+RESULTS = Path(__file__).with_name("results") / "depth.jsonl"
+BOUND, OWN_ROOT = "native, bind mount", "trashd, its own root"
+"""To go up by `..`, the kernel looks at all that is above: where a mount shows no filesystem's root. That of a mount of
+ours is one where it is said to do without kept-root-acl."""
+WORDS = MappingProxyType({**SUBJECTS, OWN_ROOT: (*SUBJECTS[OURS], "--without", "kept-root-acl")})
+MAKE, WALK, AGAIN, REMOVE, DROP = "make", "walk", "walk again", "rm -rf", "drop (daemon)"
+LEVELS = (MAKE, WALK, AGAIN, REMOVE, DROP)
+STEP, RANDOM = "seekdir, step", "seekdir, random"
+JUMPS = (STEP, RANDOM)
+TARGET = 1.5
+PARTS = 100
+N_NAMES, N_JUMPS = 4000, 1000
+BUFFER_BYTES = 32 << 10
+"""libc's: it fills it after each jump, and hands on one entry."""
+_PATIENCE_S, _LIMIT_S = 300.0, 300.0
+_SETTLE_S = 1.1  # what the kernel is told of a directory lasts if it has not changed for a second
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def make_chain(top: Path, n: int) -> None:
+    """Directories one in the other, as `mkdir d; cd d` makes them."""
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(n - 1):
+        os.mkdir("d", dir_fd=fd)
+        fd = _below(fd)
+    os.close(fd)
+
+
+def walk(top: Path) -> None:
+    """List and look at all levels, as find does."""
+    fd = os.open(top, os.O_RDONLY)
+    while os.listdir(fd):
+        os.stat("d", dir_fd=fd)
+        fd = _below(fd)
+    os.close(fd)
+
+
+def _below(fd: int) -> int:
+    below = os.open("d", os.O_RDONLY, dir_fd=fd)
+    os.close(fd)
+    return below
+
+
+def take_levels(root: Path, fuse: FuseMount | None, n_levels: int, n_chains: int) -> dict[str, float]:
+    """Seconds a level, of all chains together; of a drop the daemon's processor time, to the end."""
+    tops = [root / f"chain-{number}" for number in range(n_chains)]
+    found = {}
+
+    def timed(what: str, act: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> None:
+        began = clock()
+        act()
+        found[what] = (clock() - began) / n_levels / n_chains
+
+    def make() -> None:
+        for top in tops:
+            make_chain(top, n_levels)
+
+    def walk_all() -> None:
+        for top in tops:
+            walk(top)
+
+    def drop() -> None:
+        assert fuse
+        for top in tops:
+            top.rename(root / ".trashd/drop" / f"{top.name}-{time.monotonic_ns()}")
+        wait_until_idle(fuse)
+
+    timed(MAKE, make)
+    time.sleep(_SETTLE_S)
+    if fuse:
+        forget_all(root)
+    timed(WALK, walk_all)
+    timed(AGAIN, walk_all)
+    timed(REMOVE, lambda: time_command(["rm", "-rf", *tops], timeout_s=_LIMIT_S))
+    if fuse and (root / ".trashd").exists():
+        make()
+        timed(DROP, drop, lambda: cpu_s(fuse))
+    return found
+
+
+def take_jumps(directory: Path) -> dict[str, float]:
+    """Seconds of a jump to an entry of a directory that nobody has listed to its end, and of reading from there on."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    buffer = ctypes.create_string_buffer(BUFFER_BYTES)
+
+    def read_at(offset: int) -> int:
+        """Where the entry after that one stands."""
+        os.lseek(fd, offset, os.SEEK_SET)
+        assert checked(_libc.getdents64(fd, buffer, ctypes.c_size_t(BUFFER_BYTES)))
+        following: int = struct.unpack_from("=q", buffer, 8)[0]
+        return following
+
+    try:
+        offsets, began = [0], time.perf_counter()
+        for _ in range(N_JUMPS):
+            offsets.append(read_at(offsets[-1]))
+        stepped = time.perf_counter()
+        chosen = random.Random(1).choices(offsets[1:], k=N_JUMPS)
+        began_again = time.perf_counter()
+        for offset in chosen:
+            read_at(offset)
+        return {STEP: (stepped - began) / N_JUMPS, RANDOM: (time.perf_counter() - began_again) / N_JUMPS}
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def shown(name: str, source: Path) -> Iterator[tuple[Path, FuseMount | None]]:
+    """A directory as a subject shows it. Raises  Unable"""
+    if name == BOUND:
+        target = source.with_name("bound")
+        target.mkdir(exist_ok=True)
+        with bind_mount(source, target):
+            yield target, None
+        return
+    with served(name, source, words={**all_subjects(), **WORDS}, limit_s=_LIMIT_S) as (path, fuse):
+        yield path, fuse
+
+
+def take_turn(name: str, source: Path, n_levels: int) -> dict[str, float]:
+    """All figures of a subject. Raises  Unable"""
+    found: dict[str, float] = {}
+    for n, n_chains in () if name in PEERS else ((n_levels // PARTS, PARTS), (n_levels, 1)):
+        with shown(name, source) as (path, fuse):
+            found |= {_at(what, n): seconds for what, seconds in take_levels(path, fuse, n, n_chains).items()}
+    with shown(name, source) as (path, _fuse):
+        return found | take_jumps(path / "listed")
+
+
+def _at(what: str, n_levels: int) -> str:
+    return f"{what} at {n_levels:,}"
+
+
+def table(row: Row) -> str:
+    """Microseconds, and how many times those at a hundredth of the depth; the last columns are of a jump."""
+    deep = row["n_levels"]
+    lines = []
+    for name, told in row["subjects"].items():
+        medians = told.get("medians", {})
+        cells = [name]
+        for what in LEVELS:
+            shallow_s, deep_s = (medians.get(_at(what, n)) for n in (deep // PARTS, deep))
+            cells.append(f"{deep_s * 1e6:.0f} ({deep_s / shallow_s:.2f})" if deep_s and shallow_s else "-")
+        cells += [f"{medians[what] * 1e6:.0f}" if what in medians else "-" for what in JUMPS]
+        lines.append(cells)
+    return markdown(["", *LEVELS, *JUMPS], lines)
+
+
+def verdicts(row: Row) -> Iterator[str]:
+    """Each target, met or MISSED."""
+    deep = row["n_levels"]
+    for name in (OURS, OWN_ROOT):
+        medians = row["subjects"].get(name, {}).get("medians", {})
+        for what in LEVELS:
+            if _at(what, deep) in medians:
+                ratio = medians[_at(what, deep)] / medians[_at(what, deep // PARTS)]
+                yield f"{name}, {what}: {ratio:.2f} (at most {TARGET}): {'met' if ratio <= TARGET else 'MISSED'}"
+
+
+def main() -> None:
+    """Measure, keep and tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--filesystem", default="ext4")
+    parser.add_argument("--levels", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    see_own_mounts_only()
+    peers = [name for name in PEERS if name in all_subjects()]
+    with measuring(Unable), volume(arguments.filesystem) as root:
+        source = root / "source"
+        (source / "listed").mkdir(parents=True)
+        for number in range(N_NAMES):
+            (source / "listed" / f"{'x' * random.Random(number).randint(4, 60)}-{number}").touch()
+        subjects = take_turns(
+            [NATIVE, BOUND, OURS, OWN_ROOT, *peers],
+            arguments.rounds,
+            _PATIENCE_S,
+            lambda name: take_turn(name, source, arguments.levels),
+        )
+        time_command([TRASHD, "reap", "--now", "--all", "--volume", source], timeout_s=_LIMIT_S)
+    row = {"filesystem": arguments.filesystem, "n_levels": arguments.levels, "subjects": subjects}
+    keep(RESULTS, row)
+    tell(table(row))
+    for verdict in verdicts(row):
+        tell(verdict)
+
+
+if __name__ == "__main__":
+    main()
