@@ -191,7 +191,8 @@ class Adapter(pyfuse3.Operations):
         """What the kernel is told of a handle, in the reply that goes out now."""
         if opened.backing_id:
             self._replies.patch_next(through(opened.backing_id), partial(self._lost, opened.fh))
-        return FileInfo(fh=FileHandleT(opened.fh), keep_cache=opened.keeps)
+        is_direct = not opened.backing_id and self._vfs.handles.comes_whole(opened.fh)
+        return FileInfo(fh=FileHandleT(opened.fh), keep_cache=opened.keeps, direct_io=is_direct)
 
     def _lost(self, fh: int) -> None:
         """A handle that nobody was told of: nobody will release it."""

@@ -38,7 +38,7 @@ from fusefs.mount.options import Backing, Coherence, Options, Passthrough
 from fusefs.mount.passthrough import stack_depth, why_not_here
 from fusefs.mount.points import check, mount_of_device
 from fusefs.mount.probe import why_not_through
-from fusefs.mount.replies import INIT_BITS, Replies, beginning
+from fusefs.mount.replies import INIT_BITS, MAPS_DIRECT, Replies, beginning
 from fusefs.mount.seen import forget_earlier
 from fusefs.mount.stats import Stats, kept
 from fusefs.mount.stored import forget_stored
@@ -78,6 +78,7 @@ class _Service(Adapter):
         self._ready = ready
         self._has_begun = trio.Event()
         self._moving = trio.Lock()
+        self._maps_direct = False
         self._refusal: Refused | None = None
         """Why it must not answer after all: set by `_answer_from_now_on`, which unmounts it then."""
 
@@ -123,6 +124,7 @@ class _Service(Adapter):
             opens = not self._lane.is_on(FastPath.UNOPENED)
             direct = Direct(self._vfs, self._xattrs, self.hands, self._replies, self.stats, opens_directories=opens)
             loop.serve_by(direct.serve, nursery)
+            self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
         if not await self._has_shown(attached, ended):
             return
         if self._lane.is_on(FastPath.PASSTHROUGH):
@@ -170,6 +172,7 @@ class _Service(Adapter):
         """Want no more than the kernel offers. A bit that it doesn't know would do no harm, but would be told of."""
         offered = self._replies.offered() if self._lane.is_on(FastPath.SEAM) else None
         if offered is not None:
+            self._maps_direct = bool(offered & MAPS_DIRECT)
             for path, bit in INIT_BITS.items():
                 if not offered & bit:
                     self._lane.turn_off(path, "this kernel does not offer it")

@@ -312,6 +312,8 @@ class Direct:
         """The kernel reads and writes the file of an id itself, and keeps no pages then."""
         fh, backing_id, keeps = opened
         flags = wire.FOPEN_PASSTHROUGH if backing_id else wire.FOPEN_KEEP_CACHE if keeps else 0
+        if not backing_id and self._vfs.handles.comes_whole(fh):
+            flags |= wire.FOPEN_DIRECT_IO
         wire.put_opened(answer, fh, flags, backing_id)
         return answer
 
@@ -322,10 +324,9 @@ class Direct:
     def _write(self, _nodeid: int, request: Request) -> Answer:
         fh, offset, size, flags = wire.WRITE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         data = memoryview(request)[REQUEST_HEAD_SIZE + wire.WRITE_IN.size :][:size]
-        appends = bool(flags & os.O_APPEND)
         if self._gate.is_slow:  # and the next request comes to where this one lies
-            return self._by_thread(self._say_written, vfs_files.write, fh, offset, data.tobytes(), appends=appends)
-        return self._say_written(vfs_files.write(self._vfs, fh, offset, data, appends=appends))
+            return self._by_thread(self._say_written, vfs_files.write, fh, offset, data.tobytes(), flags)
+        return self._say_written(vfs_files.write(self._vfs, fh, offset, data, flags))
 
     def _say_written(self, n: int) -> Given:
         wire.put_written(self._written, n)

@@ -38,6 +38,14 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
         vfs.gate.call(call_as, who, os.chown, fd.path(), -1, -1)
 
 
+def take_unasked(vfs: Vfs, node: Node, fd: Fd) -> None:
+    """The same before a write that the kernel hands on as it is: it takes nothing away, and asks for nothing."""
+    if vfs.gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
+        with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
+            vfs.gate.call(call_as, in_no_group(), os.chown, fd.path(), -1, -1)
+        vfs.lasting.renew(node)
+
+
 def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
     """Whether that mode takes such bits away, and nothing else, and somebody may be writing, who does not own the file.
 

@@ -91,20 +91,31 @@ def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
         return vfs.gate.call(os.pread, vfs.handles.file(fh), size, offset)
 
 
-def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, *, appends: bool | None = None) -> int:
+def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int | None = None) -> int:
     """How many bytes were written.
 
-    appends  at the end, wherever that is by now. None: pyfuse3 does not say. Where nobody works behind the mount the
-             kernel knows the end, and the offset is right either way; elsewhere whoever opened the file to append does
+    flags  of the file, as they are now: with O_APPEND it is written at the end, wherever that is. None: pyfuse3 does
+           not say. Where nobody works behind the mount the kernel knows the end, and the offset is right either way;
+           elsewhere whoever opened the file to append does
     """
     node, file = vfs.handles.node(fh), vfs.handles.file(fh)
-    if appends is None:
-        appends = vfs.is_shared and vfs.handles.is_to_append(fh)
-    writer = vfs.passthrough.writer_of(node, file)
+    if flags is None:
+        flags = os.O_APPEND if vfs.is_shared and vfs.handles.is_to_append(fh) else 0
+    how, writer = os.RWF_APPEND if flags & os.O_APPEND else 0, vfs.passthrough.writer_of(node, file)
     with vfs.memory.changes(node.source):
-        if appends:
-            return vfs.gate.call(call_as, writer, os.pwritev, file, (data,), offset, os.RWF_APPEND)
+        if vfs.handles.comes_whole(fh):
+            privileges.take_unasked(vfs, node, file)
+            how |= _as_durable(flags)
+        if how:
+            return vfs.gate.call(call_as, writer, os.pwritev, file, (data,), offset, how)
         return vfs.gate.call(call_as, writer, os.pwrite, file, data, offset)
+
+
+def _as_durable(flags: int) -> int:
+    """What a single write asks for (RWF_DSYNC, RWF_SYNC), of a file that the kernel does not sync itself afterwards."""
+    if flags & os.O_SYNC == os.O_SYNC:
+        return os.RWF_SYNC
+    return os.RWF_DSYNC if flags & os.O_DSYNC else 0
 
 
 def allocate(vfs: Vfs, fh: int, mode: int, offset: int, size: int, caller: Caller) -> None:

@@ -217,6 +217,7 @@ def volume() -> Iterator[Path]:
         ("without=kill-privileges",),
         ("passthrough=off", "without=kill-privileges"),
         ("coherence=shared",),
+        ("coherence=shared", "passthrough=off", "timeout=3600"),
     ],
     ids="+".join,
 )

@@ -35,7 +35,7 @@ OPEN_OUT = struct.Struct("=QIi")
 ENTRY_OUT = struct.Struct("=QQQQII88s")
 DIRENT = struct.Struct("=QQII")
 KEEP_CACHE, CACHE_DIR, STREAM, PASSTHROUGH = 2, 8, 16, 128
-ALWAYS = 1 << 6 | 1 << 30 | 1 << 38
+ALWAYS = 1 << 6 | 1 << 30 | 1 << 36 | 1 << 38
 """Modes as they were asked for, 64 bits, no file handles."""
 MIB = 1 << 20
 LIMIT_S = 30.0
