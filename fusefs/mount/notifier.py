@@ -159,7 +159,7 @@ def _notices(vfs: Vfs, change: Change) -> Iterator[bytes]:
             yield _forget_inode(directory)
         if subject is not None and is_directory and change.mask & FAN_DELETE:
             close_removed(vfs, [subject])
-    if subject is not None:
+    if subject is not None and (change.mask != FAN_MODIFY or not vfs.passthrough.is_unbelieved(subject)):
         yield _forget_inode(subject, keeps_content=not change.mask & FAN_MODIFY)
 
 
