@@ -54,9 +54,12 @@ class Losers:
             self._gate.call(held[1].close)
 
     def drop(self, node: Node) -> None:
-        """A node has ended."""
-        for pid in [pid for pid, held in self._held.items() if held is not None and held[0] is node]:
-            self.remove(pid)
+        """A node has ended. Who lost it has not found another yet: the kernel looks twice before it opens anything, and
+        lets go of what it finds first."""
+        for pid, held in list(self._held.items()):
+            if held is not None and held[0] is node:
+                self._held[pid] = None
+                self._gate.call(held[1].close)
 
     def close(self) -> None:
         """Let all go."""
