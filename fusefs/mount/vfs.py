@@ -228,9 +228,12 @@ class Vfs:
         return found
 
     def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
-        """The same; None if nothing has the name. Raises  WouldWait"""
+        """The same; None if nothing has the name. Raises  WouldWait
+
+        Both are of one inode: where somebody works behind the mount, another may have the name at the next call.
+        """
         self.gate.look_by(name)
-        if self.gate.is_home:
+        if self.gate.is_home and not self.is_shared:
             seen = self.gate.look(self._looker.find, fd, name)
             return None if seen is None else (seen, self._handle_of(seen, fd, name))
         try:
@@ -246,7 +249,7 @@ class Vfs:
         """
         if not self.directories.has_handles:
             return b""
-        node = None if self.is_shared else self.nodes.get(seen.ino)
+        node = self.nodes.get(seen.ino)
         if node is not None and seen.btime_ns and node.last is None and node.is_seen_in(seen):
             handle = node.source[1]
             if isinstance(handle, bytes):
@@ -255,7 +258,9 @@ class Vfs:
 
     def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
         """The same for many names, on the loop's own thread; `gate.took` must be told."""
-        return self._looker.identify if self.directories.has_handles else self._identify_without_handle
+        if not self.directories.has_handles:
+            return self._identify_without_handle
+        return peek if self.is_shared else self._looker.identify
 
     def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         return self._looker.look(fd, name), b""

@@ -22,7 +22,7 @@ from fusefs.mount.loop import own_number
 from tests.support.mounted import trashd_mount, until
 from tests.support.oracle import Oracle
 from tests.support.tree import Spec, make_tree
-from tests.support.volumes import loop_volume, mount_of, sync
+from tests.support.volumes import gives_numbers_again, loop_volume, sync
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -90,13 +90,6 @@ def suppress_stale() -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
-
-
-def gives_numbers_again(volume: Path) -> bool:
-    """Whether the filesystem gives a free inode number to one of the next files; a tmpfs counts up."""
-    mount = mount_of(volume)
-    assert mount is not None
-    return mount.fs_type == "ext4"
 
 
 def test_new_file_with_the_number_of_a_reaped_one_is_itself(oracle: Oracle, volume: Path) -> None:

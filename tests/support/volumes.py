@@ -106,6 +106,13 @@ def mount_of(mount_point: Path) -> MountEntry | None:
     return next((entry for entry in reversed(mounts()) if entry.mount_point == wanted), None)
 
 
+def gives_numbers_again(volume: Path) -> bool:
+    """Whether the filesystem gives a free inode number to one of the next files; a tmpfs counts up."""
+    mount = mount_of(volume)
+    assert mount is not None
+    return mount.fs_type == "ext4"
+
+
 def unmount(mount_point: bytes | Path) -> bool:
     """Unmount; lazily, with everything mounted below, if it is busy.
 

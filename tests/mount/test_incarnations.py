@@ -1,0 +1,159 @@
+"""Files that come and go by the thousand, each with the inode number of one before it: nobody ever reads another one.
+
+Clients, and in a shared mount one behind it, replace and remove the same few names. Each file is whole when it gets its
+name and never changes, and every word of it tells which one it is; whoever has it open or mapped reads that, however
+long it is gone. A plain directory keeps that law too: it is the first of the places.
+
+TRASHD_TEST_INCARNATIONS  that each client makes (make soak-mount: many)
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
+from tests.support.clients import clients
+from tests.support.mounted import trashd_mount
+from tests.support.mounts import vfs_on
+from tests.support.volumes import gives_numbers_again, loop_volume, tmpfs_volume
+from tests.support.workers import workers
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+N_MADE = int(os.environ.get("TRASHD_TEST_INCARNATIONS", "200"))
+LIMIT_S = max(100.0, N_MADE / 10)
+N_LOOKS = 20_000
+N_NAMES, N_HELD = 5, 8
+N_WORDS = 1500
+"""At most: three pages."""
+WORD = struct.Struct("=IIQ")
+"""Who made it, its number with him, and how many words it has."""
+WHERE = {
+    "native": ([], "bbb"),
+    "exclusive": (["coherence=exclusive"], "mmm"),
+    "exclusive, by the daemon": (["coherence=exclusive", "passthrough=off"], "mmm"),
+    "exclusive, slow": (["coherence=exclusive", "backing=slow"], "mmm"),
+    "shared": (["coherence=shared"], "mmb"),
+    "shared, by the daemon": (["coherence=shared", "passthrough=off"], "mmb"),
+}
+"""A mount's options, and where each client is: in the mount, or behind it."""
+
+
+class Held(NamedTuple):
+    """A file that is open, mapped, and perhaps gone."""
+
+    fd: int
+    mapped: mmap.mmap
+    content: bytes
+
+    def check(self) -> None:
+        """Raises  OSError ERANGE: it is another"""
+        size = os.fstat(self.fd).st_size
+        if not self.content == os.pread(self.fd, size + 1, 0) == self.mapped[:]:
+            raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
+
+    def close(self) -> None:
+        self.check()
+        self.mapped.close()
+        os.close(self.fd)
+
+
+def held(path: Path) -> Held:
+    """Raises  OSError: ERANGE: what is read is not one file, whole; ENOENT"""
+    fd = os.open(path, os.O_RDONLY)
+    size = os.fstat(fd).st_size
+    mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+    content = os.pread(fd, size + 1, 0)
+    _who, _number, n_words = WORD.unpack_from(content)
+    if content != content[: WORD.size] * n_words:
+        raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
+    return Held(fd, mapped, content)
+
+
+def work(gives_again: bool, who: int, top: Path) -> None:
+    """gives_again: the filesystem gives a free inode number to the next file
+
+    Raises  OSError: ERANGE: see Held; any that a plain directory does not give
+    """
+    random, mine, numbers = Random(who), top / f"made-{who}", set()
+    held_now: deque[Held] = deque()
+    for number in range(N_MADE):
+        path = top / f"name{random.randrange(N_NAMES)}"
+        n_words = random.randrange(1, N_WORDS)
+        mine.write_bytes(WORD.pack(who, number, n_words) * n_words)
+        numbers.add(mine.stat().st_ino)
+        mine.rename(path)
+        try:
+            held_now.append(held(top / f"name{random.randrange(N_NAMES)}"))
+            random.choice(held_now).check()
+            if random.random() < 0.5:
+                path.unlink()
+        except FileNotFoundError:
+            continue
+        finally:
+            if len(held_now) > N_HELD:
+                held_now.popleft().close()
+    for one in held_now:
+        one.close()
+    if gives_again and len(numbers) > N_MADE / 2:
+        raise OSError(errno.E2BIG, "numbers are not given again")
+
+
+@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
+def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
+    with tmpfs_volume("64m") if request.param == "tmpfs" else loop_volume(request.param, 64) as path:
+        yield path
+
+
+def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
+    """Somebody behind the mount exchanges two: the attributes of one and the handle of the other were nobody's."""
+    for name in ("one", "two"):
+        (volume / name).touch()
+    right = {os.stat(volume / name).st_ino: handle_of(AT_FDCWD, os.fsencode(volume / name)) for name in ("one", "two")}
+
+    def exchange() -> None:
+        with Fd(os.open(volume, os.O_PATH)) as top:
+            while True:
+                renameat2(top, b"one", top, b"two", RENAME_EXCHANGE)
+
+    with Fd(os.open(volume, os.O_PATH)) as root, workers([exchange]):
+        vfs = vfs_on(root, max_fds=0, is_shared=True)
+        top = vfs.directories.fd_of(vfs.nodes.root)
+        for look in (vfs.identify, vfs.identifying()):
+            for _ in range(N_LOOKS):
+                seen, handle = look(top, b"one")
+                assert right[seen.ino] == handle
+        vfs.close()
+
+
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("where", WHERE)
+def test_nobody_reads_another_file_than_the_one_he_opened(volume: Path, where: str) -> None:
+    options, sides = WHERE[where]
+    source = volume / where.replace(", ", "-").replace(" ", "-")
+    source.mkdir()
+    gives_again = gives_numbers_again(volume)
+
+    def all_work(seen: Path) -> None:
+        tops = [{"m": seen, "b": source}[side] for side in sides]
+        with clients([partial(work, gives_again, *one) for one in enumerate(tops)]) as pids:
+            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        assert codes == [0] * len(sides), [errno.errorcode.get(code, code) for code in codes]
+
+    if not options:
+        all_work(source)
+        return
+    with trashd_mount(source, options=options, limit_s=LIMIT_S) as mounted:
+        all_work(mounted.path)
