@@ -262,7 +262,7 @@ def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
         if entries:
             listing.gathered.extend(entries)
             listing.n_passed = len(listing.gathered)
-        else:
+        elif not _is_not_remembered(vfs, listing):
             listing.look.learn_listing(listing.node, listing.gathered)
             with suppress(OSError):
                 vfs.known(listing.node)  # so that it is remembered, too, with its new time of access
