@@ -70,7 +70,7 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
     Raises  UsageError: for what can't be asked; Refused: it does not answer
     """
     from fusefs.linux.mountinfo import is_inside, read_mounts
-    from fusefs.mount import runtime
+    from fusefs.linux.places import HOME
     from fusefs.mount.options import Coherence, parse_options
     from fusefs.mount.points import Health, health, real_path, silent, top_mount
 
@@ -80,7 +80,7 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
     mount = top_mount(target, read_mounts())
     if mount is None or not mount.is_ours() or mount.owner != uid or mount.root != b"/":
         return False
-    is_it = mount.source == source or (source == target and is_inside(mount.source, runtime.HOME))
+    is_it = mount.source == source or (source == target and is_inside(mount.source, HOME))
     is_alike = "ro" not in options.flags or b"ro" in mount.options.split(b",")
     if not (is_it and is_alike):
         return False

@@ -6,7 +6,9 @@ import errno
 import os
 from contextlib import suppress
 
-SYSTEM_RUNTIME = b"/run/trashd/reaper"
+HOME = b"/run/trashd"
+"""Of root's: the directory of the directories of its mounts and its service."""
+SYSTEM_RUNTIME = HOME + b"/reaper"
 _SYSTEM_STATE = b"/var/lib/trashd"
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -20,12 +21,13 @@ from fusefs.core.fastpaths import FastPath
 from fusefs.core.mountstats import Gauges
 from fusefs.core.names import printable
 from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
+from fusefs.linux.door import door_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount
 from fusefs.linux.notify import Notifier
 from fusefs.linux.xattrs import are_for_all
-from fusefs.mount import loop, runtime, unopened
+from fusefs.mount import loop, porter, runtime, unopened
 from fusefs.mount.adapter import Adapter
 from fusefs.mount.attach import Attached, Way, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.direct import Direct
@@ -147,14 +149,14 @@ class _Service(Adapter):
         _collect_garbage_seldom()
         pyfuse3.init(self, f"/dev/fd/{int(attached.fd)}", set())
         try:
-            with _watching(attached, vfs) if is_shared else nullcontext() as watched:
+            with _watching(attached, vfs) if is_shared else nullcontext() as watched, _door(attached, vfs) as asked:
                 if watched is not None:
                     vfs.memory.has_news = watched.has_news
                 elif is_shared:
                     lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
                 vfs.keeps_listings = lane.is_on(FastPath.LISTINGS)
                 self._see_offer()
-                trio.run(self._loop, attached, watched, ended)
+                trio.run(self._loop, attached, watched, asked, ended)
         except BaseException:
             _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
             raise
@@ -177,7 +179,9 @@ class _Service(Adapter):
                 if not offered & bit:
                     self._lane.turn_off(path, "this kernel does not offer it")
 
-    async def _loop(self, attached: Attached, watched: Watched | None, ended: trio.Event) -> None:
+    async def _loop(
+        self, attached: Attached, watched: Watched | None, asked: socket.socket | None, ended: trio.Event
+    ) -> None:
         """Checkpoint  everywhere"""
         mount = attached.mount
         async with trio.open_nursery() as nursery:
@@ -190,6 +194,8 @@ class _Service(Adapter):
             nursery.start_soon(forget_stored, self._vfs, self._replies.device)
             if watched is not None:
                 nursery.start_soon(self._notify, watched)
+            if asked is not None:
+                nursery.start_soon(porter.serve, asked, self._vfs, self.hands)
             await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
             ended.set()  # but some requests may be under way yet
 
@@ -234,7 +240,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         root, backing = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)), source
         stack.callback(root.close)
         if is_over_itself and place is not None:
-            root, backing = runtime.clone(place, target, root, numbers(options.flags))
+            root, backing = runtime.clone(place, root, numbers(options.flags))
             stack.callback(root.close)
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:
@@ -363,6 +369,12 @@ def _collect_garbage_seldom() -> None:
 def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | None]:
     _major, _, connection = attached.mount.device.partition(b":")
     return watching(vfs.directories.fd_of(vfs.nodes.root), attached.fd, int(connection))
+
+
+def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
+    """Where users ask for the backing tree of a mount over itself; others have their source for that."""
+    mount, path = attached.mount, door_of(attached.mount.source)
+    return nullcontext() if path is None else porter.porter(path, vfs.directories.fd_of(vfs.nodes.root), mount.device)
 
 
 def _gauges(vfs: Vfs) -> Gauges:

@@ -17,7 +17,7 @@ from fusefs.core.names import printable
 from fusefs.linux import mounting
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import Mount, covering, is_inside, read_mounts
-from fusefs.mount import runtime
+from fusefs.linux.places import HOME
 from fusefs.mount.attach import INHERITED, numbers
 from fusefs.mount.options import flags_after
 from fusefs.mount.points import top_mount
@@ -91,7 +91,7 @@ def _of_source(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
 
 
 def _is_over_itself(mount: Mount) -> bool:
-    return is_inside(mount.source, runtime.HOME)
+    return is_inside(mount.source, HOME)
 
 
 def _open(path: bytes) -> Fd:

@@ -1,40 +1,33 @@
 """/run/trashd/<mount>/: a lock while root's daemon lives, its numbers, and the backing tree of a mount over itself.
 
 Such a mount hides its backing tree from everybody, the daemon's own commands included; a private clone of it, mounted
-in here, is the path by which they find it. Private, or namespaces made earlier would see the FUSE tree in there too.
+in here, is the path by which root's find it, and nobody else comes there: users' are given it at a door (porter.py).
+Private, or namespaces made earlier would see the FUSE tree in there too.
 
 A user's daemon has only its numbers to keep, below $XDG_RUNTIME_DIR.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
 import re
-import stat
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from fusefs.core.errors import Busy
 from fusefs.linux import mounting
+from fusefs.linux.door import DOOR, TREE
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import is_inside, read_mounts
+from fusefs.linux.places import HOME
 from fusefs.linux.replacing import NEW
 
 STATS, FAST_PATHS = b"stats", b"fast-paths"
 """The files of the daemon's numbers (mount/stats.py), and of what makes it fast (mount/fastlane.py)."""
-HOME = b"/run/trashd"
-"""Root's."""
-_TREE, _NARROW = b"tree", b"in"
 _SLUG_MAX_BYTES = 60
-_SEARCH_ONLY = 0o111
-_ACL = "system.posix_acl_access"
-_ACL_ENTRY = struct.Struct("=HHI")
-_ACL_HEADER_BYTES = 4
 _PATIENCE_S = 5.0
 """For an earlier daemon at the same mount point, whose mount is gone, to end."""
 _GLANCE_S = 0.02
@@ -120,20 +113,16 @@ def clear(target: bytes, patience_s: float) -> bool:
     return True
 
 
-def clone(path: bytes, target: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
+def clone(path: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
     """A private clone of a directory's mount: an O_PATH fd of its root, and where it is mounted in here.
 
-    Whoever can't come to the original can't come here either: directories above it that are not open to everybody
-    are copied, with the right to pass through alone.
+    Nobody but root comes there by path.
     flags  of the FUSE mount, as mount(2) takes them: what it refuses is refused here, and what it leaves to what is
            below, as times of access, is kept here as it says
     """
-    for above in _narrow(target):
-        path += b"/" + _NARROW
-        os.mkdir(path, 0o700)
-        _let_the_same_through(above, path)
-    tree = path + b"/" + _TREE
-    os.mkdir(tree, 0o700)
+    tree = path + b"/" + TREE
+    for directory in (os.path.dirname(tree), tree):
+        os.mkdir(directory, 0o700)
     mount_fd = mounting.clone_tree(dir_fd)
     try:
         mounting.make_private(mount_fd, flags)
@@ -175,44 +164,10 @@ def _remove(path: bytes, *, keeps_itself: bool = False) -> None:
     for mount in reversed(mounts):
         if is_inside(mount.point, path):
             mounting.unmount(mount.point, mounting.MNT_DETACH)
-    for name in (STATS, STATS + NEW, FAST_PATHS, FAST_PATHS + NEW):
+    for name in (STATS, STATS + NEW, FAST_PATHS, FAST_PATHS + NEW, DOOR):
         with suppress(FileNotFoundError):
             os.unlink(path + b"/" + name)
-    directories = [path]
-    while os.path.lexists(directories[-1] + b"/" + _NARROW):
-        directories.append(directories[-1] + b"/" + _NARROW)
-    directories.append(directories[-1] + b"/" + _TREE)
-    for directory in directories[:0:-1] if keeps_itself else reversed(directories):
+    tree = path + b"/" + TREE
+    for directory in (tree, os.path.dirname(tree), *([] if keeps_itself else [path])):
         with suppress(FileNotFoundError):
             os.rmdir(directory)
-
-
-def _narrow(path: bytes) -> list[bytes]:
-    """The directories above a path that not everybody may pass through, the highest first."""
-    found = []
-    while path != b"/":
-        path = os.path.dirname(path)
-        if not os.stat(path).st_mode & stat.S_IXOTH or _acl(path):
-            found.append(path)
-    return found[::-1]
-
-
-def _let_the_same_through(like: bytes, path: bytes) -> None:
-    st, acl = os.stat(like), _acl(like)
-    os.chown(path, st.st_uid, st.st_gid)
-    if acl is None:
-        os.chmod(path, st.st_mode & _SEARCH_ONLY)
-        return
-    entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER_BYTES:])
-    search_only = b"".join(_ACL_ENTRY.pack(tag, allowed & 1, who) for tag, allowed, who in entries)
-    with suppress(OSError):  # a /run without ACLs: root's alone then
-        os.setxattr(path, _ACL, acl[:_ACL_HEADER_BYTES] + search_only)
-
-
-def _acl(path: bytes) -> bytes | None:
-    try:
-        return os.getxattr(path, _ACL)
-    except OSError as error:
-        if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
-            raise
-        return None

@@ -14,6 +14,7 @@ from fusefs.core.names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.locks import is_locked
 from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.places import HOME
 from fusefs.mount import runtime
 from fusefs.mount.points import top_mount
 
@@ -90,7 +91,7 @@ def forget_earlier(mount: Mount) -> None:
 
 def _files(mount: Mount) -> Iterator[bytes]:
     """Where they may be: by the mount's place, or, if it was mounted elsewhere, wherever a mount's are."""
-    above = runtime.HOME if mount.owner == 0 else runtime.home()
+    above = HOME if mount.owner == 0 else runtime.home()
     if above is None:
         return
     places = [one.point for one in read_mounts() if one.device == mount.device]

@@ -17,7 +17,7 @@ from fusefs.core.errors import NoBacking, NotFound, from_os
 from fusefs.core.names import STORE, Name, RelPath, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.mountinfo import Mount, below, place_of, read_mounts, views
+from fusefs.linux.mountinfo import Mount, Place, below, place_of, read_mounts, views
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 from fusefs.store.locate import Victim, open_victim, victim_in
 from fusefs.store.scope import Scope, find_mount
@@ -156,10 +156,9 @@ def _found_in_mount(
             assert above.mounted is not None
             if not is_shown_as(kernel.fstat(above.fd), kernel.fstat(above.mounted)):
                 raise _no_backing(mount, "it shows another directory there than its source has")
-            on = find_mount(kernel, root.fd, mounts)
-            if on is None or not _is_same(kernel, above, wanted):
+            if not _is_same(kernel, above, wanted):
                 raise NotFound(path, "its directory was moved meanwhile")
-            place = place_of(os.readlink(b"/proc/self/fd/%d" % root.fd), on)
+            on, place = _place_of_root(kernel, root, mounts)
             parent = RelPath(below(real, root.path))
             found = find(
                 Scope(root.fd, root.path, place, parent, above.fd, on, tuple(mounts), root.mounted, above.mounted)
@@ -187,21 +186,54 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Shown:
         mounted = owned.enter_context(kernel.open_path(mount.point))
         if kernel.statx(mounted).mnt_id != mount.mnt_id:
             raise _no_backing(mount, "something else is mounted over it")
-        backing = owned.enter_context(_open_backing(kernel, mount))
-        found = find_mount(kernel, backing, mounts)
-        # In a container the source's path may lead nowhere, to this very mount, or to something else.
-        if found is None or found.is_ours() or _volume_text(kernel, backing) != _volume_text(kernel, mounted):
-            raise _no_backing(mount, f"{printable(mount.source)} is something else here")
+        try:
+            backing = _open_backing(kernel, mount, mounted, mounts)
+        except (OSError, NoBacking):
+            given = _given(mount, mounted)
+            if given is None:
+                raise
+            backing = given
         owned.pop_all()
         return Shown(backing, mount.point, mounted)
 
 
-def _open_backing(kernel: Kernel, mount: Mount) -> Fd:
-    source = kernel.open_path(mount.source)
-    if mount.root == b"/":
-        return source
-    with source:
-        return kernel.open_beneath(source, mount.root[1:], DIRECTORY)
+def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]) -> Fd:
+    """What it shows, by the path of its source. Raises  OSError; NoBacking"""
+    with ExitStack() as owned:
+        backing = owned.enter_context(kernel.open_path(mount.source))
+        if mount.root != b"/":
+            backing = owned.enter_context(kernel.open_beneath(backing, mount.root[1:], DIRECTORY))
+        found = find_mount(kernel, backing, mounts)
+        # In a container the source's path may lead nowhere, to this very mount, or to something else.
+        if found is None or found.is_ours() or _volume_text(kernel, backing) != _volume_text(kernel, mounted):
+            raise _no_backing(mount, f"{printable(mount.source)} is something else here")
+        return Fd(os.dup(backing))
+
+
+def _given(mount: Mount, mounted: Fd) -> Fd | None:
+    """The same from its daemon, if it is mounted over itself: nobody but root comes to that tree by path."""
+    from fusefs.linux.door import door_of, knock  # who comes to the source is spared it
+
+    door = door_of(mount.source)
+    with suppress(OSError):
+        return None if door is None else knock(door, mounted)
+    return None
+
+
+def _place_of_root(kernel: Kernel, root: Shown, mounts: list[Mount]) -> tuple[Mount, Place]:
+    """What the backing side of a mount's root is on, and its place there.
+
+    Raises  NotFound: the mount is another one by now
+    """
+    on = find_mount(kernel, root.fd, mounts)
+    if on is not None:
+        return on, place_of(os.readlink(b"/proc/self/fd/%d" % root.fd), on)
+    assert root.mounted is not None
+    mnt_id = kernel.statx(root.mounted).mnt_id
+    for view in views(mounts, trusted_owners(os.geteuid())):
+        if view.mount.mnt_id == mnt_id:
+            return view.mount, view.backing  # it was given to us in a clone that is mounted nowhere
+    raise NotFound(root.path, "it was unmounted meanwhile")
 
 
 def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:

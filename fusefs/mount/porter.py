@@ -1,0 +1,187 @@
+"""A process at the door of a mount over itself: it gives users' commands what is below, which they can't reach by path.
+
+Whoever shows a directory of the mount has come there, and gets the same directory of the backing tree, with all that
+its mount refuses, and no way above it. Who shows the whole mount, as our own mount namespace has it, gets the tree's
+root, whose parent is closed. All else is given in a clone, which is let go of before: a user could change the flags of
+one that is only mounted nowhere, in a user namespace of his own (Linux 6.18).
+
+What is shown may be any fd, and whoever takes that from a queue, or closes it, may have to wait for whoever serves it.
+So each visitor is met by a child with little time. Of the fd it asks /proc alone: the directory's own filesystem is the
+daemon, which tells what it knows by that number as long as the fd is held.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import trio
+
+from fusefs.core.inodes import ROOTS
+from fusefs.linux import libc
+from fusefs.linux.beside import child
+from fusefs.linux.door import Visitor, answer, open_door, received, uid_of, visitor
+from fusefs.linux.fd import Fd
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.mounting import clone_tree
+from fusefs.mount.asking import Asking
+from fusefs.mount.hands import Hands
+from fusefs.mount.vfs import Vfs
+
+_QUESTION = struct.Struct("=QQ")
+_N_OF_ONE, _N = 16, 256
+"""Visits at a time: one user's, all users'."""
+_VISIT_S, _PAUSE_S = 8, 0.1
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def porter(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
+    """The process, for the block: what `serve` hears its questions by.
+
+    To be entered on the main thread, whose death it takes for the daemon's.
+
+    path    of the door, which stays
+    tree    the backing tree's root (O_PATH)
+    device  of the mount that it is below, as mountinfo tells it
+    Raises  OSError
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open_door(path) as door:
+        fds = door.fileno(), theirs.fileno(), tree
+        pid = child(signal.SIGKILL, lambda: _keep(0, 1, 2, device), *fds)
+        try:
+            theirs.close()
+            door.close()
+            ours.setblocking(False)
+            yield ours
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
+    visits: dict[int, int] = {}
+    with socket.socket(fileno=door) as listening, socket.socket(fileno=daemon) as asking:
+        while True:
+            conversation, _address = listening.accept()
+            _forget_ended(visits)
+            uid = uid_of(conversation)
+            has_room = len(visits) < _N and Counter(visits.values())[uid] < _N_OF_ONE
+            go, ready = os.pipe()
+            pid = _fork()
+            if pid == 0:
+                os.close(ready)
+                _meet(conversation, go, asking, tree, device)
+            visits[pid] = uid
+            conversation.close()  # not the last one: what is in its queue is the child's to wait for
+            if has_room:
+                os.write(ready, b"!")
+            os.close(ready)
+            os.close(go)
+
+
+def _fork() -> int:
+    while True:
+        with suppress(BlockingIOError):  # too many processes
+            return os.fork()
+        time.sleep(_PAUSE_S)
+
+
+def _forget_ended(visits: dict[int, int]) -> None:
+    with suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            visits.pop(pid, None)
+
+
+def _meet(conversation: socket.socket, go: int, daemon: socket.socket, tree: int, device: bytes) -> None:
+    try:
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.alarm(_VISIT_S)
+        with conversation:  # closed while the alarm can end that: who exits waits on
+            if os.read(go, 1):
+                answer(conversation, _given(conversation, daemon, tree, device))
+    finally:
+        os._exit(0)
+
+
+def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device: bytes) -> Fd | int:
+    """What a visitor gets, or an errno."""
+    try:
+        who, shown = visitor(conversation)
+        with shown:
+            return _of(who, daemon, tree, device)
+    except OSError as error:
+        return error.errno or errno.EIO
+
+
+def _of(who: Visitor, daemon: socket.socket, tree: int, device: bytes) -> Fd:
+    """The backing directory of what somebody shows, while that is open. Raises  OSError"""
+    is_here = _has_mount("self", who.mnt_id, device)
+    if not is_here and not _has_mount(str(who.pid), who.mnt_id, device):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    found = _found(daemon, who)
+    if is_here and os.path.samestat(os.fstat(found), os.fstat(tree)):
+        return Fd(os.open(b".", _DIRECTORY, dir_fd=tree))
+    with clone_tree(found) as clone:
+        return Fd(os.open(b".", _DIRECTORY, dir_fd=clone))
+
+
+def _has_mount(pid: str, mnt_id: int, device: bytes) -> bool:
+    """Whether a process sees a mount that has this id, which no other has while an fd is on it, and is of a device."""
+    return any(mount.mnt_id == mnt_id and mount.device == device for mount in read_mounts(pid))
+
+
+def _found(daemon: socket.socket, who: Visitor) -> Fd:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            socket.send_fds(daemon, [_QUESTION.pack(who.uid, who.ino)], [theirs.fileno()])
+        return received(ours)
+
+
+async def serve(channel: socket.socket, vfs: Vfs, hands: Hands) -> None:
+    """Tell the porter what directories are, until cancelled. Checkpoint  everywhere"""
+    async with trio.open_nursery() as nursery:
+        while True:
+            await trio.lowlevel.wait_readable(channel)
+            question, fds, _flags, _address = socket.recv_fds(channel, _QUESTION.size, 1, socket.MSG_CMSG_CLOEXEC)
+            if not question:
+                break
+            asker = Asking()
+            asker.uid, ino = _QUESTION.unpack(question)
+            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), vfs, hands, ino, asker)
+    _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
+
+
+async def _tell(asking: socket.socket, vfs: Vfs, hands: Hands, ino: int, asker: Asking) -> None:
+    """Checkpoint  if the backing filesystem is slow: as many may wait for it as of one user's requests"""
+    with asking:
+        try:
+            act = hands.outwait if vfs.gate.is_slow else hands.do
+            found = await act(_look_up, vfs, ino, asker)
+        except OSError as error:
+            answer(asking, error.errno or errno.EIO)
+        else:
+            with found:
+                answer(asking, found)
+
+
+def _look_up(vfs: Vfs, ino: int, _asker: Asking) -> Fd:
+    """The backing directory of an inode of the mount that somebody holds. Raises  OSError"""
+    root = vfs.nodes.root
+    node = root if ino in (*ROOTS, root.ino) else vfs.nodes.get(ino)
+    if node is None or not node.is_directory:
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    return vfs.directories.hold(node)
