@@ -151,9 +151,23 @@ def serve(
             hint = "install the extra with it: pip install 'trashd[mount]' (Debian: apt install libfuse3-dev first)"
             raise Refused(f"mounting needs pyfuse3, which can't be loaded ({error})", hint) from error
         _warn_of_few_files(target)
+        if source == target and options.coherence is Coherence.EXCLUSIVE:
+            _warn_of_other_ways(target)
         return daemon.serve(source, target, options, ready, replaces=replaces)
 
     return run_in_foreground(body) if in_foreground else run_in_background(body)
+
+
+def _warn_of_other_ways(target: bytes) -> None:
+    """Who changes it there is not seen for as long as the kernel was told to believe what it was."""
+    from fusefs.linux.mountinfo import read_mounts
+    from fusefs.mount.points import other_ways
+
+    if ways := other_ways(target, read_mounts()):
+        output.warn(
+            f"{printable(target)}: what is changed by another path ({', '.join(map(printable, ways))}) is seen late; "
+            "--coherence shared if anybody uses that"
+        )
 
 
 def _warn_of_few_files(target: bytes) -> None:

@@ -11,7 +11,8 @@ from enum import Enum
 
 from fusefs.core.errors import IsMountPoint, MountInside, NotFound, NotPermitted, Refused
 from fusefs.core.names import printable
-from fusefs.linux.mountinfo import Mount, find_place, is_inside, read_mounts
+from fusefs.linux.mountinfo import Mount, Place, below, covering, find_place, is_inside, read_mounts
+from fusefs.linux.places import HOME
 
 _PATIENCE_S = 5.0
 """For a mount to answer: a busy one takes milliseconds, and whoever waits here may have to wait on."""
@@ -36,6 +37,24 @@ def real_path(path: bytes) -> bytes:
 def top_mount(point: bytes, mounts: Sequence[Mount]) -> Mount | None:
     """The mount that one sees at exactly this path."""
     return next((mount for mount in reversed(mounts) if mount.point == point), None)
+
+
+def other_ways(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
+    """The paths by which a directory, or something in it, is reached beside its own: by other mounts of its filesystem.
+
+    path  without links
+    """
+    place = find_place(path, [mount for mount in mounts if not mount.is_ours()])
+    found = []
+    for mount in mounts:
+        root = Place(mount.device, mount.root)
+        if place is None or not (root.holds(place) or place.holds(root)):
+            continue
+        seen = os.path.join(mount.point, below(place.path, root.path)) if root.holds(place) else mount.point
+        is_seen = covering(seen, mounts) == mount.mnt_id and not is_inside(seen, HOME)
+        if is_seen and not is_inside(seen, path):
+            found.append(seen)
+    return found
 
 
 def mount_of_device(device: bytes) -> Mount | None:
