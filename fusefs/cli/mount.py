@@ -137,6 +137,7 @@ def serve(
     is_sloppy: bool = False,
 ) -> int:
     """Mount by a daemon; the exit code."""
+    from fusefs.mount.attach import ACCESS
     from fusefs.mount.options import Coherence, parse_options
     from fusefs.mount.points import real_path
 
@@ -153,6 +154,8 @@ def serve(
         _warn_of_few_files(target)
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
+        if source != target and options.flags & ACCESS:
+            _warn_of_times(source, target)
         return daemon.serve(source, target, options, ready, replaces=replaces)
 
     return run_in_foreground(body) if in_foreground else run_in_background(body)
@@ -168,6 +171,14 @@ def _warn_of_other_ways(target: bytes) -> None:
             f"{printable(target)}: what is changed by another path ({', '.join(map(printable, ways))}) is seen late; "
             "--coherence shared if anybody uses that"
         )
+
+
+def _warn_of_times(source: bytes, target: bytes) -> None:
+    from fusefs.mount.points import is_followed
+
+    if os.geteuid() or not is_followed(source):
+        how = f"mount --make-shared on what {printable(source)} is on" if not os.geteuid() else "as root"
+        output.warn(f"{printable(target)}: times of access are kept as its source's own mount says; else: {how}")
 
 
 def _warn_of_few_files(target: bytes) -> None:

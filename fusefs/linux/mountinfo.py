@@ -22,6 +22,7 @@ class Mount(NamedTuple):
     point   where it is mounted, as the process with that mountinfo sees it
     options, super_options  of this mount; of the filesystem, wherever it is mounted
     owner   uid of whoever mounted it, if it is one of FUSE's
+    is_shared  whether what is mounted in it is mounted in its copies, too
     Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 lets nobody choose
     """
 
@@ -35,6 +36,7 @@ class Mount(NamedTuple):
     options: bytes
     owner: int = 0
     super_options: bytes = b""
+    is_shared: bool = False
 
     def is_ours(self) -> bool:
         """Whether a trashd serves it."""
@@ -81,6 +83,7 @@ def _mount(line: bytes) -> Mount:
     return Mount(
         int(fields[0]), int(fields[1]), fields[2], root, _plain(fields[4]),
         fields[kind], _plain(source), fields[5], _owner(fields[-1]) if _FUSE.fullmatch(fields[kind]) else 0, fields[-1],
+        any(field.startswith(b"shared:") for field in fields[6 : kind - 1]),
     )  # fmt: skip
 
 

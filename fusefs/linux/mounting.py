@@ -29,7 +29,8 @@ _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLOEXEC = 1
-_MS_REMOUNT, _MS_PRIVATE = 1 << 5, 1 << 18
+_MS_REMOUNT, _MS_PRIVATE, _MS_SLAVE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 19, 1 << 21
+_AT_RECURSIVE = 0x8000
 _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
 _OF_A_MOUNT = {
     MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOATIME: 0x10, MS_NODIRATIME: 0x80,
@@ -42,18 +43,28 @@ _FUSE_DEVICE = b"/dev/fuse"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def clone_tree(dir_fd: int) -> Fd:
-    """A new mount of the directory that an fd holds, mounted nowhere yet; what is mounted inside is left out.
+def clone_tree(dir_fd: int, *, with_inner: bool = False) -> Fd:
+    """A new mount of the directory that an fd holds, mounted nowhere yet.
 
-    Source  open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
+    with_inner  what is mounted inside is cloned with it, and not left out
+    Source      open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
     """
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | (_AT_RECURSIVE if with_inner else 0)
     return Fd(checked(_libc.syscall(_NR_OPEN_TREE, int(dir_fd), b"", flags)))
 
 
 def make_private(mount_fd: int, flags: int = 0) -> None:
     """Let no mount or unmount that happens elsewhere happen in this mount too. flags: see set_flags"""
     _set_attributes(mount_fd, flags, 0, _MS_PRIVATE)
+
+
+def make_follow(mount_fd: int, flags: int) -> None:
+    """Let what is mounted and unmounted in the mount that this is a clone of be so here, and never the other way.
+
+    flags  of the mount itself: see set_flags; those inside have their own
+    """
+    _set_attributes(mount_fd, 0, 0, _MS_SLAVE, _AT_RECURSIVE)
+    _set_attributes(mount_fd, flags, 0, 0)
 
 
 def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
@@ -65,7 +76,7 @@ def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
     _set_attributes(mount_fd, flags, unwanted, 0)
 
 
-def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int) -> None:
+def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int, at: int = 0) -> None:
     """Source  mount_setattr(2); Linux 5.12"""
     wanted = _attributes(flags)
     cleared = _attributes(unwanted) & ~wanted
@@ -73,7 +84,7 @@ def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int) 
         cleared |= _ATTRIBUTES_OF_ATIME
     attributes = struct.pack("=QQQQ", wanted, cleared, propagation, 0)
     size = ctypes.c_size_t(len(attributes))
-    checked(_libc.syscall(_NR_MOUNT_SETATTR, int(mount_fd), b"", AT_EMPTY_PATH, attributes, size))
+    checked(_libc.syscall(_NR_MOUNT_SETATTR, int(mount_fd), b"", AT_EMPTY_PATH | at, attributes, size))
 
 
 def _attributes(flags: int) -> int:
@@ -120,7 +131,8 @@ def remount(point_fd: int, flags: int) -> None:
     Raises  OSError EBUSY: somebody has something open there for writing, and it is to be read-only
     """
     target = f"/proc/self/fd/{int(point_fd)}".encode()
-    checked(_libc.mount(None, target, None, ctypes.c_ulong(_MS_REMOUNT | flags), None))
+    usual = 0 if flags & MS_NOATIME else _MS_RELATIME  # who says nothing of access leaves it as it is
+    checked(_libc.mount(None, target, None, ctypes.c_ulong(_MS_REMOUNT | usual | flags), None))
 
 
 def unmount(point: bytes, flags: int = 0) -> None:

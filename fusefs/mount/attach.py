@@ -28,8 +28,12 @@ _FLAGS = {
     "noatime": mounting.MS_NOATIME, "nodiratime": mounting.MS_NODIRATIME, "sync": mounting.MS_SYNCHRONOUS,
     "dirsync": mounting.MS_DIRSYNC, "nosymfollow": mounting.MS_NOSYMFOLLOW,
 }  # fmt: skip
-INHERITED = {"ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
+INHERITED = {
+    "ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC, "nosymfollow": 0x2000,
+}  # fmt: skip
 """What a mount refuses where SRC's own does, as statvfs tells it."""
+ACCESS = frozenset({"noatime", "nodiratime"})
+"""Of a filesystem's mount they say whether times of access are kept; of a mount of FUSE's nothing."""
 _SUBTYPE = OURS.partition(b".")[2]
 _NO_FUSE = "load the kernel's module: modprobe fuse; a container needs --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"

@@ -29,7 +29,7 @@ from fusefs.linux.notify import Notifier
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount import loop, porter, runtime, unopened
 from fusefs.mount.adapter import Adapter
-from fusefs.mount.attach import Attached, Way, attach, attach_apart, detach, flags_of, numbers
+from fusefs.mount.attach import ACCESS, Attached, Way, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.direct import Direct
 from fusefs.mount.ending import STOPS, leave, stop_on_signal, wait_no_longer
 from fusefs.mount.fastlane import FastLane, telling
@@ -38,7 +38,7 @@ from fusefs.mount.hands import Hands
 from fusefs.mount.notifier import Watched, notify, watching
 from fusefs.mount.options import Backing, Coherence, Options, Passthrough
 from fusefs.mount.passthrough import stack_depth, why_not_here
-from fusefs.mount.points import check, mount_of_device
+from fusefs.mount.points import check, is_followed, mount_of_device
 from fusefs.mount.probe import why_not_through
 from fusefs.mount.replies import INIT_BITS, MAPS_DIRECT, Replies, beginning
 from fusefs.mount.seen import forget_earlier
@@ -237,11 +237,14 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         dead = None
     with ExitStack() as stack:
         place = stack.enter_context(runtime.claimed(target)) if os.geteuid() == 0 else None
-        root, backing = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)), source
+        root = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         stack.callback(root.close)
-        if is_over_itself and place is not None:
-            root, backing = runtime.clone(place, root, numbers(options.flags))
+        tree = None
+        if place is not None and (is_over_itself or (options.flags & ACCESS and is_followed(source))):
+            flags = options.flags if is_over_itself else options.flags & ACCESS
+            root, tree = runtime.clone(place, root, numbers(flags), follows=not is_over_itself)
             stack.callback(root.close)
+        backing = tree if tree is not None and is_over_itself else source
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:
             _make_store(root, source, options)
@@ -268,7 +271,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         lane.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             lane.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
-        vfs.gate.inner.begin(backing, vfs.nodes.root.dev)
+        vfs.gate.inner.begin(tree or source, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
         return _Service(vfs, options, replies, lane, stats, ready).run(attached, ended)

@@ -1,7 +1,7 @@
 """`mount -o remount,…` of a mount of ours: it changes the kernel's flags alone, and the daemon need not know.
 
 Of a mount over itself the tree below /run/trashd is restricted as the mount is: first the mount, or whoever is refused
-there would go the other way.
+there would go the other way. Elsewhere such a tree is there for times of access alone.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import Busy, NotPermitted, Refused
 from fusefs.core.names import printable
 from fusefs.linux import mounting
+from fusefs.linux.door import TREE
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import Mount, covering, is_inside, read_mounts
 from fusefs.linux.places import HOME
-from fusefs.mount.attach import INHERITED, numbers
+from fusefs.mount.attach import ACCESS, INHERITED, numbers
 from fusefs.mount.options import flags_after
 from fusefs.mount.points import top_mount
+from fusefs.mount.runtime import directory_of
 
 _PATIENCE_S, _GLANCE_S = 5.0, 0.02
 """For the daemon to close what the last writer has closed."""
@@ -28,12 +30,13 @@ _ALL = (
     mounting.MS_RDONLY | mounting.MS_NOSUID | mounting.MS_NODEV | mounting.MS_NOEXEC | mounting.MS_NOATIME
     | mounting.MS_NODIRATIME | mounting.MS_NOSYMFOLLOW
 )  # fmt: skip
+_OF_ACCESS = mounting.MS_NOATIME | mounting.MS_NODIRATIME
 
 
 def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> bool:
     """Change the flags of the mount at a mount point as `-o` says; whether it says remount at all.
 
-    What SRC's own mount refuses stays refused.
+    What SRC's own mount refuses stays refused, and what a user's mount does: his daemon may say that all is root's.
     Raises  UsageError; Refused: it is no mount of ours; NotPermitted; Busy: somebody has something open for writing
     """
     if flags_after(texts, frozenset(), is_sloppy=is_sloppy) is None:
@@ -45,12 +48,18 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
     if os.geteuid():
         raise NotPermitted(target, "only root can change a mount; mount it anew")
     before = mount.flags()
-    wanted = numbers((flags_after(texts, before, is_sloppy=is_sloppy) or frozenset()) | _of_source(mount, mounts))
+    wanted = numbers((flags_after(texts, before, is_sloppy=is_sloppy) or frozenset()) | _kept(mount, mounts))
+    unwanted = _ALL if "noatime" in before else _ALL & ~mounting.MS_NOATIME  # or strictatime would go
     with ExitStack() as stack:
         point = stack.enter_context(_open(target))
-        tree = stack.enter_context(_open(mount.source)) if _is_over_itself(mount) else None
         try:
-            _change(point, tree, wanted, was_read_only="ro" in before)
+            if _is_over_itself(mount):
+                tree = stack.enter_context(_open(mount.source))
+                _change(point, tree, wanted, unwanted, was_read_only="ro" in before)
+            else:
+                mounting.remount(point, wanted)
+                with suppress(FileNotFoundError), _open(directory_of(target) + b"/" + TREE) as tree:
+                    mounting.set_flags(tree, wanted & _OF_ACCESS, unwanted & _OF_ACCESS)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -58,24 +67,24 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
     return True
 
 
-def _change(point: Fd, tree: Fd | None, wanted: int, *, was_read_only: bool) -> None:
-    if tree is not None and not wanted & mounting.MS_RDONLY:
-        mounting.set_flags(tree, wanted, _ALL)
+def _change(point: Fd, tree: Fd, wanted: int, unwanted: int, *, was_read_only: bool) -> None:
+    if not wanted & mounting.MS_RDONLY:
+        mounting.set_flags(tree, wanted, unwanted)
     mounting.remount(point, wanted)
-    if tree is not None and wanted & mounting.MS_RDONLY:
+    if wanted & mounting.MS_RDONLY:
         try:
-            _restrict(tree, wanted)
+            _restrict(tree, wanted, unwanted)
         except OSError:
             if not was_read_only:
                 mounting.remount(point, wanted & ~mounting.MS_RDONLY)
             raise
 
 
-def _restrict(tree: Fd, wanted: int) -> None:
+def _restrict(tree: Fd, wanted: int, unwanted: int) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            mounting.set_flags(tree, wanted, _ALL)
+            mounting.set_flags(tree, wanted, unwanted)
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline_s:
                 raise
@@ -84,10 +93,12 @@ def _restrict(tree: Fd, wanted: int) -> None:
             return
 
 
-def _of_source(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
-    """The restrictive flags of the mount that SRC is on: over itself that is the one below ours."""
+def _kept(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
+    """The flags of the mount that SRC is on, which over itself is the one below ours; and of a user's mount its own."""
     holder = mount.parent_id if _is_over_itself(mount) else covering(mount.source, mounts)
-    return frozenset(flag for one in mounts if one.mnt_id == holder for flag in one.flags() if flag in INHERITED)
+    flags = frozenset(flag for one in mounts if one.mnt_id == holder for flag in one.flags())
+    kept = flags & INHERITED.keys() | (mount.flags() & INHERITED.keys() if mount.owner else frozenset())
+    return kept | (flags & ACCESS if _is_over_itself(mount) else frozenset())
 
 
 def _is_over_itself(mount: Mount) -> bool:

@@ -91,7 +91,17 @@ def test_line_is_read_with_any_number_of_optional_fields(optional: bytes) -> Non
 
     line = b"36 35 98:0 /mnt1 /mnt\\0402\\012x rw,noatime " + optional + b"- ext4 /dev/root\\040y rw,errors=continue\n"
     wanted = Mount(
-        36, 35, b"98:0", b"/mnt1", b"/mnt 2\nx", b"ext4", b"/dev/root y", b"rw,noatime", 0, b"rw,errors=continue"
+        36,
+        35,
+        b"98:0",
+        b"/mnt1",
+        b"/mnt 2\nx",
+        b"ext4",
+        b"/dev/root y",
+        b"rw,noatime",
+        0,
+        b"rw,errors=continue",
+        b"shared" in optional,
     )
     assert mountinfo._mount(line) == wanted
 

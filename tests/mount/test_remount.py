@@ -1,0 +1,113 @@
+"""`remount` gives back what the mount itself refused, and nothing of what SRC's mount, or whoever mounted, refuses."""
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import NotPermitted
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.mount.remount import remount
+from tests.support.command import TRASHD
+from tests.support.daemons import backing_of, mount, workbench
+from tests.support.users import as_user, run_as
+from tests.support.volumes import bind_mount, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+USER = 1000
+RESTRICTIONS = ("ro", "nosuid", "nodev", "noexec", "nosymfollow")
+EVERYTHING = "remount,rw,suid,dev,exec,symfollow,atime,diratime"
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    with workbench() as path:
+        yield path
+
+
+def flags_at(path: Path) -> set[str]:
+    """Of what one sees mounted at exactly this path."""
+    found = [one for one in read_mounts() if one.point == os.fsencode(path)]
+    return set(found[-1].flags())
+
+
+def target_of(bench: Path, where: str) -> Path:
+    return bench / ("source" if where == "over itself" else "target")
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "over itself"])
+@pytest.mark.parametrize("flag", RESTRICTIONS)
+def test_what_the_mount_of_the_source_refuses_stays_refused(bench: Path, flag: str, where: str) -> None:
+    source, target = bench / "source", target_of(bench, where)
+    with bind_mount(source, source):
+        subprocess.run(["mount", "-o", f"remount,bind,{flag}", source], check=True)
+        mount(source, target)
+        for words in (EVERYTHING, "remount,sync", EVERYTHING):
+            assert remount(os.fsencode(target), [words])
+            assert flag in flags_at(target)
+            assert where == "elsewhere" or flag in flags_at(backing_of(target))
+        subprocess.run([TRASHD, "umount", target], check=True)
+
+
+@pytest.mark.parametrize("flag", ["noatime", "nodiratime", "strictatime"])
+def test_times_of_access_stay_as_the_mount_of_the_source_says(bench: Path, flag: str) -> None:
+    source = bench / "source"
+    with bind_mount(source, source):
+        subprocess.run(["mount", "-o", f"remount,bind,{flag}", source], check=True)
+        before = flags_at(source) & {"noatime", "nodiratime", "relatime"}
+        mount(source)
+        for words in (EVERYTHING, "remount,ro", EVERYTHING):
+            assert remount(os.fsencode(source), [words])
+            assert flags_at(backing_of(source)) & {"noatime", "nodiratime", "relatime"} == before
+        subprocess.run([TRASHD, "umount", source], check=True)
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "over itself"])
+@pytest.mark.parametrize("flag", RESTRICTIONS)
+def test_what_the_mount_alone_refuses_is_given_back_on_request_and_not_before(
+    bench: Path, flag: str, where: str
+) -> None:
+    source, target = bench / "source", target_of(bench, where)
+    mount(source, target, "-o", flag)
+    seen = [target] if where == "elsewhere" else [target, backing_of(target)]
+    assert remount(os.fsencode(target), ["remount,sync"])
+    assert all(flag in flags_at(path) for path in seen)
+    assert remount(os.fsencode(target), [EVERYTHING])
+    assert not any(flag in flags_at(path) for path in seen)
+
+
+@pytest.fixture
+def users(bench: Path) -> Iterator[Path]:
+    """The same as a user's, who may open /dev/fuse."""
+    with tmpfs_volume(options=["dev"]) as devices:
+        node = devices / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+        node.chmod(0o666)
+        for one in (bench, bench / "source", bench / "target"):
+            os.chown(one, USER, USER)
+        with bind_mount(node, Path("/dev/fuse")):
+            yield bench
+
+
+@pytest.mark.parametrize("flag", ["ro", "noexec"])
+def test_what_a_user_refuses_in_his_mount_root_gives_to_nobody(users: Path, flag: str) -> None:
+    target = users / "target"
+    run_as(USER, [TRASHD, "mount", users / "source", target, "-o", flag], check=True)
+    assert remount(os.fsencode(target), [EVERYTHING])
+    assert flags_at(target) >= {flag, "nosuid", "nodev"}
+    assert remount(os.fsencode(target), ["remount,ro"])
+    assert flags_at(target) >= {flag, "nosuid", "nodev", "ro"}
+    run_as(USER, [TRASHD, "umount", target], check=True)
+
+
+def test_a_user_changes_no_mount_not_even_his(users: Path) -> None:
+    target = users / "target"
+    run_as(USER, [TRASHD, "mount", users / "source", target, "-o", "ro"], check=True)
+    with pytest.raises(NotPermitted):
+        as_user(USER, lambda: remount(os.fsencode(target), [EVERYTHING]))
+    assert flags_at(target) >= {"ro", "nosuid", "nodev"}
+    run_as(USER, [TRASHD, "umount", target], check=True)
