@@ -205,7 +205,13 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
             backing = owned.enter_context(kernel.open_beneath(backing, mount.root[1:], DIRECTORY))
         found = find_mount(kernel, backing, mounts)
         # In a container the source's path may lead nowhere, to this very mount, or to something else.
-        if found is None or found.is_ours() or _volume_text(kernel, backing) != _volume_text(kernel, mounted):
+        is_shown = is_shown_as(kernel.fstat(backing), kernel.fstat(mounted))
+        if (
+            found is None
+            or found.is_ours()
+            or not is_shown
+            or _volume_text(kernel, backing) != _volume_text(kernel, mounted)
+        ):
             raise _no_backing(mount, f"{printable(mount.source)} is something else here")
         return Fd(os.dup(backing))
 

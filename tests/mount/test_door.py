@@ -99,8 +99,9 @@ def test_nobody_but_root_comes_to_the_backing_tree_by_path(bench: Path) -> None:
     assert as_user(USER, found) == []
 
 
-def test_who_shows_the_mount_is_given_the_tree_below_it(bench: Path) -> None:
-    mount(bench / "source")
+@pytest.mark.parametrize("backing", ["local", "slow"])
+def test_who_shows_the_mount_is_given_the_tree_below_it(bench: Path, backing: str) -> None:
+    mount(bench / "source", "-o", f"backing={backing}")
     assert with_given(bench / "source", bench / "source", identity) == identity(backing_of(bench / "source"))
 
 
@@ -395,36 +396,68 @@ def test_a_user_swaps_lists_and_restores(bench: Path) -> None:
     assert (source / "his/job/file").read_text() == "content"
 
 
-# The commands see a part of the mount, and the door; nothing else of it, as in a container.
+# Sees the mount, or a part of it, at another place alone, as a user. In a container nothing of /run is there but the
+# directory of the door.
 _CONTAINED = """
 import ctypes, os, subprocess, sys
-part, place, words = sys.argv[1:4]
-uid = int(sys.argv[4])
+what, hidden, place, uid, home, words = sys.argv[1:]
 libc = ctypes.CDLL(None, use_errno=True)
 def do(*words):
     subprocess.run(words, check=True)
 assert libc.unshare(0x20000) == 0
 do("mount", "--make-rprivate", "/")
-do("mount", "--bind", part, place)
-os.setgroups([]); os.setgid(uid); os.setuid(uid)
+do("mount", "--bind", what, place)
+do("umount", "--lazy", hidden)
+if home:
+    kept = os.open(home, os.O_PATH)
+    do("mount", "-t", "tmpfs", "-o", "mode=755", "none", "/run")
+    os.makedirs(home)
+    assert libc.mount(f"/proc/self/fd/{kept}".encode(), home.encode(), None, ctypes.c_ulong(0x1000), None) == 0
+    os.close(kept)
+os.setgroups([])
+os.setgid(int(uid))
+os.setuid(int(uid))
 sys.exit(subprocess.run(["sh", "-euc", words], cwd=place).returncode)
 """
 
 
-def test_who_sees_a_part_of_the_mount_swaps_lists_and_restores_there(bench: Path) -> None:
+@pytest.mark.parametrize("uid", [USER, 0])
+@pytest.mark.parametrize("what", [".", "his"])
+@pytest.mark.parametrize("how", ["namespace", "container"])
+def test_who_sees_it_elsewhere_swaps_lists_and_restores_there(bench: Path, what: str, how: str, uid: int) -> None:
     source = bench / "source"
     mount(source)
+    his = "his" if what == "." else "."
     script = f"""
-    {TRASHD} swap job
-    test -z "$(ls job)"
-    id=$({TRASHD} list --volume . | awk 'END {{ print $1 }}')
-    {TRASHD} restore "$id"
-    cat job/file
-    {TRASHD} swap job
-    {TRASHD} restore "$({TRASHD} list --volume . | awk 'END {{ print $1 }}')" --to elsewhere
-    cat elsewhere/file
+    id() {{ {TRASHD} list --volume . | awk 'END {{ print $1 }}'; }}
+    {TRASHD} swap {his}/job
+    test -z "$(ls {his}/job)"
+    {TRASHD} restore "$(id)"
+    cat {his}/job/file
+    {TRASHD} swap {his}/job
+    {TRASHD} restore "$(id)" --to {his}/elsewhere
+    cat {his}/elsewhere/file
+    {TRASHD} rm {his}/elsewhere/file
+    test -z "$(ls {his}/elsewhere)"
     """
-    argv = ["python3", "-c", _CONTAINED, str(source / "his"), str(bench / "target"), script, str(USER)]
+    home = os.fsdecode(os.path.dirname(door(source))) if how == "container" else ""
+    argv = ["python3", "-c", _CONTAINED, str(source / what), str(source), str(bench / "target"), str(uid), home, script]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.count("content")) == (0, 2), done.stderr + done.stdout
     assert our_mount(source) is not None
+
+
+def test_who_is_in_a_user_namespace_is_given_what_he_shows(bench: Path) -> None:
+    mount(bench / "source")
+    path = door(bench / "source")
+
+    def body() -> list[tuple[int, int]]:
+        assert ctypes.CDLL(None).unshare(0x10000000) == 0  # CLONE_NEWUSER
+        found = []
+        for name in ("", "his"):
+            with shown(bench / "source" / name) as fd, knock(path, fd) as backing:
+                found.append(identity(backing))
+        return found
+
+    tree = backing_of(bench / "source")
+    assert as_user(USER, body) == [identity(tree), identity(tree / "his")]
