@@ -167,7 +167,7 @@ async def serve(channel: socket.socket, vfs: Vfs, hands: Hands) -> None:
 
 async def _tell(asking: socket.socket, vfs: Vfs, hands: Hands, ino: int, asker: Asking) -> None:
     """Checkpoint  if the backing filesystem is slow: as many may wait for it as of one user's requests"""
-    with asking:
+    with asking, suppress(BrokenPipeError):  # the visit was over before
         try:
             act = hands.outwait if vfs.gate.is_slow else hands.do
             found = await act(_look_up, vfs, ino, asker)

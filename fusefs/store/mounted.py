@@ -189,10 +189,15 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Shown:
         try:
             backing = _open_backing(kernel, mount, mounted, mounts)
         except (OSError, NoBacking):
-            given = _given(mount, mounted)
-            if given is None:
+            from fusefs.linux.door import door_of, knock  # who comes to the source by path is spared it
+
+            door = door_of(mount.source)
+            if door is None:
                 raise
-            backing = given
+            try:
+                backing = knock(door, mounted)
+            except OSError as error:
+                raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
         owned.pop_all()
         return Shown(backing, mount.point, mounted)
 
@@ -214,16 +219,6 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
         ):
             raise _no_backing(mount, f"{printable(mount.source)} is something else here")
         return Fd(os.dup(backing))
-
-
-def _given(mount: Mount, mounted: Fd) -> Fd | None:
-    """The same from its daemon, if it is mounted over itself: nobody but root comes to that tree by path."""
-    from fusefs.linux.door import door_of, knock  # who comes to the source is spared it
-
-    door = door_of(mount.source)
-    with suppress(OSError):
-        return None if door is None else knock(door, mounted)
-    return None
 
 
 def _place_of_root(kernel: Kernel, root: Shown, mounts: list[Mount]) -> tuple[Mount, Place]:

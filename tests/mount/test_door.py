@@ -37,6 +37,8 @@ from tests.support.volumes import bind_mount, mounts
 pytestmark = pytest.mark.needs("root", "fuse")
 
 USER, OTHER = 1000, 1001
+_WHILE_IT_WAITS = 4
+"""The sockets of a visit that waits for the daemon: the door, the daemon's, its visitor's, and one for the answer."""
 T = TypeVar("T")
 
 
@@ -306,6 +308,24 @@ def test_who_says_nothing_keeps_nobody_waiting(bench: Path) -> None:
         others_are_served(bench / "source")
 
 
+def test_who_has_no_answer_in_time_asks_again_and_the_daemon_serves_on(bench: Path) -> None:
+    mount(bench / "source")
+    daemon = daemon_of(bench / "source")
+    (porter,) = children(daemon)
+    with shown(bench / "source") as fd, conversation(bench / "source") as asking:
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            socket.send_fds(asking, [b"?"], [fd])
+            assert until(lambda: [n_sockets(visit) for visit in children(porter)] == [_WHILE_IT_WAITS])
+            (visit,) = children(porter)
+            os.kill(visit, signal.SIGALRM)
+            assert asking.recv(4) == b""
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        others_are_served(bench / "source")
+        assert os.listdir(bench / "source")
+
+
 def test_what_is_sent_may_never_be_closed_and_others_are_served(bench: Path) -> None:
     mount(bench / "source")
     (bench / "silent").touch()
@@ -380,6 +400,10 @@ def n_visits(mounted: Path) -> int:
     """How many visitors the porter has that have not ended."""
     (porter,) = children(daemon_of(mounted))
     return sum(stat_of(visit)[0] != "Z" for visit in children(porter))
+
+
+def n_sockets(pid: int) -> int:
+    return sum(os.readlink(one).startswith("socket:") for one in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def children(pid: int) -> list[int]:
