@@ -239,12 +239,17 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         place = stack.enter_context(runtime.claimed(target)) if os.geteuid() == 0 else None
         root = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         stack.callback(root.close)
-        tree = None
-        if place is not None and (is_over_itself or (options.flags & ACCESS and is_followed(source))):
-            flags = options.flags if is_over_itself else options.flags & ACCESS
-            root, tree = runtime.clone(place, root, numbers(flags), follows=not is_over_itself)
+        backing = inside = source
+        if place is not None and is_over_itself:
+            root, inside = runtime.clone(place, root, numbers(options.flags))
             stack.callback(root.close)
-        backing = tree if tree is not None and is_over_itself else source
+            backing = inside
+        elif place is not None and options.flags & ACCESS and is_followed(source):
+            try:
+                root, inside = runtime.clone(place, root, numbers(options.flags & ACCESS), follows=True)
+                stack.callback(root.close)
+            except OSError as error:
+                _log.warning("%s: times of access are kept as its mount says: %s", printable(source), error.strerror)
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:
             _make_store(root, source, options)
@@ -271,7 +276,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         lane.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             lane.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
-        vfs.gate.inner.begin(tree or source, vfs.nodes.root.dev)
+        vfs.gate.inner.begin(inside, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
         return _Service(vfs, options, replies, lane, stats, ready).run(attached, ended)
