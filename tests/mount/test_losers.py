@@ -168,8 +168,8 @@ def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
     """The kernel looks to see whether what it knows is right still, lets go of what it finds, and looks once more."""
     vfs.forget(vfs.lookup(ROOT, b"file", LOSER).nodeid, 1)
     found = vfs.lookup(ROOT, b"file", LOSER)
-    vfs_write.unlink(vfs, ROOT, b"file")
-    vfs.release(vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER.pid).fh)
+    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
+    vfs.release(vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh)
 
 
 def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) -> None:
