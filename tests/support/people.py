@@ -1,0 +1,143 @@
+"""Who asks: users, root with and without his capabilities, single capabilities, roots of user namespaces."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tests.support.users import become
+
+_CLONE_NEWUSER = 0x1000_0000
+_PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 4, 8
+_CAP_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+HE, MATE, STRANGER, OTHERS = 72_001, 72_002, 72_003, 72_004
+TEAM = 72_100
+ROOT_IN_THERE = 73_000
+OURS = (1000, 72_000, 1000)
+"""A user namespace's map that knows all of them: first id in there, first id here, how many."""
+
+
+class Cap(IntEnum):
+    """Numbers of linux/capability.h."""
+
+    CHOWN = 0
+    DAC_OVERRIDE = 1
+    DAC_READ_SEARCH = 2
+    FOWNER = 3
+    FSETID = 4
+    SYS_ADMIN = 21
+    SYS_RESOURCE = 24
+    MKNOD = 27
+    SETFCAP = 31
+
+
+class Person(NamedTuple):
+    """Whom a process can be."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    capability: Cap | None = None  # the one that he has
+    is_capable: bool = False  # he has all
+    maps: tuple[tuple[int, int, int], ...] = ()  # of the user namespace whose root he is
+
+    def named(self, outside: int) -> int:
+        """What he calls an id that is ours; an id that he has no name for he can't use."""
+        for inside, first, n in self.maps:
+            if first <= outside < first + n:
+                return inside + outside - first
+        return outside
+
+    def be(self) -> None:
+        """Turn this process, root's, into him for good. Raises  OSError"""
+        if self.maps:
+            _enter_namespace(self)
+        elif self.capability is not None:
+            _keep_only(self, self.capability)
+        elif not self.is_capable:
+            become(self.uid, self.gid, self.groups)
+
+
+PEOPLE: Mapping[str, Person] = MappingProxyType(
+    {
+        "owner": Person(HE, HE),
+        "owner in the team": Person(HE, HE, (TEAM,)),
+        "team": Person(MATE, TEAM),
+        "team besides": Person(MATE, MATE, (OTHERS, TEAM)),
+        "stranger": Person(STRANGER, STRANGER),
+        "root": Person(0, 0, is_capable=True),
+        "root without capabilities": Person(0, 0),
+        "root of all of us": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), OURS)),
+        "root of himself": Person(HE, HE, maps=((0, HE, 1),)),
+        "root of others": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), (1000, 74_000, 1000))),
+        "stranger with CHOWN": Person(STRANGER, STRANGER, capability=Cap.CHOWN),
+        "stranger with DAC_OVERRIDE": Person(STRANGER, STRANGER, capability=Cap.DAC_OVERRIDE),
+        "stranger with DAC_READ_SEARCH": Person(STRANGER, STRANGER, capability=Cap.DAC_READ_SEARCH),
+        "stranger with FOWNER": Person(STRANGER, STRANGER, capability=Cap.FOWNER),
+        "owner with FSETID": Person(HE, HE, capability=Cap.FSETID),
+        "team with FSETID": Person(MATE, TEAM, capability=Cap.FSETID),
+        "owner with SYS_ADMIN": Person(HE, HE, capability=Cap.SYS_ADMIN),
+        "owner with MKNOD": Person(HE, HE, capability=Cap.MKNOD),
+        "owner with SETFCAP": Person(HE, HE, capability=Cap.SETFCAP),
+    }
+)
+
+
+def _enter_namespace(person: Person) -> None:
+    """Be root of a user namespace of his own; who stays outside for a moment writes its maps."""
+    ready, go = os.pipe(), os.pipe()
+    own = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.read(ready[0], 1)
+            told = "".join(f"{inside} {first} {n}\n" for inside, first, n in person.maps)
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{own}/{name}").write_text(told)
+            os.write(go[1], b".")
+        finally:
+            os._exit(0)
+    os.setgroups(())
+    os.setresgid(person.gid, person.gid, person.gid)
+    os.setresuid(person.uid, person.uid, person.uid)
+    _checked(_libc.unshare(_CLONE_NEWUSER))
+    os.write(ready[1], b".")
+    os.close(go[1])
+    assert os.read(go[0], 1), "no map"
+    os.waitpid(pid, 0)
+    for fd in (*ready, go[0]):
+        os.close(fd)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    _be_seen()
+
+
+def _keep_only(person: Person, capability: Cap) -> None:
+    _checked(_libc.prctl(_PR_SET_KEEPCAPS, ctypes.c_ulong(1), 0, 0, 0))
+    os.setgroups(person.groups)
+    os.setresgid(person.gid, person.gid, person.gid)
+    os.setresuid(person.uid, person.uid, person.uid)
+    low, high = 1 << capability & 0xFFFF_FFFF, 1 << capability >> 32
+    header, sets = struct.pack("=Ii", _CAP_VERSION_3, 0), struct.pack("=6I", low, low, 0, high, high, 0)
+    _checked(_libc.capset(header, sets))
+    _be_seen()
+
+
+def _be_seen() -> None:
+    """Open what is below its own /proc/self, as a process may that has logged in."""
+    _checked(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0))
+
+
+def _checked(result: int) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
