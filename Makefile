@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
-.PHONY: setup demo test quick lint fmt bench docs dist fast-paths install-system soak soak-service soak-store soak-reap soak-mount clean
+.PHONY: setup demo test quick lint fmt bench docs dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
 
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -14,11 +14,12 @@ lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && 
 fmt: setup; $(PYTHON) -m ruff check --fix-only . && $(PYTHON) -m ruff format .
 bench: setup; @echo 'run each by $(PYTHON) -m: $(SCRIPTS)' && $(PYTHON) -m bench.swap --quick $(ARGS) && $(PYTHON) -m bench.mount --quick && $(PYTHON) -m bench.swap_through --quick && $(PYTHON) -m bench.listing --plot docs/listing.svg && $(PYTHON) -m bench.mount --plot docs/mount.svg
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
+suites: setup; @$(PYTHON) -m bench.suites $(ARGS)
 dist: setup; $(PYTHON) -m build
 install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
 soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
 soak-service: setup; @TRASHD_TEST_KILLS=100 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)
 soak-store: setup; @TRASHD_TEST_EVERY_CALL=1 .ci/pytest --hypothesis-profile=soak --timeout=0 -k 'machine or killed or faults' tests/store tests/crash $(ARGS)
 soak-reap: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -s -k killed_at_any_time tests/reaper/test_kills.py $(ARGS)
-soak-mount: setup; @TRASHD_TEST_SWAPS=1000 TRASHD_TEST_LOOKUPS=10000000 TRASHD_TEST_OPERATIONS=400000 TRASHD_TEST_RECORDS=10000 TRASHD_TEST_CHANGES=20000 TRASHD_TEST_INCARNATIONS=5000 .ci/pytest --hypothesis-profile=soak --timeout=0 -o faulthandler_timeout=0 -s tests/mount/test_machine.py tests/mount/test_cached_memory.py tests/mount/test_swap_under_load.py tests/mount/test_append.py tests/mount/test_data_races.py tests/mount/test_incarnations.py tests/posix $(ARGS)
+soak-mount: setup; @TRASHD_TEST_SWAPS=1000 TRASHD_TEST_LOOKUPS=10000000 TRASHD_TEST_OPERATIONS=400000 TRASHD_TEST_RECORDS=10000 TRASHD_TEST_CHANGES=20000 TRASHD_TEST_INCARNATIONS=5000 TRASHD_TEST_SCENES=30000 .ci/pytest --hypothesis-profile=soak --timeout=0 -o faulthandler_timeout=0 -s tests/mount/test_machine.py tests/mount/test_battery.py tests/mount/test_cached_memory.py tests/mount/test_swap_under_load.py tests/mount/test_append.py tests/mount/test_data_races.py tests/mount/test_incarnations.py tests/posix $(ARGS)
 clean: ; rm -rf .venv build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

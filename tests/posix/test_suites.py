@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import pytest
 
 from tests.support.command import switched_off
 from tests.support.mounted import trashd_mount
-from tests.support.suites import pjdfstest, short_path, suite
+from tests.support.suites import EXPECTED, fsx, pjdfstest, short_path
 from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
@@ -22,14 +21,7 @@ LIMIT_S = 800
 N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "30000"))
 """Of fsx in all, half of them past the daemon; `make soak-mount` asks for more."""
 N_OPERATIONS_A_RUN = 2500
-SKIPPED_MORE = frozenset({"link::link_count_max"})
-"""The C library knows how many links a file may have by its filesystem's type; of FUSE it says more than is tried."""
-BLOCKS = """
-[weights]
-posix_fallocate = 1
-punch_hole = 1
-copy_file_range = 1
-"""
+SKIPPED_MORE = frozenset(EXPECTED["pjdfstest"])
 
 
 @contextmanager
@@ -54,24 +46,21 @@ def test_pjdfstest_finds_nothing_wrong() -> None:
 
 
 @pytest.mark.parametrize("passthrough", ["auto", "off"])
-def test_fsx_reads_what_it_wrote(tmp_path: Path, passthrough: str) -> None:
+def test_fsx_reads_what_it_wrote(passthrough: str) -> None:
     """Reads, writes, maps, cuts and extends at random, allocates, makes holes and copies parts; two at a time.
 
     In pieces: fsx leaves a mapping behind for every fifth operation, and each cut of the file walks all of them.
     """
-    configuration = tmp_path / "fsx.toml"
-    configuration.write_text("" if {"seam", "direct-requests"} & switched_off() else BLOCKS)
+    has_blocks = not {"seam", "direct-requests"} & switched_off()
     options = ["coherence=exclusive", f"passthrough={passthrough}"]
     with tmpfs_volume() as volume, trashd_mount(_made(volume / "source"), options=options, limit_s=LIMIT_S) as mounted:
 
-        def run(seed: int) -> subprocess.CompletedProcess[str]:
-            counted = ["-N", str(N_OPERATIONS_A_RUN), "-S", str(seed), "-f", str(configuration)]
-            argv = [str(suite("fsx")), "-q", *counted, "-P", str(tmp_path), str(mounted.path / f"file{seed}")]
-            return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        def run(seed: int) -> str:
+            return fsx(mounted.path, seed, N_OPERATIONS_A_RUN, has_blocks=has_blocks)
 
         with ThreadPoolExecutor(2) as pool:
-            for seed, done in enumerate(pool.map(run, range(N_OPERATIONS // 2 // N_OPERATIONS_A_RUN))):
-                assert done.returncode == 0, f"seed {seed}: {done.stdout[-5000:]}{done.stderr[-5000:]}"
+            for seed, wrong in enumerate(pool.map(run, range(N_OPERATIONS // 2 // N_OPERATIONS_A_RUN))):
+                assert not wrong, f"seed {seed}: {wrong}"
 
 
 def _made(path: Path) -> Path:
