@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from tests.support.battery import BEFORE, Scene
-from tests.support.battery_acts import ACTS, DEVICE, DIRECTORY, FD, FIFO, GIVEN, KERNEL, NAME, THING
+from tests.support.battery_acts import ACTS, DEVICE, DIRECTORY, FD, FIFO, GIVEN, KERNEL, NAME, NAMES, THING
 from tests.support.battery_run import Came
 from tests.support.people import PEOPLE, Cap
 
@@ -102,8 +102,8 @@ def _has_lost_bits(case: Case) -> bool:
 
 
 def _knows_not_all(case: Case) -> bool:
-    """The root of a user namespace has rights over what that knows; what takes two of them, over both or none."""
-    return bool(PEOPLE[case.scene.person].maps) and case.is_less and case.scene.act.endswith("elsewhere")
+    """The root of a user namespace has rights over what that knows; for what takes two of them, over both or none."""
+    return bool(PEOPLE[case.scene.person].maps) and case.is_less and ACTS[case.scene.act].reaches == NAMES
 
 
 def _has_no_program(case: Case) -> bool:
@@ -168,6 +168,15 @@ def _is_found_by_an_old_name(case: Case) -> bool:
     return _may_be_old(case) and (is_meant or is_way or change == "d is replaced")
 
 
+def _is_meant_to_be_now(case: Case) -> bool:
+    """Who may write to a file may set that anyway, and the kernel took him for its owner."""
+    is_so = case.mounted.answer == "ok" and case.mounted.left == {
+        path: how.replace("as before as before", "now now") if path == "d/f" else how
+        for path, how in case.mounted.before.items()
+    }
+    return _may_be_old(case) and case.scene.act == "times, this second" and is_so
+
+
 def _is_not_allowed_yet(case: Case) -> bool:
     """The kernel refuses what it would allow if it asked again."""
     both = not case.native.answer.startswith("ok") and not case.mounted.answer.startswith("ok")
@@ -184,10 +193,11 @@ REASONS: Mapping[str, Callable[[Case], bool]] = {
     "set-ID bits go with more writes and changes": _takes_more_bits,
     "somebody may be writing": _may_be_a_write,
     "set-ID bits are gone already": _has_lost_bits,
-    "a user namespace knows one directory, and not the other": _knows_not_all,
+    "a user namespace knows not all that is moved": _knows_not_all,
     "what is gone, and not open in the daemon, is ESTALE": _is_gone,
     "a FIFO's times are nobody's": _is_a_fifo,
     _ALONE: _is_told_by_the_kernel,
     "a name is as old as it may be": _is_found_by_an_old_name,
+    "a time of this minute is taken for now": _is_meant_to_be_now,
     "a right that somebody gets is found later": _is_not_allowed_yet,
 }
