@@ -13,7 +13,8 @@ from fusefs.linux.caller import Caller, Rights, is_capable, keeps_group, rights_
 from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.identity import Identity, call_as
 from tests.support.asking import Somebody
-from tests.support.rights import FIRST, HE, as_root_in_there, keep_only
+from tests.support.people import HE
+from tests.support.rights import FIRST, as_root_in_there, keep_only
 from tests.support.users import become
 
 pytestmark = pytest.mark.needs("root")

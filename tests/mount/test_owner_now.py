@@ -21,7 +21,8 @@ import pytest
 from fusefs.linux.capabilities import Capability
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
-from tests.support.rights import FIRST, HE, as_root_in_there, in_child, keep_only
+from tests.support.people import HE
+from tests.support.rights import FIRST, as_root_in_there, in_child, keep_only
 from tests.support.users import as_user
 from tests.support.volumes import loop_volume
 

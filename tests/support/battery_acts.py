@@ -80,7 +80,7 @@ class Act(NamedTuple):
 
 
 def _with(at: At, flags: int, use: Callable[[int], object], mode: int = 0o666) -> object:
-    fd = os.open(at.what, flags | _SOON, mode)
+    fd = os.open(str(at.what), flags | _SOON, mode)
     try:
         return use(fd)
     finally:
@@ -153,8 +153,8 @@ def _copy(at: At) -> object:
 def _execute(at: At) -> bytes:
     """Whom the program finds itself to be."""
     path = f"/proc/self/fd/{at.fd}" if isinstance(at.what, int) else at.what
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run([path], pass_fds=[at.fd] if at.fd >= 0 else [], check=False, **said)
+    fds = [at.fd] if at.fd >= 0 else []
+    done = subprocess.run([path], pass_fds=fds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     return done.stdout
 
 
@@ -184,6 +184,18 @@ def _mode(entry: os.DirEntry[str]) -> str:
 def _acl(at: At) -> bytes:
     mine = USER, 6, at.who.named(OTHERS)
     return acl((USER_OBJ, 6, NOBODY), mine, (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 0, NOBODY))
+
+
+def _chmod(mode: int, at: At) -> None:
+    os.chmod(at.what, mode)
+
+
+def _mkdir(mode: int, at: At) -> None:
+    os.mkdir(at.d + "n", mode)
+
+
+def _mknod(mode: int, rdev: int, at: At) -> None:
+    os.mknod(at.d + "n", mode, rdev)
 
 
 def _truncate(size: int, at: At) -> None:
@@ -216,7 +228,7 @@ def _looking(do: Do, kinds: tuple[str, ...] = OPENABLE, by: tuple[str, ...] = AN
 
 _CHANGING = {
     **{
-        f"chmod {mode:o}": Act(lambda at, mode=mode: os.chmod(at.what, mode), OPENABLE, ANY)
+        f"chmod {mode:o}": Act(partial(_chmod, mode), OPENABLE, ANY)
         for mode in (0o600, 0o640, 0o777, 0o1777, 0o2755, 0o4755, 0o6777)
     },
     "chown to himself": Act(lambda at: os.chown(at.what, os.getuid(), -1), OPENABLE, ANY),
@@ -276,12 +288,9 @@ _NAMING = {
     "create anew": _by_names(partial(_make, os.O_WRONLY | os.O_EXCL, 0o644)),
     "unnamed": _by_names(partial(_tmpfile, 0o600)),
     **{f"unnamed {mode:o}, linked": _by_names(partial(_tmpfile_linked, mode)) for mode in (0o666, 0o2775, 0o6777)},
+    **{f"mkdir {mode:o}": _by_names(partial(_mkdir, mode)) for mode in (0o777, 0o1777, 0o2755)},
     **{
-        f"mkdir {mode:o}": _by_names(lambda at, mode=mode: os.mkdir(at.d + "n", mode))
-        for mode in (0o777, 0o1777, 0o2755)
-    },
-    **{
-        f"mknod {name}": _by_names(lambda at, mode=mode, rdev=rdev: os.mknod(at.d + "n", mode, rdev))
+        f"mknod {name}": _by_names(partial(_mknod, mode, rdev))
         for name, mode, rdev in (
             ("fifo", stat.S_IFIFO | 0o666, 0),
             ("socket", stat.S_IFSOCK | 0o666, 0),
@@ -294,7 +303,7 @@ _NAMING = {
     "link": _by_names(lambda at: os.link(at.d + "f", at.d + "n", follow_symlinks=False), ALL),
     "link elsewhere": _by_names(lambda at: os.link(at.d + "f", at.e + "n", follow_symlinks=False), ALL),
     "link by /proc": _by_names(
-        lambda at: os.link(at.what, at.d + "n", follow_symlinks=True), (FILE, FILE, LINK, DEVICE), (PROC,)
+        lambda at: os.link(str(at.what), at.d + "n", follow_symlinks=True), (FILE, FILE, LINK, DEVICE), (PROC,)
     ),
     "link by fd": _by_names(_empty_path, (FILE,), BY_FD),
     "unlink": _by_names(lambda at: os.unlink(at.d + "f"), ALL),

@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from fusefs.linux.capabilities import Capability
 from tests.support.battery import BEFORE, Scene
 from tests.support.battery_acts import ACTS, DEVICE, DIRECTORY, FD, FIFO, GIVEN, KERNEL, NAME, NAMES, THING
 from tests.support.battery_run import Came
-from tests.support.people import PEOPLE, Cap
+from tests.support.people import PEOPLE
 
 _ALONE = "the kernel answers alone"
 _MODE = re.compile(r"\b\d{5}\b")
@@ -76,7 +77,7 @@ def _has_no_handles(case: Case) -> bool:
 def _takes_more_bits(case: Case) -> bool:
     """All is alike but for set-ID bits that are gone: those that below only some keep, or that are no program's."""
     who = PEOPLE[case.scene.person]
-    keeps = who.is_capable or who.maps or who.capability is Cap.FSETID
+    keeps = who.is_capable or who.maps or who.capability == Capability.FSETID
     modes = [(native, case.mounted.left.get(path, "")) for path, native in case.native.left.items()]
     fewer = all(_bits(mounted) <= _bits(native) for native, mounted in modes)
     return (
@@ -97,7 +98,7 @@ def _may_be_a_write(case: Case) -> bool:
 def _has_lost_bits(case: Case) -> bool:
     """Below, what is a set-ID program is not for everybody to give away who may give files away."""
     before = case.mounted._replace(answer=case.native.answer, left=case.native.left)
-    may_give = PEOPLE[case.scene.person].capability is Cap.CHOWN
+    may_give = PEOPLE[case.scene.person].capability == Capability.CHOWN
     return may_give and before != case.native and _without_bits(before) == _without_bits(case.native)
 
 

@@ -6,16 +6,17 @@ import ctypes
 import os
 import struct
 from collections.abc import Mapping
-from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from fusefs.linux.capabilities import Capability
 from tests.support.users import become
 
 _CLONE_NEWUSER = 0x1000_0000
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 4, 8
 _CAP_VERSION_3 = 0x20080522
+_CAP_MKNOD = 27
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -26,27 +27,13 @@ OURS = (1000, 72_000, 1000)
 """A user namespace's map that knows all of them: first id in there, first id here, how many."""
 
 
-class Cap(IntEnum):
-    """Numbers of linux/capability.h."""
-
-    CHOWN = 0
-    DAC_OVERRIDE = 1
-    DAC_READ_SEARCH = 2
-    FOWNER = 3
-    FSETID = 4
-    SYS_ADMIN = 21
-    SYS_RESOURCE = 24
-    MKNOD = 27
-    SETFCAP = 31
-
-
 class Person(NamedTuple):
     """Whom a process can be."""
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
-    capability: Cap | None = None  # the one that he has
+    capability: int | None = None  # the one that he has
     is_capable: bool = False  # he has all
     maps: tuple[tuple[int, int, int], ...] = ()  # of the user namespace whose root he is
 
@@ -79,15 +66,15 @@ PEOPLE: Mapping[str, Person] = MappingProxyType(
         "root of all of us": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), OURS)),
         "root of himself": Person(HE, HE, maps=((0, HE, 1),)),
         "root of others": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), (1000, 74_000, 1000))),
-        "stranger with CHOWN": Person(STRANGER, STRANGER, capability=Cap.CHOWN),
-        "stranger with DAC_OVERRIDE": Person(STRANGER, STRANGER, capability=Cap.DAC_OVERRIDE),
-        "stranger with DAC_READ_SEARCH": Person(STRANGER, STRANGER, capability=Cap.DAC_READ_SEARCH),
-        "stranger with FOWNER": Person(STRANGER, STRANGER, capability=Cap.FOWNER),
-        "owner with FSETID": Person(HE, HE, capability=Cap.FSETID),
-        "team with FSETID": Person(MATE, TEAM, capability=Cap.FSETID),
-        "owner with SYS_ADMIN": Person(HE, HE, capability=Cap.SYS_ADMIN),
-        "owner with MKNOD": Person(HE, HE, capability=Cap.MKNOD),
-        "owner with SETFCAP": Person(HE, HE, capability=Cap.SETFCAP),
+        "stranger with CHOWN": Person(STRANGER, STRANGER, capability=Capability.CHOWN),
+        "stranger with DAC_OVERRIDE": Person(STRANGER, STRANGER, capability=Capability.DAC_OVERRIDE),
+        "stranger with DAC_READ_SEARCH": Person(STRANGER, STRANGER, capability=Capability.DAC_READ_SEARCH),
+        "stranger with FOWNER": Person(STRANGER, STRANGER, capability=Capability.FOWNER),
+        "owner with FSETID": Person(HE, HE, capability=Capability.FSETID),
+        "team with FSETID": Person(MATE, TEAM, capability=Capability.FSETID),
+        "owner with SYS_ADMIN": Person(HE, HE, capability=Capability.SYS_ADMIN),
+        "owner with MKNOD": Person(HE, HE, capability=_CAP_MKNOD),
+        "owner with SETFCAP": Person(HE, HE, capability=Capability.SETFCAP),
     }
 )
 
@@ -121,7 +108,7 @@ def _enter_namespace(person: Person) -> None:
     _be_seen()
 
 
-def _keep_only(person: Person, capability: Cap) -> None:
+def _keep_only(person: Person, capability: int) -> None:
     _checked(_libc.prctl(_PR_SET_KEEPCAPS, ctypes.c_ulong(1), 0, 0, 0))
     os.setgroups(person.groups)
     os.setresgid(person.gid, person.gid, person.gid)

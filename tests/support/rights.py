@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
 from collections.abc import Callable
-from pathlib import Path
 
 from fusefs.linux.capabilities import Capability
+from tests.support.people import HE, Person
 
-HE = 72_001
 FIRST, N_MAPPED = 720_000, 1000
-CLONE_NEWUSER = 0x1000_0000
-PR_SET_KEEPCAPS = 8
 
 
 def in_child(act: Callable[[], object], become: Callable[[], None]) -> int:
@@ -32,33 +27,10 @@ def in_child(act: Callable[[], object], become: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
 def keep_only(capability: Capability) -> None:
-    assert _libc.prctl(PR_SET_KEEPCAPS, ctypes.c_ulong(1), 0, 0, 0) == 0
-    os.setgroups(())
-    os.setresgid(HE, HE, HE)
-    os.setresuid(HE, HE, HE)
-    low, high = 1 << capability & 0xFFFF_FFFF, 1 << capability >> 32
-    header, sets = struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", low, low, 0, high, high, 0)
-    assert _libc.capset(header, sets) == 0
+    Person(HE, HE, capability=capability).be()
 
 
 def as_root_in_there() -> None:
     """Root of a user namespace that knows a thousand users, as one of rootless containers."""
-    ready, go = os.pipe(), os.pipe()
-    own = os.getpid()
-    pid = os.fork()
-    if pid == 0:  # the one who may write the maps
-        os.read(ready[0], 1)
-        for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{own}/{name}").write_text(f"0 {FIRST} {N_MAPPED}\n")
-        os.write(go[1], b".")
-        os._exit(0)
-    assert _libc.unshare(CLONE_NEWUSER) == 0
-    os.write(ready[1], b".")
-    os.read(go[0], 1)
-    os.setgroups(())
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+    Person(FIRST, FIRST, maps=((0, FIRST, N_MAPPED),)).be()
