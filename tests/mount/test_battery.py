@@ -26,7 +26,7 @@ from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop", "userns")
 
-N_SCENES = int(os.environ.get("TRASHD_TEST_SCENES", "200"))
+N_SCENES = int(os.environ.get("TRASHD_TEST_SCENES", "60"))
 FIRST = int(os.environ.get("TRASHD_TEST_FIRST_SCENE", "0"))
 N_AT_A_TIME = 200
 N_TOLD = 50
@@ -36,17 +36,24 @@ DRAWN = tuple(act for act in ACTS if IS_DIRECT or not act.startswith(OF_DIRECT_R
 
 
 class How(NamedTuple):
-    """A mount, and whether root changes things behind it, or through it."""
+    """A mount's options, and whether root changes things behind it, or whoever it is through it."""
 
-    coherence: str
+    options: tuple[str, ...]
     is_behind: bool
 
+    @property
+    def is_shared(self) -> bool:
+        return "coherence=shared" in self.options
 
+
+_EXCLUSIVE, _SHARED = ("coherence=exclusive",), ("coherence=shared",)
 HOW = {
-    "exclusive": How("exclusive", is_behind=False),
-    "exclusive, behind": How("exclusive", is_behind=True),
-    "shared": How("shared", is_behind=False),
-    "shared, behind": How("shared", is_behind=True),
+    "exclusive": How(_EXCLUSIVE, is_behind=False),
+    "exclusive, behind": How(_EXCLUSIVE, is_behind=True),
+    "slow": How((*_EXCLUSIVE, "backing=slow"), is_behind=False),
+    "slow, behind": How((*_EXCLUSIVE, "backing=slow"), is_behind=True),
+    "shared": How(_SHARED, is_behind=False),
+    "shared, behind": How(_SHARED, is_behind=True),
 }
 
 
@@ -80,7 +87,7 @@ def test_who_does_what_is_told_and_leaves_what_he_would_below(volume: Path, name
     native, source = made(volume / f"native {name}"), made(volume / f"source {name}")
     told = []
     with (
-        trashd_mount(source, options=[f"coherence={how.coherence}"], limit_s=SHARED_LIMIT_S + N_SCENES) as mounted,
+        trashd_mount(source, options=how.options, limit_s=SHARED_LIMIT_S + N_SCENES) as mounted,
         ExitStack() as stack,
     ):
         actors = Actors(stack)
@@ -88,7 +95,7 @@ def test_who_does_what_is_told_and_leaves_what_he_would_below(volume: Path, name
             seen, behind = mounted.path / str(some[0].number), source / str(some[0].number)
             place = Place(seen, behind, behind if how.is_behind else seen)
             for scene, (below, came) in play(some, [_alone(native / behind.name), place], actors):
-                case = Case(scene, below, came, how.is_behind, how.coherence == "shared" and scene.when == LATER)
+                case = Case(scene, below, came, how.is_behind, how.is_shared and scene.when == LATER)
                 lines = case.differs()
                 if lines and why(case) is None:
                     told.append("\n    ".join((str(scene), *lines)))
@@ -101,7 +108,7 @@ def test_who_acts_while_root_changes_something_comes_before_or_after(volume: Pat
     orders = {order: _alone(made(volume / f"{order}, {name}")) for order in (AT_ONCE, AFTER)}
     source = made(volume / f"races {name}")
     told = []
-    with trashd_mount(source, options=[f"coherence={how.coherence}"]) as mounted, ExitStack() as stack:
+    with trashd_mount(source, options=how.options) as mounted, ExitStack() as stack:
         actors = Actors(stack)
         place = Place(mounted.path, source, source)
         for scene in (scene for some in scenes(how) for scene in some if scene.change in AT_A_STROKE):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from tests.support.acls import GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.battery_acts import ACTS, DIRECTORY, FD, FILE, NAME
+from tests.support.battery_acts import ACTS, DIRECTORY, FD, FILE, KERNEL, NAME
 from tests.support.people import HE, MATE, OTHERS, PEOPLE, STRANGER, TEAM
 
 T = TypeVar("T")
@@ -47,6 +47,12 @@ CHANGES = {
     "d is root's": 2, "d is root's and closed": 2, "d is sticky": 2, "d is open": 2, "d is his": 1, "d denies him": 1,
     "d is replaced": 1, "e is closed": 1,
 }  # fmt: skip
+BY = ": "
+"""Between somebody and what he does, for a change that isn't root's."""
+MEDDLING = tuple(
+    name for name, act in ACTS.items() if NAME in act.by and act.reaches != KERNEL and name != "chown to nobody else"
+)
+"""What that is: not what can't be told from a write to come."""
 BEFORE, AT_ONCE, LATER = "before he looked", "since he looked", "long since he looked"
 DURING, AFTER = "while he acts", "when he has acted"
 """Not drawn: for races."""
@@ -99,7 +105,8 @@ def _whose(mode: int, owner: Owner, acl: str = "") -> str:
 def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> Scene:
     """The scene of that number, always the same one.
 
-    acts   of which its act is one; none: of all
+    has_changes  root always changes something; else somebody does sometimes
+    acts         of which its act is one; none: of all
     """
     rng = random.Random(number)
     act = rng.choice(acts or list(ACTS))
@@ -108,9 +115,13 @@ def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> Scene:
     kind = rng.choice(of.kinds)
     modes = DIRECTORY_MODES if kind == DIRECTORY else FILE_MODES
     d_owner = _one_of(rng, OWNERS)
+    people = {name: WEIGHTS.get(name, 1) for name in PEOPLE}
+    change = _one_of(rng, {**CHANGES, "none": 0 if has_changes else 30})
+    if not has_changes and rng.random() < 0.4:
+        change = f"{_one_of(rng, people)}{BY}{rng.choice(MEDDLING)}"
     return Scene(
         number,
-        person=_one_of(rng, {name: WEIGHTS.get(name, 1) for name in PEOPLE}),
+        person=_one_of(rng, people),
         act=act,
         by=by,
         base=rng.choice((NAME, NAME, FD, "cwd")),
@@ -128,7 +139,7 @@ def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> Scene:
         umask=rng.choice((0, 0o022, 0o027)),
         looks=tuple(rng.sample(LOOKS, rng.randint(0, 4))),
         is_made_behind=rng.random() < 0.5,
-        change=_one_of(rng, {**CHANGES, "none": 0 if has_changes else 30}),
+        change=change,
         when=rng.choice((BEFORE, AT_ONCE, AT_ONCE, LATER)),
     )
 

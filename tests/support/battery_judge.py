@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fusefs.linux.capabilities import Capability
-from tests.support.battery import BEFORE, Scene
+from tests.support.battery import BEFORE, BY, Scene
 from tests.support.battery_acts import ACTS, DEVICE, DIRECTORY, FD, FIFO, GIVEN, KERNEL, NAME, NAMES, THING
 from tests.support.battery_run import Came
 from tests.support.people import PEOPLE
@@ -76,14 +76,14 @@ def _has_no_handles(case: Case) -> bool:
 
 def _takes_more_bits(case: Case) -> bool:
     """All is alike but for set-ID bits that are gone: those that below only some keep, or that are no program's."""
-    who = PEOPLE[case.scene.person]
-    keeps = who.is_capable or who.maps or who.capability == Capability.FSETID
+    people = (PEOPLE.get(name) for name in (case.scene.person, case.scene.change.partition(BY)[0]))
+    keeps = any(who and (who.is_capable or who.maps or who.capability == Capability.FSETID) for who in people)
     modes = [(native, case.mounted.left.get(path, "")) for path, native in case.native.left.items()]
     fewer = all(_bits(mounted) <= _bits(native) for native, mounted in modes)
     return (
         _without_bits(case.native) == _without_bits(case.mounted)
         and fewer
-        and (bool(keeps) or _has_no_program(case) or _may_be_old(case))
+        and (keeps or _has_no_program(case) or _may_be_old(case))
     )
 
 
@@ -141,15 +141,21 @@ def _is_gone(case: Case) -> bool:
 
 
 def _is_a_fifo(case: Case) -> bool:
-    """Its pages are the kernel's, and its times are told to nobody."""
+    """What is written to it is the kernel's, and its times are told to nobody."""
 
-    def timeless(seen: Mapping[str, str]) -> dict[str, str]:
-        return {path: how.replace("now", "as before") if how[0] in "pc" else how for path, how in seen.items()}
+    def timeless(came: Came) -> Came:
+        before, left = (
+            {path: how.replace("now", "as before") if how[0] in "pc" else how for path, how in seen.items()}
+            for seen in (came.before, came.left)
+        )
+        return came._replace(before=before, left=left)
 
-    same = case.native._replace(left=timeless(case.native.left)) == case.mounted._replace(
-        left=timeless(case.mounted.left)
-    )
-    return same and case.scene.kind in (FIFO, DEVICE)
+    return timeless(case.native) == timeless(case.mounted) and case.scene.kind in (FIFO, DEVICE)
+
+
+def _is_opened_late(case: Case) -> bool:
+    """The kernel opens a directory alone; who lists it is judged when he first does."""
+    return case.scene.act == "list f" and case.scene.by != NAME and case.is_less
 
 
 def _is_told_by_the_kernel(case: Case) -> bool:
@@ -197,6 +203,7 @@ REASONS: Mapping[str, Callable[[Case], bool]] = {
     "a user namespace knows not all that is moved": _knows_not_all,
     "what is gone, and not open in the daemon, is ESTALE": _is_gone,
     "a FIFO's times are nobody's": _is_a_fifo,
+    "a directory is opened when it is first listed": _is_opened_late,
     _ALONE: _is_told_by_the_kernel,
     "a name is as old as it may be": _is_found_by_an_old_name,
     "a time of this minute is taken for now": _is_meant_to_be_now,

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.support.acls import ACCESS, DEFAULT
-from tests.support.battery import AFTER, AT_ONCE, BEFORE, DURING, LATER, Scene, acl_of
+from tests.support.battery import AFTER, AT_ONCE, BEFORE, BY, DURING, LATER, Scene, acl_of
 from tests.support.battery_acts import ACTS, DIRECTORY, FD, FILE, GIVEN, LINK, NAME, PROC, PROGRAM, At
 from tests.support.people import HE, OTHERS, PEOPLE, TEAM, Person
 
@@ -199,6 +199,8 @@ def _said(call: Callable[[], object]) -> str:
         return f"ok {result!r}" if (result := call()) is not None else "ok"
     except OSError as error:
         return error.strerror or str(error)
+    except ValueError as error:  # there is nothing to map
+        return str(error)
 
 
 class _Actor:
@@ -218,7 +220,7 @@ class _Actor:
             "list": lambda: sorted((one.name, one.stat(follow_symlinks=False).st_mode) for one in os.scandir(d)),
             "read": lambda: _read(f),
             "open": lambda: self._hold(stack, top + "open", os.open(f, os.O_RDONLY | _AT_ONCE)),
-            "missing": lambda: os.lstat(d + "n"),
+            "missing": lambda: os.lstat(d + "n").st_uid,
             "access": lambda: os.access(f, os.W_OK, effective_ids=True),
             "attributes": lambda: os.listxattr(f),
         }
@@ -237,6 +239,11 @@ class _Actor:
         stack.callback(os.close, fd)
         self._held[key] = fd
         stack.callback(self._held.pop, key)
+
+    def meddle(self, scene: Scene, top: str) -> str:
+        """What he is told who changes something meanwhile."""
+        _, _, act = scene.change.partition(BY)
+        return _said(lambda: ACTS[act].do(At(self._person, top + "/d/", top + "/e/", top + "/d/f")))
 
     def act(self, scene: Scene, top: str) -> str:
         """His answer."""
@@ -285,7 +292,13 @@ def _serve(person: Person, channel: socket.socket) -> None:
         if not message:
             return
         step, scene, top = pickle.loads(message)
-        answer = actor.look(scene, top, *(fds or [-1])) if step == "look" else (actor.act(scene, top),)
+        match step:
+            case "look":
+                answer = actor.look(scene, top, *(fds or [-1]))
+            case "meddle":
+                answer = (actor.meddle(scene, top),)
+            case _:
+                answer = (actor.act(scene, top),)
         channel.send(pickle.dumps(answer))
 
 
@@ -298,23 +311,27 @@ class Actors:
 
     def look(self, scene: Scene, top: Path, given: int) -> tuple[str, ...]:
         """How somebody looks at things; given: an fd of root's for him, or -1."""
-        return self._begin("look", scene, top, given)()
+        return self._begin("look", scene.person, scene, top, given)()
+
+    def meddle(self, scene: Scene, top: Path) -> tuple[str, ...]:
+        """What somebody is told who changes something."""
+        return self._begin("meddle", scene.change.partition(BY)[0], scene, top)()
 
     def begin_act(self, scene: Scene, top: Path) -> Callable[[], str]:
         """Let him act; what waits for him, and returns what he is told."""
-        told = self._begin("act", scene, top, -1)
+        told = self._begin("act", scene.person, scene, top)
         return lambda: told()[0]
 
-    def _begin(self, step: str, scene: Scene, top: Path, given: int) -> Callable[[], tuple[str, ...]]:
-        channel = self._channels.get(scene.person)
+    def _begin(self, step: str, who: str, scene: Scene, top: Path, given: int = -1) -> Callable[[], tuple[str, ...]]:
+        channel = self._channels.get(who)
         if channel is None:
-            channel = self._channels[scene.person] = self._stack.enter_context(_process(PEOPLE[scene.person]))
+            channel = self._channels[who] = self._stack.enter_context(_process(PEOPLE[who]))
         message = pickle.dumps((step, scene, str(top)))
         socket.send_fds(channel, [message], [given] if given >= 0 else [])
 
         def told() -> tuple[str, ...]:
             answer = channel.recv(_MESSAGE_BYTES)
-            assert answer, f"{scene.person} has died: {scene}"
+            assert answer, f"{who} has died: {scene}"
             words: tuple[str, ...] = pickle.loads(answer)
             return words
 
@@ -372,8 +389,7 @@ def begin(scene: Scene, place: Place, actors: Actors) -> Came:
     """All but the act."""
     at = place.of(scene)
     prepare(scene, at)
-    if scene.change != "none" and scene.when == BEFORE:
-        change(scene, at.changed)
+    meddled = _changed(scene, at, actors) if scene.when == BEFORE else ()
     if "root's stat" in scene.looks:
         for path in (at.seen / "d/f", at.seen / "d", at.seen / "e"):
             with contextlib.suppress(OSError):
@@ -385,9 +401,18 @@ def begin(scene: Scene, place: Place, actors: Actors) -> Came:
     looked = actors.look(scene, at.seen, given)
     if given >= 0:
         os.close(given)
-    if scene.change != "none" and scene.when in (AT_ONCE, LATER):
+    if scene.when in (AT_ONCE, LATER):
+        meddled = _changed(scene, at, actors)
+    return Came(meddled + looked, look(at.behind, has_times=ACTS[scene.act].sets_times))
+
+
+def _changed(scene: Scene, at: Place, actors: Actors) -> tuple[str, ...]:
+    """What who changes something is told, if he isn't root."""
+    if BY in scene.change:
+        return actors.meddle(scene, at.changed)
+    if scene.change != "none":
         change(scene, at.changed)
-    return Came(looked, look(at.behind, has_times=ACTS[scene.act].sets_times))
+    return ()
 
 
 def end(scene: Scene, place: Place, begun: Came, actors: Actors) -> Came:
