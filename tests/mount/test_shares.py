@@ -98,7 +98,11 @@ def assert_others_get_theirs(mount: Mounted, fds: list[int]) -> None:
     assert take(mount, 0, new, fds, ROOTS) == ROOTS
 
 
-@pytest.mark.parametrize("open_", [one_of_many, new, unnamed], ids=["opens", "creates", "makes unnamed"])
+@pytest.mark.parametrize(
+    "open_",
+    [one_of_many, new, pytest.param(unnamed, marks=pytest.mark.rests_on("direct-requests"))],
+    ids=["opens", "creates", "makes unnamed"],
+)
 def test_who_takes_all_that_he_gets_leaves_some_to_others(mount: Mounted, open_: Open) -> None:
     with holding(mount) as fds:
         assert 0.7 * N_FOR_CLIENTS < take(mount, HOG, open_, fds) < 0.9 * N_FOR_CLIENTS
