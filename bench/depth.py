@@ -34,7 +34,7 @@ from bench.subjects import (
     served,
     take_turns,
 )
-from bench.support import TRASHD, keep, measuring, tell, time_command, volume
+from bench.support import keep, measuring, tell, time_command, volume
 from fusefs.linux.libc import checked
 from tests.support.fuse import FuseMount
 from tests.support.mounted import forget_all
@@ -229,7 +229,6 @@ def main() -> None:
             _PATIENCE_S,
             lambda name: take_turn(name, source, arguments.levels),
         )
-        time_command([TRASHD, "reap", "--now", "--all", "--volume", source], timeout_s=_LIMIT_S)
     row = {"filesystem": arguments.filesystem, "n_levels": arguments.levels, "subjects": subjects}
     keep(RESULTS, row)
     tell(table(row))
