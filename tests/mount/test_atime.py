@@ -26,7 +26,7 @@ def bench() -> Iterator[Path]:
     with workbench() as path:
         for among in (".", "1", "2", "3", "4"):
             (path / "source" / among / "inside").mkdir(parents=True)
-            (path / "source" / among / "file").touch()
+            (path / "source" / among / "file").write_text("content")
             for name in ("file", "inside"):
                 os.utime(path / "source" / among / name, ns=(LONG_AGO_NS, LONG_AGO_NS))
         yield path
