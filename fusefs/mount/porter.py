@@ -15,6 +15,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
+import select
 import signal
 import socket
 import struct
@@ -37,9 +39,9 @@ from fusefs.mount.hands import Hands
 from fusefs.mount.vfs import Vfs
 
 _QUESTION = struct.Struct("=QQ")
-_N_OF_ONE, _N = 16, 256
-"""Visits at a time: one user's, all users'."""
-_VISIT_S, _PAUSE_S = 8, 0.1
+_N_OF_ONE, _N, _N_WAITING = 16, 256, 1024
+"""Visits at a time: one user's, all users'; and those that wait for one."""
+_VISIT_S, _PAUSE_S = 8, 0.02
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 _log = logging.getLogger(__name__)
@@ -71,31 +73,50 @@ def porter(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
 
 
 def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
+    """Meet visitors, those first of whom there are fewest; nobody's queue is in another's way."""
     visits: dict[int, int] = {}
+    waiting: dict[int, list[socket.socket]] = {}
+    n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
     with socket.socket(fileno=door) as listening, socket.socket(fileno=daemon) as asking:
         while True:
-            conversation, _address = listening.accept()
             _forget_ended(visits)
-            uid = uid_of(conversation)
-            has_room = len(visits) < _N and Counter(visits.values())[uid] < _N_OF_ONE
-            go, ready = os.pipe()
-            pid = _fork()
-            if pid == 0:
-                os.close(ready)
-                _meet(conversation, go, asking, tree, device)
-            visits[pid] = uid
-            conversation.close()  # not the last one: what is in its queue is the child's to wait for
-            if has_room:
-                os.write(ready, b"!")
-            os.close(ready)
-            os.close(go)
+            count = Counter(visits.values())
+            if sum(map(len, waiting.values())) >= n_max and len(visits) < _N:
+                uid = max(waiting, key=lambda one: len(waiting[one]))  # who has most gives way
+                visits[_fork(waiting[uid], None, tree, device)] = uid
+                waiting[uid].clear()
+            able = [uid for uid in waiting if waiting[uid] and count[uid] < _N_OF_ONE] if len(visits) < _N else []
+            if able:
+                uid = min(able, key=count.__getitem__)
+                visits[_fork([waiting[uid].pop(0)], asking, tree, device)] = uid
+            waiting = {uid: queue for uid, queue in waiting.items() if queue}
+            for _ in range(n_max - sum(map(len, waiting.values()))):
+                if not select.select([listening], [], [], 0 if able else _PAUSE_S if waiting else None)[0]:
+                    break
+                able = able or [-1]  # whoever has come is met before another is waited for
+                conversation, _address = listening.accept()
+                waiting.setdefault(uid_of(conversation), []).append(conversation)
 
 
-def _fork() -> int:
+def _fork(conversations: list[socket.socket], daemon: socket.socket | None, tree: int, device: bytes) -> int:
+    """The pid of a child that meets a visitor; None for a daemon: that sends them away.
+
+    Conversations are closed here while it has them open: what is in their queues is the child's to wait for.
+    """
+    go, ready = os.pipe()
     while True:
         with suppress(BlockingIOError):  # too many processes
-            return os.fork()
+            pid = os.fork()
+            break
         time.sleep(_PAUSE_S)
+    if pid == 0:
+        os.close(ready)
+        _meet(conversations, go, daemon, tree, device)
+    for conversation in conversations:
+        conversation.close()
+    os.close(ready)
+    os.close(go)
+    return pid
 
 
 def _forget_ended(visits: dict[int, int]) -> None:
@@ -104,14 +125,16 @@ def _forget_ended(visits: dict[int, int]) -> None:
             visits.pop(pid, None)
 
 
-def _meet(conversation: socket.socket, go: int, daemon: socket.socket, tree: int, device: bytes) -> None:
+def _meet(conversations: list[socket.socket], go: int, daemon: socket.socket | None, tree: int, device: bytes) -> None:
     try:
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.alarm(_VISIT_S)
-        with conversation:  # closed while the alarm can end that: who exits waits on
-            if os.read(go, 1):
-                answer(conversation, _given(conversation, daemon, tree, device))
+        os.read(go, 1)  # until nobody else has them open
+        for conversation in conversations:
+            with conversation, suppress(OSError):  # closed while the alarm can end that: who exits waits on
+                if daemon is not None:
+                    answer(conversation, _given(conversation, daemon, tree, device))
     finally:
         os._exit(0)
 
