@@ -90,10 +90,11 @@ def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
                 uid = min(able, key=count.__getitem__)
                 visits[_fork([waiting[uid].pop(0)], asking, tree, device)] = uid
             waiting = {uid: queue for uid, queue in waiting.items() if queue}
+            patience_s = 0 if able else _PAUSE_S if waiting else None
             for _ in range(n_max - sum(map(len, waiting.values()))):
-                if not select.select([listening], [], [], 0 if able else _PAUSE_S if waiting else None)[0]:
+                if not select.select([listening], [], [], patience_s)[0]:
                     break
-                able = able or [-1]  # whoever has come is met before another is waited for
+                patience_s = 0  # whoever has come is met before another is waited for
                 conversation, _address = listening.accept()
                 waiting.setdefault(uid_of(conversation), []).append(conversation)
 
