@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fusefs.core.entries import Dirent
@@ -65,6 +65,13 @@ def read_on(fd: int) -> Block | None:
     return Block(text, text.split("/") if names else [], inos, kinds)
 
 
+Call = Callable[[Callable[[int], list[Dirent]], int], list[Dirent]]
+
+
+def _call(act: Callable[[int], list[Dirent]], offset: int) -> list[Dirent]:
+    return act(offset)
+
+
 class Dirents:
     """An open directory, read from any offset; who reads on from where he was gets what was read ahead."""
 
@@ -76,8 +83,11 @@ class Dirents:
         self._at = 0
         self._position = -1
 
-    def read_from(self, offset: int) -> Iterator[Dirent]:
-        """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took."""
+    def read_from(self, offset: int, call: Call = _call) -> Iterator[Dirent]:
+        """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took.
+
+        call  makes each call to the kernel
+        """
         if offset == 0 or offset != self._at:
             self._ahead = []
             self._at = offset
@@ -88,7 +98,7 @@ class Dirents:
                 yield entry
                 ahead.pop()
                 self._at = entry[2]
-            self._ahead = self.block(self._at)[::-1]
+            self._ahead = call(self.block, self._at)[::-1]
             if not self._ahead:
                 return
 

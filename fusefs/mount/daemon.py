@@ -33,6 +33,7 @@ from fusefs.mount.ending import STOPS, leave, stop_on_signal, wait_no_longer
 from fusefs.mount.fastlane import FastLane, telling
 from fusefs.mount.gate import Gate
 from fusefs.mount.hands import Hands
+from fusefs.mount.helpers import Helpers
 from fusefs.mount.notifier import Watched, notify, watching
 from fusefs.mount.options import Backing, Coherence, Options, Passthrough
 from fusefs.mount.passthrough import stack_depth, why_not_here
@@ -40,6 +41,7 @@ from fusefs.mount.points import check, mount_of_device
 from fusefs.mount.probe import why_not_through
 from fusefs.mount.replies import INIT_BITS, Replies, beginning
 from fusefs.mount.seen import forget_earlier
+from fusefs.mount.standins import StandIns
 from fusefs.mount.stats import Stats, kept
 from fusefs.mount.stored import forget_stored
 from fusefs.mount.top import show
@@ -69,8 +71,10 @@ class _Service(Adapter):
         root = vfs.directories.fd_of(vfs.nodes.root)
         xattrs = Xattrs(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        hands = Hands(vfs.gate, stats, max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX)))
-        super().__init__(vfs, xattrs, hands, replies, stats)
+        n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
+        super().__init__(vfs, xattrs, Hands(vfs.gate, stats, n_threads), replies, stats)
+        self._helpers = Helpers(n_threads)
+        self._stand_ins: StandIns | None = None
         # Who tells the kernel of ACLs has it check permissions, and ask for the directory's before each change in it.
         self.enable_acl = options.default_permissions
         self._options = options
@@ -121,7 +125,10 @@ class _Service(Adapter):
                 self._lane.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
         if self._lane.is_on(FastPath.REQUESTS):
             opens = not self._lane.is_on(FastPath.UNOPENED)
-            direct = Direct(self._vfs, self._xattrs, self.hands, self._replies, self.stats, opens_directories=opens)
+            parts = self._vfs, self._xattrs, self.gate, self._replies, self.stats, self._helpers
+            direct = Direct(*parts, opens_directories=opens)
+            self._stand_ins = StandIns(self.gate, direct, self._helpers)
+            self._stand_ins.begin()
             loop.serve_by(direct.serve, nursery)
         if not await self._has_shown(attached, ended):
             return
@@ -157,6 +164,8 @@ class _Service(Adapter):
             _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
             raise
         finally:
+            if self._stand_ins is not None:
+                self._stand_ins.end()
             vfs.passthrough.close()
             pyfuse3.close(unmount=False)  # that closes the fd; what libfuse did not mount it must not unmount
         if self._refusal is not None:

@@ -147,14 +147,17 @@ class Xattrs:
         names = listed.split(b"\0")[:-1]
         return [name for name in names if self._shows(name) and (caller.uid == 0 or not name.startswith(_TRUSTED))]
 
-    def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
-        """Set one, or an ACL: by whoever is not in the file's group, that takes its set-group-ID bit."""
+    def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller, flags: int = 0) -> None:
+        """Set one, or an ACL: by whoever is not in the file's group, that takes its set-group-ID bit.
+
+        flags  of setxattr(2)
+        """
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
         with vfs.memory.changes(node.source), vfs.hold(node) as fd:
 
             def set_() -> None:
-                vfs.gate.call(os.setxattr, _path(fd), name, value)
+                vfs.gate.call(os.setxattr, _path(fd), name, value, flags)
 
             def set_as_root() -> None:
                 with written_by(0 if writer == NOBODY else writer):  # who owns it not may not change its ACL
