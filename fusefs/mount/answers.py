@@ -110,7 +110,7 @@ class Answers:
             Opcode.COPY_FILE_RANGE_64: ("copy_file_range", partial(self._copy, wire.COPY_64_OUT.pack), Sort.LONG),
             Opcode.FLUSH: ("flush", self._flush, Sort.CHANGE),
             Opcode.FSYNC: ("fsync", self._fsync, Sort.LONG),
-            Opcode.RELEASE: ("release", self._release, Sort.CHANGE),
+            Opcode.RELEASE: ("release", self._release, Sort.LOOK),
             Opcode.STATFS: ("statfs", self._statfs, Sort.LOOK),
             Opcode.ACCESS: ("access", self._access, Sort.LOOK),
             Opcode.SETXATTR: ("setxattr", self._setxattr, Sort.CHANGE),

@@ -36,7 +36,7 @@ from fusefs.mount.xattrs import Xattrs
 _SHORT_BYTES = 1 << 13
 _STEP_S = 0.001
 _PYFUSE3S = frozenset({26, 28, 38, 41})
-"""INIT, READDIR, DESTROY, NOTIFY_REPLY. Of all else that we don't know libfuse says ENOSYS."""
+"""INIT, READDIR, DESTROY, NOTIFY_REPLY: what we don't know, and pyfuse3 or libfuse does."""
 
 _log = logging.getLogger(__name__)
 
@@ -134,8 +134,8 @@ class Direct:
             elif act is not None and not _is_ours_alone(act, opcode, request):
                 act = None
         if act is None:
-            if opcode == Opcode.INTERRUPT:
-                self._interrupt(request)
+            if opcode not in _PYFUSE3S and opcode not in self._acts:
+                self._refuse(opcode, request)
                 return True
             self._replies.hand_over(request)
             return False
@@ -182,7 +182,10 @@ class Direct:
         opcode = wire.read_head(request)[1]
         act = self._acts.get(opcode)
         if act is None:
-            self._refuse(opcode, request)
+            if opcode in _PYFUSE3S:
+                self._left.append(bytes(request))
+            else:
+                self._refuse(opcode, request)
             return True
         reader.key = _key_of(act, opcode, request)
         if _sort(act, opcode, request) > Sort.LOOK or (act.sort and self._helpers.is_full(reader.key)):
@@ -204,11 +207,9 @@ class Direct:
         return act.sort is Sort.LONG or (self.is_careful and _sort(act, opcode, request) is Sort.CHANGE)
 
     def _refuse(self, opcode: int, request: Request) -> None:
-        """What pyfuse3 alone knows waits until that can read again; what it doesn't know either is refused."""
+        """What nobody knows is answered as libfuse does."""
         if opcode == Opcode.INTERRUPT:
             self._interrupt(request)
-        elif opcode in _PYFUSE3S:
-            self._left.append(bytes(request))
         else:
             with self._gate.lock:
                 self._give(errno.ENOSYS, *_unique_and_pid(request))

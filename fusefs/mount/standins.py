@@ -1,7 +1,7 @@
 """Who serves while the loop's own thread waits for the backing filesystem: nobody can tell beforehand what will wait.
 
-A thread looks every two milliseconds whether that one is in the same call as at its last look. If so it lets others
-have the tables, as any thread does for each call that it makes, and another thread reads the kernel's requests: it does
+A thread looks every two milliseconds whether that one is in the same call as at its last look, and is held up there. If
+so it lets others have the tables, as any thread does for each call that it makes, and another thread reads the kernel's requests: it does
 what looks at something itself, and has changes done by helpers, since those wait where one of them waits. When it is in
 the same request for two milliseconds it is replaced in its turn; its call goes on, and it ends with it. Who comes back
 goes on where it was, and reads again, which ends the stand-in. While nobody makes a call, nobody looks.
@@ -16,6 +16,7 @@ import select
 import threading
 import time
 
+from fusefs.linux.waiting import Progress
 from fusefs.mount.answers import Sort
 from fusefs.mount.direct import Direct, Reader
 from fusefs.mount.gate import Gate
@@ -33,7 +34,7 @@ class StandIns:
     """Those of one mount."""
 
     def __init__(self, gate: Gate, direct: Direct, helpers: Helpers) -> None:
-        """Begin with none; nobody looks yet."""
+        """Begin with none; nobody looks yet. On the loop's own thread."""
         self._gate = gate
         self._direct = direct
         self._helpers = helpers
@@ -42,7 +43,9 @@ class StandIns:
         """Who reads now; under the mutex."""
         self._n_replaced = 0
         """Of those who read before, who have not come back yet; the same."""
+        self._home = Progress()
         self._seen_call: object | None = None
+        self._seen_s = 0.0
         self._seen_reader: tuple[Reader | None, int] = (None, 0)
         self._seen_tasks: set[Task] = set()
         self._has_ended = False
@@ -75,9 +78,12 @@ class StandIns:
         gate, direct = self._gate, self._direct
         is_used, gate.is_used = gate.is_used, False
         call = gate.under_way()
-        if call is not None and call is self._seen_call and not is_used and gate.take_away(call):
+        if call is None or call is not self._seen_call or is_used:
+            self._seen_call, self._seen_s = call, time.monotonic()
+            if call is not None:
+                self._home.note()
+        elif self._home.is_held_up(time.monotonic() - self._seen_s) and gate.take_away(call):
             direct.hand_out()
-        self._seen_call = call
         reader = self._reader
         seen = (reader, 0 if reader is None else reader.n)
         is_new = seen != self._seen_reader

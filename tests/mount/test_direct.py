@@ -126,7 +126,7 @@ def test_a_request_that_is_cut_short_is_answered(opcode: Opcode) -> None:
         assert kernel.asked(opcode).error or opcode in (Opcode.GETATTR, Opcode.STATX, Opcode.STATFS)
 
 
-@pytest.mark.parametrize("opcode", [7, 19, 26, 28, 31, 38, 39, 48, 50, 54, 4711])
+@pytest.mark.parametrize("opcode", [26, 28, 38, 41])
 @pytest.mark.parametrize("size", [0, 8, 70_000])
 def test_what_we_do_not_know_is_left_for_libfuse_as_it_came(opcode: int, size: int) -> None:
     body = bytes(number % 251 for number in range(size))
@@ -140,6 +140,12 @@ def test_what_we_do_not_know_is_left_for_libfuse_as_it_came(opcode: int, size: i
         os.write(kernel.session.fileno(), answer)
         kernel.replies.replied()
         assert kernel.told() == Told(unique, 0, b"done")
+
+
+@pytest.mark.parametrize("opcode", [7, 19, 31, 37, 39, 40, 48, 50, 54, 4711])
+def test_what_nobody_knows_is_refused(opcode: int) -> None:
+    with a_real() as (kernel, _vfs, _path):
+        assert kernel.asked(opcode, bytes(64)).error == errno.ENOSYS
 
 
 def test_requests_that_we_know_and_others_in_turn_get_their_own_answers() -> None:
