@@ -59,11 +59,10 @@ class Helpers:
         with self._mutex:
             if self._has_room(task.key) and self._begin(task):
                 return True
-            if not self._at_work or self._n_parked_bytes[task.key] + task.n_bytes > _PARKED_BYTES_MAX:
+            if not self._n_under_way or self._n_parked_bytes[task.key] + task.n_bytes > _PARKED_BYTES_MAX:
                 return False
-            number = task.unique or -id(task)
-            self._parked[task.key][number] = task
-            self._key_of[number] = task.key
+            self._parked[task.key][task.unique or -id(task)] = task
+            self._key_of[task.unique or -id(task)] = task.key
             self._n_parked_bytes[task.key] += task.n_bytes
             return True
 
@@ -81,12 +80,18 @@ class Helpers:
     def remove(self, unique: int) -> bool:
         """It need not be done any more; False: it has begun."""
         with self._mutex:
-            return self._take(unique) is not None
+            key = self._key_of.get(unique)
+            if key is None:
+                return False
+            self._take(self._parked[key][unique])
+            return True
 
     def count(self, key: Key, n: int) -> None:
         """So many more of somebody's are under way, and elsewhere."""
         with self._mutex:
             self._count(key, n)
+            while (task := self._next()) is not None and self._begin(task):
+                self._take(task)
 
     def at_work(self) -> set[Task]:
         """What is being done now."""
@@ -118,28 +123,23 @@ class Helpers:
         if not self._n_under_way[key]:
             del self._n_under_way[key]
 
-    def _take(self, number: int) -> Task | None:
-        key = self._key_of.pop(number, None)
-        if key is None:
-            return None
-        parked = self._parked[key]
-        task = parked.pop(number)
-        if not parked:
-            del self._parked[key], self._n_parked_bytes[key]
-        else:
+    def _take(self, task: Task) -> None:
+        """It waits no more; whose it is, is behind the others now."""
+        key, number = task.key, task.unique or -id(task)
+        del self._key_of[number]
+        parked = self._parked.pop(key)
+        del parked[number]
+        if parked:
+            self._parked[key] = parked
             self._n_parked_bytes[key] -= task.n_bytes
-        return task
+        else:
+            del self._n_parked_bytes[key]
 
     def _next(self) -> Task | None:
-        """Of those whose turn it may be by now, who has waited longest; then the others."""
+        """Whose turn it is."""
         for key, parked in self._parked.items():
             if self._has_room(key):
-                task = self._take(next(iter(parked)))
-                if key in self._parked:
-                    self._parked[key] = self._parked.pop(key)
-                if task is not None:
-                    self._note(task)
-                return task
+                return next(iter(parked.values()))
         return None
 
     def _work(self, first: Task) -> None:
@@ -155,6 +155,9 @@ class Helpers:
                     following = self._next()
                     if following is None:
                         self._idle.append(tasks)
+                    else:
+                        self._take(following)
+                        self._note(following)
             has_waited = following is not None
             if following is None:
                 following = self._wait(tasks)

@@ -66,9 +66,9 @@ def may_be_written(program: Path) -> bool:
 
 
 def waits_in_the_kernel(pid: int) -> bool:
-    """Whether a process waits for the answer to a request, or for somebody who asks the same or changes a directory."""
+    """Whether a process waits for the answer to a request, or for somebody who asks the same."""
     found = Path(f"/proc/{pid}/wchan").read_text() + Path(f"/proc/{pid}/stack").read_text()
-    return any(word in found for word in ("fuse", "request_wait", "d_alloc_parallel", "d_wait_lookup", "rwsem"))
+    return any(word in found for word in ("fuse", "request_wait", "d_alloc_parallel", "d_wait_lookup"))
 
 
 def errno_of(act: Callable[[], object]) -> int:
