@@ -331,9 +331,7 @@ class Answers:
         return self._tell_xattr(b"".join(name + b"\0" for name in names), request)
 
     def _getxattr(self, nodeid: int, request: Request, caller: Asking) -> Answer:
-        return self._tell_xattr(
-            self._xattrs.find(nodeid, wire.names(request, wire.GETXATTR_IN)[0], caller), request
-        )
+        return self._tell_xattr(self._xattrs.find(nodeid, wire.names(request, wire.GETXATTR_IN)[0], caller), request)
 
     def _recall_xattr(self, nodeid: int, request: Request, caller: Asking) -> Answer:
         (name,) = wire.names(request, wire.GETXATTR_IN)

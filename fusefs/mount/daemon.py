@@ -110,10 +110,9 @@ class _Service(Adapter):
                     await _unmount(mount, ended)
         return not ended.is_set()
 
-    async def _answer_from_now_on(self, attached: Attached, ended: trio.Event, nursery: trio.Nursery) -> None:
+    async def _answer_from_now_on(self, attached: Attached, ended: trio.Event) -> None:
         """See what works, and tell that the mount answers.
 
-        nursery     of what takes longer
         Checkpoint  until the kernel has begun, and while it is tried
         """
         mount = attached.mount
@@ -127,9 +126,9 @@ class _Service(Adapter):
             opens = not self._lane.is_on(FastPath.UNOPENED)
             parts = self._vfs, self._xattrs, self.gate, self._replies, self.stats, self._helpers
             direct = Direct(*parts, opens_directories=opens)
-            self._stand_ins = StandIns(self.gate, direct, self._helpers)
+            self._stand_ins = StandIns(self.gate, direct, self._helpers, Notifier().alive)
             self._stand_ins.begin()
-            loop.serve_by(direct.serve, nursery)
+            loop.serve_by(direct.serve)
         if not await self._has_shown(attached, ended):
             return
         if self._lane.is_on(FastPath.PASSTHROUGH):
@@ -191,7 +190,7 @@ class _Service(Adapter):
             nursery.start_soon(wait_no_longer, self.gate, ended, nursery.cancel_scope)
             nursery.start_soon(_tell_watchdog)
             nursery.start_soon(self.stats.keep_gauges, partial(_gauges, self._vfs))
-            nursery.start_soon(self._answer_from_now_on, attached, ended, nursery)
+            nursery.start_soon(self._answer_from_now_on, attached, ended)
             nursery.start_soon(self.gate.inner.keep)
             nursery.start_soon(forget_stored, self._vfs, self._replies.device)
             if watched is not None:

@@ -1,10 +1,11 @@
 """Who serves while the loop's own thread waits for the backing filesystem: nobody can tell beforehand what will wait.
 
 A thread looks every two milliseconds whether that one is in the same call as at its last look, and is held up there. If
-so it lets others have the tables, as any thread does for each call that it makes, and another thread reads the kernel's requests: it does
-what looks at something itself, and has changes done by helpers, since those wait where one of them waits. When it is in
-the same request for two milliseconds it is replaced in its turn; its call goes on, and it ends with it. Who comes back
-goes on where it was, and reads again, which ends the stand-in. While nobody makes a call, nobody looks.
+so it lets others have the tables, as any thread does for each call that it makes, and another thread reads the kernel's
+requests: it does what looks at something itself, and has changes done by helpers, since those wait where one of them
+waits. When it is in the same request for two milliseconds it is replaced in its turn; its call goes on, and it ends
+with it. Who comes back goes on where it was, and reads again, which ends the stand-in. While nobody makes a call,
+nobody looks.
 
 Source  docs/decisions/0021-stand-ins.md
 """
@@ -15,6 +16,7 @@ import logging
 import select
 import threading
 import time
+from collections.abc import Callable
 
 from fusefs.linux.waiting import Progress
 from fusefs.mount.answers import Sort
@@ -26,6 +28,7 @@ _LOOK_S, _SELDOM_S = 0.002, 0.02
 _N_IN_VAIN = 3
 """Looks at a thread that has made no call before nobody looks any more."""
 _POLL_MS = 50
+_WORD_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +36,16 @@ _log = logging.getLogger(__name__)
 class StandIns:
     """Those of one mount."""
 
-    def __init__(self, gate: Gate, direct: Direct, helpers: Helpers) -> None:
-        """Begin with none; nobody looks yet. On the loop's own thread."""
+    def __init__(self, gate: Gate, direct: Direct, helpers: Helpers, alive: Callable[[], object]) -> None:
+        """Begin with none; nobody looks yet. On the loop's own thread.
+
+        alive  tells the service manager so, while that thread can't
+        """
         self._gate = gate
         self._direct = direct
         self._helpers = helpers
+        self._alive = alive
+        self._told_s = 0.0
         self._mutex = threading.Lock()
         self._reader: Reader | None = None
         """Who reads now; under the mutex."""
@@ -89,6 +97,9 @@ class StandIns:
         is_new = seen != self._seen_reader
         if gate.is_away and (reader is None or (reader.n % 2 and not is_new)):
             self._replace(reader, seen[1])
+        if gate.is_away and time.monotonic() - self._told_s > _WORD_S:
+            self._alive()
+            self._told_s = time.monotonic()
         self._seen_reader = seen
         tasks = {task for task in self._helpers.at_work() if task.key[1] == Sort.CHANGE} if direct.is_careful else set()
         is_late = not tasks.isdisjoint(self._seen_tasks)

@@ -195,7 +195,7 @@ def n_threads(place: Place) -> int:
 
 def are_asking(place: Place, n: int) -> bool:
     """Whether so many wait for the daemon."""
-    return until(lambda: int((place.mounted.fuse.connection / "waiting").read_text()) >= n, LIMIT_S)
+    return until(lambda: place.mounted.fuse.n_waiting() >= n, LIMIT_S)
 
 
 @pytest.mark.rests_on("parallel-lookups")

@@ -1,11 +1,10 @@
 """A FUSE filesystem on the seam (mount/loop.py) whose handlers wait, and whose listings have patched replies.
 
-    python -m tests.support.waitingfs MNT [--entries N] [--keep] [--names-only] [--read-first]
+    python -m tests.support.waitingfs MNT [--entries N] [--keep] [--names-only]
 
 Who reads an attribute of its only directory gets one of the `Counts` (`user.waiting`), or has something done:
 `user.wait-…` waits for `user.go`, `user.thread-…` does so in a thread, `user.cancel` ends the service. The entries
-have the names 0 to N-1. With --read-first no request is pyfuse3's to read (loop.serve_by): `user.later-…` waits as a
-task, and never gets there.
+have the names 0 to N-1.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pyfuse3
@@ -37,7 +35,6 @@ N_WORKERS = 4
 _TIMEOUT_S = 300.0
 _FIRST_INO = 1000
 _DEVICE = "/dev/fuse"
-_LATER = b"user.later"
 
 
 @dataclass(slots=True)
@@ -95,25 +92,6 @@ class WaitingFs(pyfuse3.Operations):
         """After each reply."""
         if self.replies is not None:
             self.replies.replied()
-
-    def serve(self) -> bool | Awaitable[None] | None:
-        """See --read-first."""
-        assert self.replies is not None
-        request = read_request(self.replies.device)
-        if not request:
-            return None if request is None else False
-        _size, opcode, unique, *_ = wire.read_head(request)
-        if opcode == wire.Opcode.GETXATTR and wire.names(request, wire.GETXATTR_IN)[0].startswith(_LATER):
-            return self._answer_later(unique)
-        self.replies.hand_over(request)
-        return False
-
-    async def _answer_later(self, unique: int) -> None:
-        assert self.replies is not None
-        self.counts.waiting += 1
-        await self._go.wait()
-        self.counts.waiting -= 1
-        os.write(self.replies.device, wire.head(unique, 1) + b"0")
 
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """See the module."""
@@ -182,13 +160,9 @@ def _entry(number: int) -> EntryAttributes:
     return entry
 
 
-async def _serve(fs: WaitingFs, *, reads_first: bool) -> None:
+async def _serve(fs: WaitingFs) -> None:
     with fs.scope:
-        async with trio.open_nursery() as nursery:
-            if reads_first:
-                loop.serve_by(fs.serve, nursery)
-            await pyfuse3.main(min_tasks=N_WORKERS, max_tasks=N_WORKERS)
-            nursery.cancel_scope.cancel()
+        await pyfuse3.main(min_tasks=N_WORKERS, max_tasks=N_WORKERS)
 
 
 def read_request(device: int) -> bytes | None:
@@ -217,7 +191,6 @@ def _main() -> None:
     parser.add_argument("--entries", type=int, default=0)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--names-only", action="store_true")
-    parser.add_argument("--read-first", action="store_true")
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever is started with `&` has it ignored
     fs = WaitingFs(asked.entries, keeps=asked.keep, names_only=asked.names_only)
@@ -225,7 +198,7 @@ def _main() -> None:
     pyfuse3.init(fs, asked.mount_point, {"fsname=waiting"})
     fs.replies = Replies(session_fd())
     try:
-        trio.run(partial(_serve, fs, reads_first=asked.read_first))
+        trio.run(_serve, fs)
     finally:
         fs.replies.close()  # or the connection stays open, and unmounting waits for it
         pyfuse3.close()
