@@ -237,10 +237,12 @@ class Answers:
 
         It may be that of a file just deleted: the kernel lets go of that at once, but prefers to hand us requests.
         """
+        is_idle: bool | None = False
         for _ in range(_PATIENCE):
             known = self._vfs.renumbered(known)
-            if not self._vfs.lacks_its_number(known) or (yield):
+            if is_idle or not self._vfs.lacks_its_number(known):
                 break
+            is_idle = yield
         return self._put(self._entry if opened is None else self._handle(self._created, opened), known)
 
     def _unlink(self, parent: int, request: Request, caller: Asking) -> Answer:
