@@ -287,13 +287,14 @@ class Answers:
     def _setattr(self, nodeid: int, request: Request, caller: Asking) -> Answer:
         wanted, fh, size, *times, mode, uid, gid = wire.SETATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         atime_s, mtime_s, atime_ns, mtime_ns = times
+        now_ns = time.time_ns()
         changes = Changes(
             mode=mode if wanted & wire.FATTR_MODE else None,
             uid=uid if wanted & wire.FATTR_UID else None,
             gid=gid if wanted & wire.FATTR_GID else None,
             size=size if wanted & wire.FATTR_SIZE else None,
-            atime_ns=_time_ns(wanted, wire.FATTR_ATIME, wire.FATTR_ATIME_NOW, atime_s, atime_ns),
-            mtime_ns=_time_ns(wanted, wire.FATTR_MTIME, wire.FATTR_MTIME_NOW, mtime_s, mtime_ns),
+            atime_ns=now_ns if wanted & wire.FATTR_ATIME_NOW else _time_ns(wanted & wire.FATTR_ATIME, atime_s, atime_ns),
+            mtime_ns=now_ns if wanted & wire.FATTR_MTIME_NOW else _time_ns(wanted & wire.FATTR_MTIME, mtime_s, mtime_ns),
         )
         handle = fh if wanted & wire.FATTR_FH else None
         return self._tell(vfs_write.setattr_(self._vfs, nodeid, changes, handle, caller))
@@ -462,7 +463,5 @@ def _remembered(found: R | None) -> R:
     return found
 
 
-def _time_ns(wanted: int, is_set: int, is_now: int, seconds: int, ns: int) -> int | None:
-    if wanted & is_now:
-        return time.time_ns()
-    return seconds * 1_000_000_000 + ns if wanted & is_set else None
+def _time_ns(is_set: int, seconds: int, ns: int) -> int | None:
+    return seconds * 1_000_000_000 + ns if is_set else None
