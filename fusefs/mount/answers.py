@@ -37,6 +37,8 @@ longer than anybody wants to wait, and so does what stands behind a hundred thou
 _REST_S = 0.0005
 """Between two parts of what the kernel forgets, if anybody asks for anything meanwhile."""
 
+_NANO = 1_000_000_000
+
 Given = bytearray | bytes | int | None
 """To a request: complete but for its number; its body alone; an errno; or there is no answer."""
 Later = Generator[None, bool | None, Given]
@@ -287,14 +289,19 @@ class Answers:
     def _setattr(self, nodeid: int, request: Request, caller: Asking) -> Answer:
         wanted, fh, size, *times, mode, uid, gid = wire.SETATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         atime_s, mtime_s, atime_ns, mtime_ns = times
+        is_now = wire.FATTR_ATIME_NOW, wire.FATTR_MTIME_NOW
         now_ns = time.time_ns()
+        atime_ns, mtime_ns = (
+            now_ns if wanted & one else seconds * _NANO + ns
+            for one, seconds, ns in zip(is_now, (atime_s, mtime_s), (atime_ns, mtime_ns), strict=True)
+        )
         changes = Changes(
             mode=mode if wanted & wire.FATTR_MODE else None,
             uid=uid if wanted & wire.FATTR_UID else None,
             gid=gid if wanted & wire.FATTR_GID else None,
             size=size if wanted & wire.FATTR_SIZE else None,
-            atime_ns=now_ns if wanted & wire.FATTR_ATIME_NOW else _time_ns(wanted & wire.FATTR_ATIME, atime_s, atime_ns),
-            mtime_ns=now_ns if wanted & wire.FATTR_MTIME_NOW else _time_ns(wanted & wire.FATTR_MTIME, mtime_s, mtime_ns),
+            atime_ns=atime_ns if wanted & wire.FATTR_ATIME else None,
+            mtime_ns=mtime_ns if wanted & wire.FATTR_MTIME else None,
         )
         handle = fh if wanted & wire.FATTR_FH else None
         return self._tell(vfs_write.setattr_(self._vfs, nodeid, changes, handle, caller))
@@ -461,7 +468,3 @@ def _remembered(found: R | None) -> R:
     if found is None:
         raise WouldWait
     return found
-
-
-def _time_ns(is_set: int, seconds: int, ns: int) -> int | None:
-    return seconds * 1_000_000_000 + ns if is_set else None
