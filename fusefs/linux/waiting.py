@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+_LONG_S = 0.001
+
 
 class Progress:
     """What the thread that makes this does: whoever asks is another one."""
@@ -19,16 +21,13 @@ class Progress:
         """`is_held_up` is about the time from now on."""
         self._worked_s = time.clock_gettime(self._clock)
 
-    def is_held_up(self, for_s: float) -> bool:
-        """Whether it waits in the kernel, or works there; not for Python's lock, nor for its turn on a processor.
-
-        for_s  seconds since `note`, of which it has worked half at least
-        """
+    def is_held_up(self) -> bool:
+        """Whether it waits in the kernel, or has worked there for long; not for Python's lock, nor for a processor."""
         try:
             with open(self._path + "/stat", "rb") as file:
                 state = file.read().rpartition(b") ")[2][:1]
             if state == b"R":
-                return time.clock_gettime(self._clock) - self._worked_s > for_s / 2
+                return time.clock_gettime(self._clock) - self._worked_s > _LONG_S
             with open(self._path + "/wchan", "rb") as file:
                 return b"futex" not in file.read()
         except OSError:

@@ -53,7 +53,6 @@ class StandIns:
         """Of those who read before, who have not come back yet; the same."""
         self._home = Progress()
         self._seen_call: object | None = None
-        self._seen_s = 0.0
         self._seen_reader: tuple[Reader | None, int] = (None, 0)
         self._seen_tasks: set[Task] = set()
         self._has_ended = False
@@ -87,10 +86,10 @@ class StandIns:
         is_used, gate.is_used = gate.is_used, False
         call = gate.under_way()
         if call is None or call is not self._seen_call or is_used:
-            self._seen_call, self._seen_s = call, time.monotonic()
+            self._seen_call = call
             if call is not None:
                 self._home.note()
-        elif self._home.is_held_up(time.monotonic() - self._seen_s) and gate.take_away(call):
+        elif self._home.is_held_up() and gate.take_away(call):
             direct.hand_out()
         reader = self._reader
         seen = (reader, 0 if reader is None else reader.n)
