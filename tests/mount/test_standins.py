@@ -11,6 +11,8 @@ import mmap
 import os
 import select
 import signal
+import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +24,7 @@ import pytest
 from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.command import trashd
 from tests.support.frozen import frozen
+from tests.support.leases import is_broken_into, write_lease
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.passing import waits_in_the_kernel
 from tests.support.slowfs import SlowVolume, slow_volume
@@ -254,6 +257,19 @@ def test_a_program_that_is_served_while_others_wait_may_map_and_lock_and_poll() 
         in_time(partial(act, place.top))
 
 
+def test_the_service_manager_hears_that_it_lives_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would kill the daemon, and with it all who are served."""
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"{directory}/notify")
+        manager.settimeout(LIMIT_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"{directory}/notify")
+        monkeypatch.setenv("WATCHDOG_USEC", "100000000")
+        with served() as place, place.hanging(STUCK["create"]):
+            in_time(partial(work, place.top / "free"))
+            words = (manager.recv(100) for _ in range(10))
+            assert sum(word == b"WATCHDOG=1" for word in words) >= 3
+
+
 # A frozen disk: who changes something waits, as natively, and nobody else.
 
 
@@ -341,6 +357,23 @@ def test_who_all_change_a_frozen_disk_wait_alone(fs_type: str) -> None:
             thaw()
             assert {ends(pid) for pid in pids} <= {0, errno.ENOENT}
         assert_same(place.top, place.source)
+
+
+@pytest.mark.needs("loop")
+def test_what_ends_while_somebody_else_waits_is_answered_at_once() -> None:
+    """A lease is given up, and what was written is on the disk, though the daemon's own thread is not there."""
+    with (
+        disk("ext4") as place,
+        write_lease(place.source / "other") as give_up,
+        clients([(place.top / "other").read_bytes]) as (reader,),
+    ):
+        assert until(lambda: is_broken_into((place.source / "other").stat()), LIMIT_S)
+        with frozen(place.source), clients([partial(FROZEN["create"], place.top)]) as (client,):
+            assert until(lambda: waits(client), LIMIT_S)
+            give_up()
+            assert ends(reader) == 0
+            in_time(partial(work, place.top / "inner"))  # fsync is among it
+            assert not is_ended(client)
 
 
 @pytest.mark.needs("loop")
