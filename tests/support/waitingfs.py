@@ -1,10 +1,10 @@
 """A FUSE filesystem on the seam (mount/loop.py) whose handlers wait, and whose listings have patched replies.
 
-    python -m tests.support.waitingfs MNT [--entries N] [--keep] [--names-only]
+    python -m tests.support.waitingfs MNT [--entries N] [--keep] [--names-only] [--read-first]
 
 Who reads an attribute of its only directory gets one of the `Counts` (`user.waiting`), or has something done:
 `user.wait-…` waits for `user.go`, `user.thread-…` does so in a thread, `user.cancel` ends the service. The entries
-have the names 0 to N-1.
+have the names 0 to N-1. With --read-first each request is read by us, and left for pyfuse3 (loop.serve_by).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyfuse3
@@ -93,6 +94,15 @@ class WaitingFs(pyfuse3.Operations):
         if self.replies is not None:
             self.replies.replied()
 
+    def serve(self) -> bool | None:
+        """See --read-first."""
+        assert self.replies is not None
+        request = read_request(self.replies.device)
+        if not request:
+            return None if request is None else False
+        self.replies.hand_over(request)
+        return False
+
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """See the module."""
         if name.isdigit() and int(name) < self._n_entries:
@@ -160,8 +170,10 @@ def _entry(number: int) -> EntryAttributes:
     return entry
 
 
-async def _serve(fs: WaitingFs) -> None:
+async def _serve(fs: WaitingFs, *, reads_first: bool) -> None:
     with fs.scope:
+        if reads_first:
+            loop.serve_by(fs.serve)
         await pyfuse3.main(min_tasks=N_WORKERS, max_tasks=N_WORKERS)
 
 
@@ -191,6 +203,7 @@ def _main() -> None:
     parser.add_argument("--entries", type=int, default=0)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--names-only", action="store_true")
+    parser.add_argument("--read-first", action="store_true")
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever is started with `&` has it ignored
     fs = WaitingFs(asked.entries, keeps=asked.keep, names_only=asked.names_only)
@@ -198,7 +211,7 @@ def _main() -> None:
     pyfuse3.init(fs, asked.mount_point, {"fsname=waiting"})
     fs.replies = Replies(session_fd())
     try:
-        trio.run(_serve, fs)
+        trio.run(partial(_serve, fs, reads_first=asked.read_first))
     finally:
         fs.replies.close()  # or the connection stays open, and unmounting waits for it
         pyfuse3.close()
