@@ -56,6 +56,8 @@ class Sort(IntEnum):
     """Waits where the filesystem below is frozen, or its journal busy."""
     LONG = 3
     """Takes its time on any filesystem."""
+    OTHERS = 4
+    """Waits for somebody else, perhaps for ever."""
 
 
 class Act(NamedTuple):

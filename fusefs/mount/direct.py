@@ -37,6 +37,8 @@ _SHORT_BYTES = 1 << 13
 _STEP_S = 0.001
 _PYFUSE3S = frozenset({26, 28, 38, 41})
 """INIT, READDIR, DESTROY, NOTIFY_REPLY: what we don't know, and pyfuse3 or libfuse does."""
+_OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
+"""A handle is let go: nobody waits for it, or may be refused it."""
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +142,7 @@ class Direct:
             self._replies.hand_over(request)
             return False
         if act.sort and (gate.is_slow or self._must_be_helped(act, opcode, request)):
-            self._help(act, request)
+            self._help(act, request, _sort(act, opcode, request))
             return True
         begun_ns = perf_counter_ns()
         try:
@@ -151,7 +153,7 @@ class Direct:
             if gate.is_slow and not _is_ours_alone(act, opcode, request):
                 self._replies.hand_over(request)
                 return False
-            self._help(self._acts[opcode], request)
+            self._help(self._acts[opcode], request, Sort.OTHERS)
             return True
         if unfinished is not None:
             self._unfinished.append(unfinished)
@@ -187,15 +189,16 @@ class Direct:
             else:
                 self._refuse(opcode, request)
             return True
-        reader.key = _key_of(act, opcode, request)
-        if _sort(act, opcode, request) > Sort.LOOK or (act.sort and self._helpers.is_full(reader.key)):
-            self._help(act, request)
+        sort = _sort(act, opcode, request)
+        reader.key = _key_of(request, sort)
+        if sort > Sort.LOOK or (sort and self._helpers.is_full(reader.key)):
+            self._help(act, request, sort)
             return True
         reader.n += 1
         try:
             unfinished = self._gate.run(self._answer_as_read, act, request, reader.caller)
         except WouldWait:
-            self._help(act, request)
+            self._help(act, request, Sort.OTHERS)
         else:
             if unfinished is not None:
                 self._finish_elsewhere(unfinished)
@@ -224,25 +227,25 @@ class Direct:
 
     # In threads.
 
-    def _help(self, act: Act, request: Request) -> None:
+    def _help(self, act: Act, request: Request, sort: Sort) -> None:
         """Have a request done in a thread."""
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # who writes to it next may be quicker than the thread that lets it go
             with self._gate.lock:
                 self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
-        key, copy = _key_of(act, opcode, request), bytes(request)
-        if not self._helpers.do(Task(key, partial(self._do, act, copy), unique, pid, len(copy))):
+        copy = bytes(request)
+        if not self._helpers.do(Task(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
             with self._gate.lock:
                 self._give(errno.EAGAIN, unique, pid)
 
     def _do(self, act: Act, request: bytes, has_waited: bool) -> None:
-        unique, pid = _unique_and_pid(request)
-        if has_waited and is_killed(pid):
+        _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+        if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
             with self._gate.lock:
                 self._give(errno.EINTR, unique, pid)
-            return
-        self._gate.run_patiently(self._answer_wholly, act, request)
+        else:
+            self._gate.run_patiently(self._answer_wholly, act, request)
 
     def _answer_wholly(self, act: Act, request: bytes) -> None:
         unfinished = self._answer_as_read(act, request, Asking())
@@ -332,10 +335,10 @@ def _sort(act: Act, opcode: int, request: Request) -> Sort:
     return act.sort
 
 
-def _key_of(act: Act, opcode: int, request: Request) -> Key:
-    """Whose request it is, which is nobody's when a handle is let go, and of what sort."""
-    uid = None if opcode in (Opcode.RELEASE, Opcode.RELEASEDIR) else wire.read_head(request)[4]
-    return uid, _sort(act, opcode, request)
+def _key_of(request: Request, sort: Sort) -> Key:
+    """Whose request it is, and of what sort."""
+    _size, opcode, _unique, _nodeid, uid, _gid, _pid = wire.read_head(request)
+    return None if opcode in _OF_NOBODY else uid, sort
 
 
 def _unique_and_pid(request: Request) -> tuple[int, int]:
