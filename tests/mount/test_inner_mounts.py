@@ -146,7 +146,7 @@ def test_many_who_ask_it_leave_room_for_others() -> None:
         silent_fuse(place.inner, 0),
         clients([asking(os.stat, place.top / "inner")] * N_MANY),
     ):
-        assert until(lambda: place.mounted.fuse.n_waiting() > N_MANY / 2, LIMIT_S)
+        assert until(lambda: place.mounted.fuse.n_waiting() > N_MANY / 3, LIMIT_S)
         in_time(partial(others_work, place.top))
 
 
