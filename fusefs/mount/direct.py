@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import time
 from collections import deque
@@ -49,7 +50,7 @@ class Reader:
     __slots__ = ("caller", "key", "n", "room", "to")
 
     def __init__(self) -> None:
-        self.to = memoryview(bytearray(wire.REQUEST_BYTES_MAX))
+        self.to = memoryview(mmap.mmap(-1, wire.REQUEST_BYTES_MAX))  # no more of it is in memory than is needed
         self.room = (self.to,)
         self.caller = Asking()
         self.n = 0
