@@ -51,19 +51,30 @@ class Opcode(IntEnum):
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
     MKDIR = 9
     UNLINK = 10
     RMDIR = 11
     RENAME = 12
+    LINK = 13
     OPEN = 14
     READ = 15
     WRITE = 16
+    STATFS = 17
     RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
     GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
     FLUSH = 25
     OPENDIR = 27
     RELEASEDIR = 29
     FSYNCDIR = 30
+    ACCESS = 34
     CREATE = 35
     INTERRUPT = 36
     BATCH_FORGET = 42
@@ -87,6 +98,12 @@ _NOBODY_ELSES = (
 
 FORGET_IN: Final = Struct("=Q")
 MKDIR_IN: Final = Struct("=II")
+MKNOD_IN: Final = Struct("=III4x")
+LINK_IN: Final = Struct("=Q")
+SETATTR_IN: Final = Struct("=I4xQQ8xqq8xII4xI4xII4x")
+"""What is to be changed (FATTR_*), the handle, and the values: size; atime and mtime; their ns; mode, uid, gid."""
+FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME, FATTR_FH = (1 << n for n in range(7))
+FATTR_ATIME_NOW, FATTR_MTIME_NOW = 1 << 7, 1 << 8
 RENAME_IN: Final = Struct("=Q")
 RENAME2_IN: Final = Struct("=QI4x")
 OPEN_IN: Final = Struct("=I4x")
@@ -98,6 +115,11 @@ FSYNC_DATA_ONLY: Final = 1
 WRITE_IN: Final = Struct("=QQI12xI4x")
 GETXATTR_IN: Final = Struct("=I4x")
 GETXATTR_OUT: Final = Struct("=I4x")
+SETXATTR_IN: Final = Struct("=II")
+ACCESS_IN: Final = Struct("=I4x")
+INTERRUPT_IN: Final = Struct("=Q")
+STATFS_OUT: Final = Struct("=QQQQQIII28x")
+"""Blocks, free, free for all; inodes, free ones; sizes of a block and of a name, and the unit of the blocks."""
 FALLOCATE_IN: Final = Struct("=QqqI4x")
 LSEEK_IN: Final = Struct("=QqI4x")
 LSEEK_OUT: Final = Struct("=q")

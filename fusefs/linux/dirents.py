@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from fusefs.core.entries import Dirent
@@ -65,6 +65,13 @@ def read_on(fd: int) -> Block | None:
     return Block(text, text.split("/") if names else [], inos, kinds)
 
 
+Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]
+
+
+def _call(act: Callable[[int, int], list[Dirent]], offset: int, size: int) -> list[Dirent]:
+    return act(offset, size)
+
+
 class Dirents:
     """An open directory, read from any offset; who reads on from where he was gets what was read ahead."""
 
@@ -75,10 +82,11 @@ class Dirents:
         self._at = 0
         self._position = -1
 
-    def read_from(self, offset: int, size: int = _SIZE) -> Iterator[Dirent]:
+    def read_from(self, offset: int, size: int = _SIZE, call: Call = _call) -> Iterator[Dirent]:
         """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took.
 
         size  bytes of entries that are read at a time; with too few for one, a few more are
+        call  makes each call to the kernel
         """
         if offset == 0 or offset != self._at:
             self._ahead = []
@@ -90,7 +98,7 @@ class Dirents:
                 yield entry
                 ahead.pop()
                 self._at = entry[2]
-            self._ahead = self.block(self._at, size)[::-1]
+            self._ahead = call(self.block, self._at, size)[::-1]
             if not self._ahead:
                 return
 

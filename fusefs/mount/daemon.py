@@ -35,6 +35,7 @@ from fusefs.mount.ending import STOPS, leave, stop_on_signal, wait_no_longer
 from fusefs.mount.fastlane import FastLane, telling
 from fusefs.mount.gate import Gate
 from fusefs.mount.hands import Hands
+from fusefs.mount.helpers import Helpers
 from fusefs.mount.notifier import Watched, notify, watching
 from fusefs.mount.options import Backing, Coherence, Options, Passthrough
 from fusefs.mount.passthrough import stack_depth, why_not_here
@@ -42,6 +43,7 @@ from fusefs.mount.points import check, is_followed, mount_of_device
 from fusefs.mount.probe import why_not_through
 from fusefs.mount.replies import INIT_BITS, MAPS_DIRECT, Replies, beginning
 from fusefs.mount.seen import forget_earlier
+from fusefs.mount.standins import StandIns
 from fusefs.mount.stats import Stats, kept
 from fusefs.mount.stored import forget_stored
 from fusefs.mount.top import show
@@ -71,8 +73,10 @@ class _Service(Adapter):
         root = vfs.directories.fd_of(vfs.nodes.root)
         xattrs = Xattrs(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        hands = Hands(vfs.gate, stats, max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX)))
-        super().__init__(vfs, xattrs, hands, replies, stats)
+        n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
+        super().__init__(vfs, xattrs, Hands(vfs.gate, stats, n_threads), replies, stats)
+        self._helpers = Helpers(n_threads)
+        self._stand_ins: StandIns | None = None
         # Who tells the kernel of ACLs has it check permissions, and ask for the directory's before each change in it.
         self.enable_acl = options.default_permissions
         self._options = options
@@ -109,10 +113,9 @@ class _Service(Adapter):
                     await _unmount(mount, ended)
         return not ended.is_set()
 
-    async def _answer_from_now_on(self, attached: Attached, ended: trio.Event, nursery: trio.Nursery) -> None:
+    async def _answer_from_now_on(self, attached: Attached, ended: trio.Event) -> None:
         """See what works, and tell that the mount answers.
 
-        nursery     of what takes longer
         Checkpoint  until the kernel has begun, and while it is tried
         """
         mount = attached.mount
@@ -124,8 +127,11 @@ class _Service(Adapter):
                 self._lane.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
         if self._lane.is_on(FastPath.REQUESTS):
             opens = not self._lane.is_on(FastPath.UNOPENED)
-            direct = Direct(self._vfs, self._xattrs, self.hands, self._replies, self.stats, opens_directories=opens)
-            loop.serve_by(direct.serve, nursery)
+            parts = self._vfs, self._xattrs, self.gate, self._replies, self.stats, self._helpers
+            direct = Direct(*parts, opens_directories=opens)
+            self._stand_ins = StandIns(self.gate, direct, self._helpers, Notifier().alive)
+            self._stand_ins.begin()
+            loop.serve_by(direct.serve)
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
         if not await self._has_shown(attached, ended):
             return
@@ -161,6 +167,8 @@ class _Service(Adapter):
             _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
             raise
         finally:
+            if self._stand_ins is not None:
+                self._stand_ins.end()
             vfs.passthrough.close()
             pyfuse3.close(unmount=False)  # that closes the fd; what libfuse did not mount it must not unmount
         if self._refusal is not None:
@@ -189,7 +197,7 @@ class _Service(Adapter):
             nursery.start_soon(wait_no_longer, self.gate, ended, nursery.cancel_scope)
             nursery.start_soon(_tell_watchdog)
             nursery.start_soon(self.stats.keep_gauges, partial(_gauges, self._vfs))
-            nursery.start_soon(self._answer_from_now_on, attached, ended, nursery)
+            nursery.start_soon(self._answer_from_now_on, attached, ended)
             nursery.start_soon(self.gate.inner.keep)
             nursery.start_soon(forget_stored, self._vfs, self._replies.device)
             if watched is not None:

@@ -78,7 +78,7 @@ class Directories:
         if fd is not None:
             self._open.move_to_end(directory)
             return self._gate.lend(fd)
-        return self._gate.lend(self._keep(directory, self._find(directory)))
+        return self._keep(directory, self._find(directory))
 
     def fd_if_open(self, directory: Node) -> Fd | None:
         """The same, if nobody has to wait for it."""
@@ -88,31 +88,31 @@ class Directories:
     def _keep(self, directory: Node, fd: Fd) -> Fd:
         other = self._open.get(directory)
         if other is not None:  # somebody else was quicker
-            fd.close()
-            return other
+            lent = self._gate.lend(other)
+            self._gate.close(fd)
+            return lent
         self._open[directory] = fd
+        lent = self._gate.lend(fd)
         self.limit(self._n_fds)
-        return fd
+        return lent
 
     def limit(self, n_fds: int) -> None:
         """From now on no more directories may be open at a time."""
         self._n_fds = n_fds
         while len(self._open) > n_fds:
-            self._open.popitem(last=False)[1].close()
+            self._gate.close(self._open.popitem(last=False)[1])
 
     def drop(self, node: Node) -> None:
         """A node has ended, or its directory was removed: don't hold it open."""
         fd = self._open.pop(node, None)
         if fd is not None:
-            fd.close()
+            self._gate.close(fd)
         if self.losers:
             self.losers.drop(node)
 
     def hold(self, node: Node) -> Fd:
         """An O_PATH fd of any node, the caller's own."""
-        if node.is_directory:
-            return Fd(os.dup(self.fd_of(node)))
-        return self._find(node)
+        return self._gate.owned(Fd(os.dup(self.fd_of(node))) if node.is_directory else self._find(node))
 
     def hold_by_name(self, node: Node, *, is_alone: bool) -> tuple[Fd, Attributes] | None:
         """An O_PATH fd of any node, the caller's own, and what it is; by its name, where its directory is open.

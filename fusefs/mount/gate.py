@@ -3,6 +3,9 @@
 On a local filesystem every operation runs on the loop's own thread, which waits itself: no thread is quicker. On a
 slow one operations run in threads of their own. The code is the same: whatever asks the backing filesystem goes
 through `call`, and what was read from the tables before it may be old after it.
+
+So the tables can be taken from the loop's own thread as well, when it has been in one call for too long: it notes each
+call that it is in, and who takes the note away first, it or who takes them, has them (mount/standins.py).
 """
 
 from __future__ import annotations
@@ -45,6 +48,19 @@ class Gate:
         self.n_inside = 0
         self.is_home = True
         """Whether who has the tables is the loop's own thread, which lets nobody else in while it waits."""
+        self.is_away = False
+        """Whether the tables were taken from that thread, and it has not come back yet."""
+        self.was_away = False
+        """Whether others had them at any time since `begin`: what it has seen is perhaps not so any more."""
+        self.is_watched = False
+        """Whether anybody might take them."""
+        self.is_used, self.rests = False, False
+        """Whether that thread has made a call since somebody asked; whether it is to wake him who asks by the next."""
+        self.wakes = threading.Event()
+        self._calls: list[object] = []
+        self._borrowed: list[Fd] = []
+        self._left_open: list[Fd] = []
+        self._n_begun = self._n_begun_before = 0
         self._own = threading.local()
         self._latency = Latency(is_slow=is_slow) if is_measured else None
         self.is_slow = is_slow
@@ -57,10 +73,60 @@ class Gate:
         """Never use threads: whatever the filesystem is, it keeps everybody waiting."""
         self._latency, self.is_slow, self.stays_home = None, False, True
 
+    def watch(self) -> None:
+        """From now on the tables may be taken from the loop's own thread."""
+        self.is_watched = True
+
+    def begin(self) -> None:
+        """An operation begins on the loop's own thread, which has the tables."""
+        self.was_away = False
+        self._borrowed.clear()
+        while self._left_open:
+            self.call(os.close, self._left_open.pop())
+
+    def under_way(self) -> object | None:
+        """What that thread is in: the same object for as long as it is in one and the same call; None: in none."""
+        try:
+            return self._calls[-1]
+        except IndexError:
+            return None
+
+    def take_away(self, call: object) -> bool:
+        """Let others have the tables, if that thread is still in that call; by any other thread."""
+        if self.under_way() is not call:
+            return False
+        try:
+            self._calls.pop()
+        except IndexError:
+            return False
+        self._n_begun_before = self._n_begun
+        self.is_away = True
+        self.lock.release()  # it was that thread's; who gets it from here on knows nothing of this
+        return True
+
+    def _come_back(self) -> None:
+        self.lock.acquire()
+        self.is_away = False
+        self.was_away |= self._n_begun != self._n_begun_before
+
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a call to the backing filesystem returns; others may have the tables meanwhile."""
+        """What a call to the backing filesystem returns; others may have the tables meanwhile. `act` makes no other."""
         if self.is_home:
-            return act(*args, **kwargs)
+            if not self.is_watched:
+                return act(*args, **kwargs)
+            calls = self._calls
+            calls.append(args)
+            self.is_used = True
+            if self.rests:
+                self.rests = False
+                self.wakes.set()
+            try:
+                return act(*args, **kwargs)
+            finally:
+                try:
+                    calls.pop()
+                except IndexError:
+                    self._come_back()
         self.is_home = True
         self.lock.release()
         try:
@@ -104,12 +170,12 @@ class Gate:
     def look(self, act: Callable[[*Ts], R], *args: *Ts) -> R:
         """The same of a call that tells how quickly this filesystem answers: a look at one inode."""
         if self._latency is None:
-            return act(*args) if self.is_home else self.call(act, *args)
+            return self.call(act, *args)
         if not self.is_home and self._is_patient():  # how long somebody else takes tells nothing of this filesystem
             return self.call(act, *args)
         began_ns = perf_counter_ns()
         try:
-            return act(*args) if self.is_home else self.call(act, *args)
+            return self.call(act, *args)
         finally:
             took_ns = perf_counter_ns() - began_ns
             if took_ns > QUICK_NS or self._latency.is_in_doubt:
@@ -138,6 +204,7 @@ class Gate:
         try:
             with self.lock:
                 self.n_inside += 1
+                self._n_begun += 1
                 self.is_home = False
                 try:
                     return act(*args, **kwargs)
@@ -152,14 +219,23 @@ class Gate:
     def lend(self, fd: Fd) -> Fd:
         """An fd that stays open to the end of this operation, whatever others close meanwhile."""
         if self.is_home:
+            if self.is_watched:
+                self._borrowed.append(fd)
             return fd
         copy = Fd(os.dup(fd))
         self._own.lent.append(copy)
         return copy
 
+    def close(self, fd: Fd) -> None:
+        """Close an fd that the tables had, and was lent; others may have them meanwhile."""
+        if self.is_away and fd in self._borrowed:
+            self._left_open.append(fd)
+        else:
+            self.call(os.close, fd)
+
     def owned(self, fd: Fd) -> Fd:
         """An fd that is closed without the tables' lock: closing a file may write all of it back, over a network."""
-        return fd if self.is_home else _Slow.of(fd, self)
+        return fd if self.is_home and not self.is_watched else _Slow.of(fd, self)
 
 
 class _Slow(Fd):

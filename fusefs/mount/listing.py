@@ -291,14 +291,14 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Li
     unsteady = vfs.memory.unsteady
     began_ns, n = time.perf_counter_ns(), 0
     try:
-        for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD):
+        for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, vfs.gate.call):
             if name in _DOTS:
                 yield Listed(name, _dot(ino), ino, kind, following, None)
             elif name in unlooked:
                 yield Listed(name, None, ino, kind, following, None)  # who asks for it waits
             elif name != hidden:
                 try:
-                    seen, handle = identify(fd, name)
+                    seen, handle = vfs.gate.call(identify, fd, name)
                 except FileNotFoundError:
                     continue  # it went meanwhile
                 found = learn(source_key(seen, handle), seen, node, name)

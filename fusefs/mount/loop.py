@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import select
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from time import monotonic, thread_time
 from types import ModuleType
 
@@ -40,8 +40,8 @@ _POLLIN, _current_task = select.POLLIN, trio.lowlevel.current_task
 _log = logging.getLogger(__name__)
 
 
-Serve = Callable[[], bool | Awaitable[None] | None]
-"""Reads a request and serves it; or what will, while others are. False: it is pyfuse3's to read; None: none waits."""
+Serve = Callable[[], bool | None]
+"""Reads a request and serves it. False: it is pyfuse3's to read; None: none waits."""
 
 
 def _leave() -> bool:
@@ -111,13 +111,11 @@ class _Reading(trio.abc.Instrument):
         self._is_taken = False
         self._standby: dict[trio.lowlevel.Task, None] = {}  # who came last is called first: its memory is warm
         self._serving: set[trio.lowlevel.Task] = set()  # who has read a request, until it is back
-        self._n_later = 0  # requests that are read, and served by tasks of their own
         self._reader: trio.lowlevel.Task | None = None  # in this step of it, the lock was given back after a wait
         self._has_waited = False
         self._turn_end_s = 0.0
         self._glance: _Glance | None = None  # once we know the fd
         self.serve: Serve = _leave
-        self.nursery: trio.Nursery | None = None  # of who serves later
 
     async def __aenter__(self) -> None:
         """Be the reader. Checkpoint  when the turn is over, or while somebody else reads"""
@@ -149,8 +147,6 @@ class _Reading(trio.abc.Instrument):
             if served is None:
                 await self._until_there(fd)
                 continue
-            if served is not True:
-                self._finish_later(served)
             if monotonic() > self._turn_end_s:
                 await trio.lowlevel.checkpoint()
                 self._begin_turn()
@@ -161,29 +157,13 @@ class _Reading(trio.abc.Instrument):
         glance = self._glance
         assert glance is not None
         # While handlers wait for threads, those wait for the interpreter: we must not hold it.
-        if not glance.is_there() and (self._serving or self._n_later or not glance.comes()):
+        if not glance.is_there() and (self._serving or not glance.comes()):
             began_s = monotonic()
             await trio.lowlevel.wait_readable(fd)
             while not glance.is_there():  # who asked was killed meanwhile: reading would stop us all
                 await trio.lowlevel.wait_readable(fd)
             glance.slept(monotonic() - began_s)
             self._begin_turn()
-
-    def _finish_later(self, serving: Awaitable[None]) -> None:
-        """Have a request served by a task of its own: pyfuse3, which counts its readers, takes who waits here for one.
-
-        If there are no more of them, it starts no other worker, and nobody would read until one of them is done.
-        """
-        assert self.nursery is not None
-        self._n_later += 1
-        self.nursery.start_soon(self._finish, serving)
-
-    async def _finish(self, serving: Awaitable[None]) -> None:
-        """Checkpoint  as that does"""
-        try:
-            await serving
-        finally:
-            self._n_later -= 1
 
     def has_led_here(self) -> bool:
         """Whether the task that asks has taken the lock, waited, given it back, and come here without a checkpoint."""
@@ -274,14 +254,11 @@ def is_as_known() -> bool:
     return False
 
 
-def serve_by(serve: Serve, nursery: trio.Nursery) -> None:
-    """From now on requests are read by this first, and what takes longer is a task of that nursery.
-
-    The seam must be there (hook).
-    """
+def serve_by(serve: Serve) -> None:
+    """From now on requests are read by this first. The seam must be there (hook)."""
     lock = vars(pyfuse3)["trio"].Lock()
     assert isinstance(lock, _Reading)
-    lock.serve, lock.nursery = serve, nursery
+    lock.serve = serve
 
 
 async def own_number(vfs: Vfs, known: Known) -> Known:

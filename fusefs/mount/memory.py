@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVarTuple
 
@@ -24,7 +25,6 @@ Ts = TypeVarTuple("Ts")
 
 Seen = tuple[Attributes, bytes, Answers]
 """What a look at a name finds: attributes, file handle, and those extended attributes that were looked for."""
-_NOTHING_TO_FORGET = nullcontext()
 Place = tuple[Node, bytes]
 """A name in a directory."""
 
@@ -236,13 +236,13 @@ class Memory:
         From its beginning, so that nobody hears what is wrong by then; and from its end, for who looked meanwhile.
         """
         if self._gate.is_home and self.cache.is_idle:
-            return _NOTHING_TO_FORGET
+            return _Afterwards(self.cache, partial(self._forget, sources, names)) if self._gate.is_watched else _NOTHING
         return _around(self._forget, sources, names)
 
     def reads(self, source: SourceKey) -> AbstractContextManager[None]:
         """What the block reads has another time of access then: the same of its attributes alone."""
         if self._gate.is_home and self.cache.is_idle:
-            return _NOTHING_TO_FORGET
+            return _Afterwards(self.cache, partial(self.cache.accessed, source)) if self._gate.is_watched else _NOTHING
         return _around(self.cache.accessed, source)
 
     def changed(self, source: SourceKey, name: bytes | None = None) -> None:
@@ -277,6 +277,26 @@ class Memory:
             self.cache.attributes_changed(source)
         for directory, name in names:
             self.cache.name_changed(directory.source, name)
+
+
+class _Afterwards:
+    """Forget something after the block, if others have learnt anything meanwhile: before it nothing was known."""
+
+    __slots__ = ("_cache", "_forget")
+
+    def __init__(self, cache: Cache, forget: Callable[[], None]) -> None:
+        self._cache = cache
+        self._forget = forget
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: object) -> None:
+        if not self._cache.is_idle:
+            self._forget()
+
+
+_NOTHING = nullcontext()
 
 
 @contextmanager

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class Stats:
     """The numbers of one mount. No operation waits for them: each costs a fraction of a microsecond.
 
-    What is remembered is counted on the trio thread or under the vfs's lock, all else on the trio thread.
+    All is counted under the tables' lock.
     """
 
     def __init__(self, cells: memoryview) -> None:
@@ -47,6 +47,7 @@ class Stats:
         self._cells = cells
         self._has_changed = trio.Event()
         self._rests = False
+        self._token: trio.lowlevel.TrioToken | None = None
 
     @classmethod
     def in_memory(cls) -> Stats:
@@ -77,10 +78,11 @@ class Stats:
         self._cells[_LAYOUT.sorts + 2 * sort + 1] += 1
 
     def changed(self) -> None:
-        """A gauge has changed, and no operation has ended: on the trio thread."""
-        if self._rests:
+        """A gauge has changed, and no operation has ended; on any thread."""
+        if self._rests and self._token is not None:
             self._rests = False
-            self._has_changed.set()
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._has_changed.set)
 
     def mounted(self, device: int) -> None:
         """From now on these are the numbers of the mount that has this st_dev."""
@@ -92,6 +94,7 @@ class Stats:
         Checkpoint  between two looks
         """
         updated_ns = 0
+        self._token = trio.lowlevel.current_trio_token()
         while True:
             gauges = look()
             self._set_gauges(gauges)

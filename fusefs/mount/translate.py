@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from enum import Enum
 from time import perf_counter_ns
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -26,6 +27,12 @@ D = TypeVar("D")
 
 _log = logging.getLogger(__name__)
 _STATVFS = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax")
+
+
+class NotYet(Enum):
+    """Says that there is no answer yet."""
+
+    NOT_YET = 0
 
 
 class Serving(Protocol):
@@ -121,27 +128,32 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
                 self.told_stale(args[-1])
             raise FUSEError(number) from None
         finally:
-            self.stats.count(cell, perf_counter_ns() - begun_ns, has_failed=has_failed)
+            with self.gate.lock:
+                self.stats.count(cell, perf_counter_ns() - begun_ns, has_failed=has_failed)
 
     return answering
 
 
-def attempt(act: Callable[[int, D], R], nodeid: int, request: D) -> R | int:
+def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | int:
     """What a request is answered, or the errno that it has failed with. Raises  WouldWait"""
     try:
-        return act(nodeid, request)
+        return act(*args, **kwargs)
     except WouldWait:
         raise
     except Exception as error:
         return _number_of(error, act)
 
 
-async def attempt_later(answering: Awaitable[R]) -> R | int:
-    """The same of a request that takes longer. Checkpoint  as that does"""
+def attempt_step(steps: Generator[None, D, R], word: D) -> R | int | NotYet:
+    """The same of a step of what takes several; NotYet: it was not the last."""
     try:
-        return await answering
+        steps.send(word)
+    except StopIteration as end:
+        answer: R = end.value
+        return answer
     except Exception as error:
-        return _number_of(error, answering)
+        return _number_of(error, steps)
+    return NotYet.NOT_YET
 
 
 def _number_of(error: Exception, failed: object) -> int:

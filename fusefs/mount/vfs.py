@@ -112,7 +112,8 @@ class Vfs:
         self.unlisted: dict[bytes, Node] = {}
         """What is found, once, by a name that no directory has: for the test at the start (mount/probe.py)."""
         self.passthrough = Passthrough(gate, self.memory, root, is_shared=is_shared)
-        self._by_node = (self.directories, self.ahead, self.folding, self.pages, self.lasting, self.passthrough)
+        # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
+        self._by_node = (self.ahead, self.folding, self.pages, self.lasting, self.passthrough, self.directories)
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -451,7 +452,7 @@ class Vfs:
             if backing_id:
                 self.passthrough.close_id(backing_id)
         finally:
-            self.gate.call(os.close, fd)
+            self.gate.close(fd)
 
 
 def _fail(number: int) -> NoReturn:

@@ -260,10 +260,10 @@ def _lost(vfs: Vfs, source: SourceKey, seen: Attributes, directory: Node, name: 
 
 def removed(vfs: Vfs, node: Node, seen: Attributes) -> None:
     """A node lost its last link: what it was is all that is told of it, but to who has it open."""
-    if node.is_directory:
-        vfs.directories.drop(node)
     if not node.n_open:
         vfs.nodes.detach(node, seen)
+    if node.is_directory:
+        vfs.directories.drop(node)
 
 
 # Attributes.

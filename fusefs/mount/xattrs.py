@@ -150,13 +150,16 @@ class Xattrs:
             return [name for name in shown if not name.startswith(_TRUSTED)]
         return shown
 
-    def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
-        """Set one, or an ACL: by whoever is not in the file's group, that takes its set-group-ID bit."""
+    def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller, flags: int = 0) -> None:
+        """Set one, or an ACL: by whoever is not in the file's group, that takes its set-group-ID bit.
+
+        flags  of setxattr(2)
+        """
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
         with vfs.memory.changes(node.source), vfs.hold(node) as fd:
             gid = privileges.group_for(vfs, fd, caller) if name.startswith(_ACL) else None
-            self._acting(node, fd, name, caller, gid).call(os.setxattr, fd.path(), name, value)
+            self._acting(node, fd, name, caller, gid).call(os.setxattr, fd.path(), name, value, flags)
         self._vfs.lasting.renew(node)  # an ACL is part of the mode
         vfs.wanted.supported(name, is_directory=node.is_directory)
 

@@ -19,7 +19,7 @@ from fusefs.mount.adapter import Adapter
 from fusefs.mount.gate import Gate
 from fusefs.mount.hands import Hands
 from fusefs.mount.stats import Stats
-from tests.support.broken import AtOnce, Broken
+from tests.support.broken import Broken
 from tests.support.messages import a_real
 
 P = ParamSpec("P")
@@ -35,6 +35,14 @@ HANDLERS = sorted(
 
 FMODE_EXEC = 0x20
 """include/linux/fs.h, among the flags of OPEN: the file is run."""
+
+
+class AtOnce(Hands):
+    """No threads: there is no trio here."""
+
+    async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """At once."""
+        return act(*args, **kwargs)
 
 
 class Busy(Hands):

@@ -133,11 +133,24 @@ def test_umount_force_lets_who_waits_go(how: str) -> None:
         assert ends(client) in (errno.ECONNABORTED, errno.ENOTCONN)
 
 
-@pytest.mark.parametrize("how", ["elsewhere", "without direct requests"])
-def test_who_waits_very_often_is_told_so_and_stops_nobody(how: str) -> None:
+@pytest.mark.rests_on("direct-requests")
+def test_many_who_wait_all_have_it_in_the_end() -> None:
+    """No more of one user's than some take a thread of the daemon's; the others wait for their turn."""
+    with (
+        served("elsewhere") as place,
+        write_lease(place.behind / "leased") as give_up,
+        clients([(place.seen / "leased").read_bytes] * N_MANY) as pids,
+    ):
+        assert until(lambda: place.mounted.fuse.n_waiting() > N_MANY / 2, LIMIT_S)
+        in_time(partial(others_work, place))
+        give_up()
+        assert {ends(pid) for pid in pids} == {0}
+
+
+def test_who_waits_very_often_without_direct_requests_is_told_so_and_stops_nobody() -> None:
     """No more of his than some take a thread and a worker of the daemon's; others may still wait, too."""
     with (
-        served(how) as place,
+        served("without direct requests") as place,
         write_lease(place.behind / "leased") as give_up,
         clients([(place.seen / "leased").read_bytes] * N_MANY) as pids,
     ):

@@ -197,15 +197,6 @@ def test_handlers_that_wait_keep_nobody_else_waiting(place: Path, kind: str) -> 
         )
 
 
-@pytest.mark.parametrize("n_waiting", [1, 2, 5 * N_WORKERS])
-def test_what_takes_longer_keeps_nobody_waiting_however_much_it_is(place: Path, n_waiting: int) -> None:
-    """pyfuse3 takes each of its workers for a reader that is in our wait for a request, and starts no others."""
-    with waiting_mount(place, "--read-first", limit_s=LIMIT_S) as mount, ThreadPoolExecutor(n_waiting) as pool:
-        assert_keep_nobody_waiting(
-            mount, place, [pool.submit(mount.ask, f"later-{number}") for number in range(n_waiting)]
-        )
-
-
 @pytest.mark.parametrize("kind", ["wait", "thread"])
 def test_handlers_wait_and_answer_while_clients_hammer(place: Path, kind: str) -> None:
     with waiting_mount(place, limit_s=LIMIT_S) as mount, hammered(place), ThreadPoolExecutor(2) as pool:

@@ -112,14 +112,12 @@ def test_an_idle_daemon_ends_with_its_mount(source: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("n_waiting", [0, 1, N_WORKERS - 1])
-@pytest.mark.parametrize(("kind", "words"), [("wait", ()), ("wait", ("--read-first",)), ("later", ("--read-first",))])
-def test_cancelled_workers_let_go_whatever_they_wait_for(
-    place: Path, n_waiting: int, kind: str, words: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("words", [(), ("--read-first",)])
+def test_cancelled_workers_let_go_whatever_they_wait_for(place: Path, n_waiting: int, words: tuple[str, ...]) -> None:
     with waiting_mount(place, *words, limit_s=LIMIT_S) as mount:
         pid_fd = os.pidfd_open(mount.fuse.pid)
         with ThreadPoolExecutor(N_WORKERS) as pool:
-            waiting = [pool.submit(mount.ask, f"{kind}-{number}") for number in range(n_waiting)]
+            waiting = [pool.submit(mount.ask, f"wait-{number}") for number in range(n_waiting)]
             assert mount.waits(n_waiting)
             with suppress(OSError):
                 mount.ask("cancel")

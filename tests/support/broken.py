@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import NoReturn
 
-from fusefs.mount.hands import Hands
+from fusefs.mount.helpers import Helpers, Task
 from fusefs.mount.lasting import Lasting
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Broken:
@@ -23,9 +19,26 @@ class Broken:
         raise self.error
 
 
-class AtOnce(Hands):
-    """No threads: there is no trio here."""
+class AtOnce(Helpers):
+    """No threads."""
 
-    async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def do(self, task: Task) -> bool:
         """At once."""
-        return act(*args, **kwargs)
+        task.act(False)
+        return True
+
+
+class Later(Helpers):
+    """No threads: what is to be done is left to the test."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.tasks: list[Task] = []
+
+    def do(self, task: Task) -> bool:
+        """Not yet."""
+        self.tasks.append(task)
+        return True

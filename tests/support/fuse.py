@@ -48,6 +48,10 @@ class FuseMount:
         """Make the kernel answer every request, waiting or to come, with an error."""
         (self.connection / "abort").write_text("1")
 
+    def n_waiting(self) -> int:
+        """How many requests the kernel has no answer to yet."""
+        return int((self.connection / "waiting").read_text())
+
 
 @dataclass(frozen=True, slots=True)
 class ServedVolume:

@@ -127,10 +127,8 @@ class LosingFs(LyingFs):
 
 
 async def _serve(fs: LosingFs) -> None:
-    async with trio.open_nursery() as nursery:
-        loop.serve_by(fs.serve, nursery)
-        await pyfuse3.main()
-        nursery.cancel_scope.cancel()
+    loop.serve_by(fs.serve)
+    await pyfuse3.main()
 
 
 def _main() -> None:

@@ -6,17 +6,16 @@ import os
 import socket
 import struct
 import tempfile
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import trio
-
 from fusefs.linux.fd import Fd
 from fusefs.mount.direct import Direct
 from fusefs.mount.gate import Gate
+from fusefs.mount.helpers import Helpers
 from fusefs.mount.replies import Replies
 from fusefs.mount.stats import Stats
 from fusefs.mount.vfs import Vfs
@@ -37,13 +36,15 @@ class Told(NamedTuple):
 class Kernel:
     """What asks a Direct, and is told."""
 
-    def __init__(self, vfs: Any, xattrs: Any, gate: Gate, *, opens_directories: bool = True) -> None:
+    def __init__(
+        self, vfs: Any, xattrs: Any, gate: Gate, helpers: Helpers | None = None, *, opens_directories: bool = True
+    ) -> None:
         self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.setblocking(False)
         self.replies = Replies(self.session.fileno())
         self.stats = Stats.in_memory()
-        hands = AtOnce(gate, self.stats, 1)
-        self.direct = Direct(vfs, xattrs, hands, self.replies, self.stats, opens_directories=opens_directories)
+        parts = vfs, xattrs, gate, self.replies, self.stats, helpers or AtOnce()
+        self.direct = Direct(*parts, opens_directories=opens_directories)
         self._numbers = count(2, 2)
 
     def close(self) -> None:
@@ -60,15 +61,9 @@ class Kernel:
     def serve(self) -> bool | None:
         """What `serve` says, when all is answered."""
         served = self.direct.serve()
-        if not isinstance(served, Awaitable):
-            return served
-        later = served
-
-        async def finish() -> None:
-            await later
-
-        trio.run(finish)
-        return True
+        while self.direct._unfinished:
+            assert self.direct.serve() is True
+        return served
 
     def told(self) -> Told | None:
         """The next answer."""
@@ -91,8 +86,8 @@ class Kernel:
 
 
 @contextmanager
-def a_broken(error: Exception) -> Iterator[Kernel]:
-    kernel = Kernel(Broken(error), Broken(error), Gate(), opens_directories=False)
+def a_broken(error: Exception, helpers: Helpers | None = None) -> Iterator[Kernel]:
+    kernel = Kernel(Broken(error), Broken(error), Gate(), helpers, opens_directories=False)
     try:
         yield kernel
     finally:

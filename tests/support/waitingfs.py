@@ -4,8 +4,7 @@
 
 Who reads an attribute of its only directory gets one of the `Counts` (`user.waiting`), or has something done:
 `user.wait-…` waits for `user.go`, `user.thread-…` does so in a thread, `user.cancel` ends the service. The entries
-have the names 0 to N-1. With --read-first no request is pyfuse3's to read (loop.serve_by): `user.later-…` waits as a
-task, and never gets there.
+have the names 0 to N-1. With --read-first each request is read by us, and left for pyfuse3 (loop.serve_by).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,6 @@ N_WORKERS = 4
 _TIMEOUT_S = 300.0
 _FIRST_INO = 1000
 _DEVICE = "/dev/fuse"
-_LATER = b"user.later"
 
 
 @dataclass(slots=True)
@@ -96,24 +94,14 @@ class WaitingFs(pyfuse3.Operations):
         if self.replies is not None:
             self.replies.replied()
 
-    def serve(self) -> bool | Awaitable[None] | None:
+    def serve(self) -> bool | None:
         """See --read-first."""
         assert self.replies is not None
         request = read_request(self.replies.device)
         if not request:
             return None if request is None else False
-        _size, opcode, unique, *_ = wire.read_head(request)
-        if opcode == wire.Opcode.GETXATTR and wire.names(request, wire.GETXATTR_IN)[0].startswith(_LATER):
-            return self._answer_later(unique)
         self.replies.hand_over(request)
         return False
-
-    async def _answer_later(self, unique: int) -> None:
-        assert self.replies is not None
-        self.counts.waiting += 1
-        await self._go.wait()
-        self.counts.waiting -= 1
-        os.write(self.replies.device, wire.head(unique, 1) + b"0")
 
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         """See the module."""
@@ -184,11 +172,9 @@ def _entry(number: int) -> EntryAttributes:
 
 async def _serve(fs: WaitingFs, *, reads_first: bool) -> None:
     with fs.scope:
-        async with trio.open_nursery() as nursery:
-            if reads_first:
-                loop.serve_by(fs.serve, nursery)
-            await pyfuse3.main(min_tasks=N_WORKERS, max_tasks=N_WORKERS)
-            nursery.cancel_scope.cancel()
+        if reads_first:
+            loop.serve_by(fs.serve)
+        await pyfuse3.main(min_tasks=N_WORKERS, max_tasks=N_WORKERS)
 
 
 def read_request(device: int) -> bytes | None:

@@ -1,0 +1,34 @@
+"""Whether a thread of ours gets on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+_LONG_S = 0.001
+
+
+class Progress:
+    """What the thread that makes this does: whoever asks is another one."""
+
+    def __init__(self) -> None:
+        """Begin with the calling thread."""
+        self._path = f"/proc/self/task/{threading.get_native_id()}"
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._worked_s = 0.0
+
+    def note(self) -> None:
+        """`is_held_up` is about the time from now on."""
+        self._worked_s = time.clock_gettime(self._clock)
+
+    def is_held_up(self) -> bool:
+        """Whether it waits in the kernel, or has worked there for long; not for Python's lock, nor for a processor."""
+        try:
+            with open(self._path + "/stat", "rb") as file:
+                state = file.read().rpartition(b") ")[2][:1]
+            if state == b"R":
+                return time.clock_gettime(self._clock) - self._worked_s > _LONG_S
+            with open(self._path + "/wchan", "rb") as file:
+                return b"futex" not in file.read()
+        except OSError:
+            return True
