@@ -106,7 +106,7 @@ def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> Scene:
     """The scene of that number, always the same one.
 
     has_changes  root always changes something; else somebody does sometimes
-    acts         of which its act is one; none: of all
+    acts         that anybody may do; none: all
     """
     rng = random.Random(number)
     act = rng.choice(acts or list(ACTS))
@@ -117,8 +117,9 @@ def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> Scene:
     d_owner = _one_of(rng, OWNERS)
     people = {name: WEIGHTS.get(name, 1) for name in PEOPLE}
     change = _one_of(rng, {**CHANGES, "none": 0 if has_changes else 30})
-    if not has_changes and rng.random() < 0.4:
-        change = f"{_one_of(rng, people)}{BY}{rng.choice(MEDDLING)}"
+    meddling = [one for one in MEDDLING if not acts or one in acts]
+    if meddling and not has_changes and rng.random() < 0.4:
+        change = f"{_one_of(rng, people)}{BY}{rng.choice(meddling)}"
     return Scene(
         number,
         person=_one_of(rng, people),
