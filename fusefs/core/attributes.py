@@ -30,6 +30,11 @@ class Attributes(NamedTuple):
         """The same, when its last name has gone. `_replace` takes five times as long."""
         return tuple.__new__(Attributes, (*self[:3], 0, *self[4:]))
 
+    def gives_rights(self) -> bool:
+        """Whether it is a program that runs as its owner, or in its group, whoever runs it."""
+        is_set = self.mode & stat.S_ISUID or self.mode & stat.S_ISGID and self.mode & stat.S_IXGRP
+        return bool(is_set) and self.mode & _S_IFMT == stat.S_IFREG
+
     def is_directory(self) -> bool:
         """Whether it is a directory."""
         return self.mode & _S_IFMT == stat.S_IFDIR

@@ -42,6 +42,7 @@ def is_asked_of_all(name: bytes) -> bool:
 def pack(known: Known) -> bytes:
     """A few bytes for what may be remembered of some answers: no errors, nothing long, no other names.
 
+    And no file's capabilities: what a program may is asked each time that it is run.
     ENOSYS is told as EOPNOTSUPP: to whoever asks by FUSE it would mean all that there are.
     """
     parts = []
@@ -52,7 +53,7 @@ def pack(known: Known) -> bytes:
             if answer in _ABSENT:
                 number = errno.EOPNOTSUPP if answer in UNSUPPORTED else answer
                 parts.append(_ONE.pack(uid, _NUMBERS[name], -number))
-        elif len(answer) <= _LONGEST_BYTES:
+        elif name != CAPABILITY and len(answer) <= _LONGEST_BYTES:
             parts.append(_ONE.pack(uid, _NUMBERS[name], len(answer)) + answer)
     return b"".join(parts)
 

@@ -8,6 +8,9 @@ there is one before the answer to the first change in a directory of which the k
 what it is told in the second after a change does not last, so that many changes in a row cost one notice. A file is
 followed by one when it moves, if the kernel was told of it since the last.
 
+What a set-user-ID program is does not last at all. The kernel runs it as the owner that it was told last; behind the
+mount it may have become another's, with other content, who would be that owner then.
+
 Source  fs/fuse/inode.c: fuse_change_attributes and fuse_reverse_inval_inode, by attr_version
 """
 
@@ -45,7 +48,7 @@ class Lasting:
         """For how long the kernel may believe what a name means, and what its attributes are, in the answer that
         goes out now; seconds."""
         _nodeid, attributes, timeout_s, _proof, is_steady, is_fickle = known
-        if not is_steady:
+        if not is_steady or attributes.gives_rights():
             return timeout_s, 0
         if is_fickle and attributes.is_directory():
             return 0, _MOMENT_S

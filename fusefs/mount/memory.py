@@ -80,8 +80,11 @@ class Look:
         self._cache.learn_name(directory.source, name, None, self._epoch, self._began_s)
 
     def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
-        """What an inode is; not of a file with more names, of which one may be reaped behind the mount."""
-        if (seen.nlink > 1 and not seen.is_directory()) or source in self._passed_by:
+        """What an inode is; not of a file with more names, of which one may be reaped behind the mount.
+
+        Nor of a set-user-ID program: whose that is, is asked each time that it is run.
+        """
+        if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or source in self._passed_by:
             return
         self._cache.learn_attributes(source, seen, self._epoch, self._began_s)
 

@@ -366,11 +366,11 @@ def test_what_is_read_keeps_its_xattrs() -> None:
 def test_xattrs_seen_at_different_times_expire_with_the_first() -> None:
     cache = Cache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0)
-    cache.learn_xattrs(FILE, {CAPABILITY: b"1"}, cache.epoch, 1.0)
-    assert xattrs(cache, 1.0) == {ACCESS_ACL: errno.ENODATA, CAPABILITY: b"1"}
+    cache.learn_xattrs(FILE, {DEFAULT_ACL: b"1"}, cache.epoch, 1.0)
+    assert xattrs(cache, 1.0) == {ACCESS_ACL: errno.ENODATA, DEFAULT_ACL: b"1"}
     assert xattrs(cache, LIFETIME_S) == {}
-    cache.learn_xattrs(FILE, {CAPABILITY: b"2"}, cache.epoch, LIFETIME_S)
-    assert xattrs(cache, LIFETIME_S + 1) == {CAPABILITY: b"2"}
+    cache.learn_xattrs(FILE, {DEFAULT_ACL: b"2"}, cache.epoch, LIFETIME_S)
+    assert xattrs(cache, LIFETIME_S + 1) == {DEFAULT_ACL: b"2"}
 
 
 def test_tells_nobody_what_another_was_told() -> None:

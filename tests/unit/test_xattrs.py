@@ -29,10 +29,11 @@ KEYS = st.tuples(st.integers(0, (1 << 32) - 2), st.sampled_from(REMEMBERED))
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=4096) | st.sampled_from(ABSENT)))
-def test_what_is_packed_comes_back(known: Known) -> None:
+def test_what_is_packed_comes_back_but_for_capabilities(known: Known) -> None:
     packed = pack(known)
-    assert unpack(packed) == known
-    assert unpack(b"12345678" + packed, 8) == known
+    left = {key: answer for key, answer in known.items() if key[1] != CAPABILITY or isinstance(answer, int)}
+    assert unpack(packed) == left
+    assert unpack(b"12345678" + packed, 8) == left
 
 
 @pytest.mark.parametrize(
