@@ -66,6 +66,10 @@ ROWS = {
     "attributes of files with more than one link, and of directories in which something has just changed": Row(
         lambda top: (top / "hard").chmod(0o604), lambda top: (top / "linked").stat().st_mode
     ),
+    "attributes of set-user-ID and set-group-ID programs": Row(
+        lambda top: os.chown(top / "program", HE, HE),
+        lambda top: ((top / "program").stat().st_mode, (top / "program").stat().st_uid),
+    ),
     "listings": Row(
         lambda top: (top / "directory" / "more").touch(), lambda top: sorted(os.listdir(top / "directory"))
     ),
@@ -79,6 +83,8 @@ def make(top: Path) -> None:
     (top / "directory").mkdir()
     (top / "directory" / "inside").touch()
     (top / "file").write_bytes(b"content")
+    (top / "program").touch()
+    (top / "program").chmod(0o4755)
     (top / "linked").write_bytes(b"content")
     os.link(top / "linked", top / "hard")
     (top / "link").symlink_to("file")

@@ -34,7 +34,7 @@ class Place(NamedTuple):
     behind: Path
 
 
-@pytest.fixture(scope="module", params=["native", "exclusive", "shared", "slow", "not passed"])
+@pytest.fixture(scope="module", params=["native", "exclusive", "slow", "not passed"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     with loop_volume("ext4", 64) as volume:
         source = volume / "source"
@@ -42,12 +42,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         if request.param == "native":
             yield Place(source, source)
             return
-        coherence = "shared" if request.param == "shared" else "exclusive"
-        options = [
-            f"coherence={coherence}",
-            "timeout=3600",
-            f"backing={'slow' if request.param == 'slow' else 'local'}",
-        ]
+        backing = "slow" if request.param == "slow" else "local"
+        options = ["coherence=exclusive", "timeout=3600", f"backing={backing}"]
         if request.param == "not passed":
             options.append("passthrough=off")
         with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:

@@ -153,11 +153,6 @@ def _is_a_fifo(case: Case) -> bool:
     return timeless(case.native) == timeless(case.mounted) and case.scene.kind in (FIFO, DEVICE)
 
 
-def _is_opened_late(case: Case) -> bool:
-    """The kernel opens a directory alone; who lists it is judged when he first does."""
-    return case.scene.act == "list f" and case.scene.by != NAME and case.is_less
-
-
 def _is_told_by_the_kernel(case: Case) -> bool:
     """A look, as old as it may be; and what FIFOs, devices and directories are opened for, no filesystem is asked."""
     scene = case.scene
@@ -185,10 +180,12 @@ def _is_meant_to_be_now(case: Case) -> bool:
 
 
 def _is_not_allowed_yet(case: Case) -> bool:
-    """The kernel refuses what it would allow if it asked again."""
-    both = not case.native.answer.startswith("ok") and not case.mounted.answer.startswith("ok")
+    """The kernel refuses what it would allow if it asked again; or runs a program without the rights that it gives."""
+    answer = case.mounted.answer
+    both = not case.native.answer.startswith("ok") and not answer.startswith("ok")
+    is_run = case.scene.act == "execute" and "euid" not in answer and "egid" not in answer
     is_same = case.mounted.left == case.mounted.before
-    return _may_be_old(case) and (case.is_less or (both and is_same))
+    return _may_be_old(case) and (case.is_less or (is_same and (both or is_run)))
 
 
 def _may_be_old(case: Case) -> bool:
@@ -203,7 +200,6 @@ REASONS: Mapping[str, Callable[[Case], bool]] = {
     "a user namespace knows not all that is moved": _knows_not_all,
     "what is gone, and not open in the daemon, is ESTALE": _is_gone,
     "a FIFO's times are nobody's": _is_a_fifo,
-    "a directory is opened when it is first listed": _is_opened_late,
     _ALONE: _is_told_by_the_kernel,
     "a name is as old as it may be": _is_found_by_an_old_name,
     "a time of this minute is taken for now": _is_meant_to_be_now,
