@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -126,6 +126,10 @@ class _Service(Adapter):
             if not self._lane.is_on(path):
                 self._lane.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
         if self._lane.is_on(FastPath.REQUESTS):
+            # libfuse opens a pipe when it reads its second request: now, or one day when a file takes the last fds.
+            with suppress(OSError):
+                place = mount.point if attached.apart is None else attached.apart
+                await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             opens = not self._lane.is_on(FastPath.UNOPENED)
             parts = self._vfs, self._xattrs, self.gate, self._replies, self.stats, self._helpers
             direct = Direct(*parts, opens_directories=opens)
