@@ -32,7 +32,7 @@ class Attributes(NamedTuple):
 
     def gives_rights(self) -> bool:
         """Whether it is a program that runs as its owner, or in its group, whoever runs it."""
-        is_set = self.mode & stat.S_ISUID or self.mode & stat.S_ISGID and self.mode & stat.S_IXGRP
+        is_set = self.mode & stat.S_ISUID or (self.mode & stat.S_ISGID and self.mode & stat.S_IXGRP)
         return bool(is_set) and self.mode & _S_IFMT == stat.S_IFREG
 
     def is_directory(self) -> bool:
