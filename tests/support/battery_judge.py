@@ -137,7 +137,8 @@ def _is_gone(case: Case) -> bool:
     """Nobody has it open in the daemon."""
     was_refused = not case.native.answer.startswith("ok") or case.is_less or case.native.answer == "ok True"
     is_so = case.mounted.answer in ("Stale file handle", "No such file or directory", "ok False")
-    return case.scene.change == "f is gone" and case.scene.by != NAME and is_so and was_refused
+    is_gone = case.scene.change.endswith(("f is gone", f"{BY}unlink", f"{BY}rmdir"))
+    return is_gone and case.scene.by != NAME and is_so and was_refused
 
 
 def _is_a_fifo(case: Case) -> bool:
