@@ -126,7 +126,7 @@ class Directories:
         call = self._gate.call
         self._gate.look_by(node.name)
         try:
-            fd = Fd(call(os.open, node.name, TO_PEEK, dir_fd=dir_fd))
+            fd = self._gate.owned(Fd(call(os.open, node.name, TO_PEEK, dir_fd=dir_fd)))
         except OSError:
             return None  # whoever tries it the other way is told why
         try:

@@ -249,7 +249,8 @@ class Passthrough:
         held = directories.hold_by_name(node, is_alone=True)
         if held is None:
             return
-        with held[0], Fd(os.open(held[0].path(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        with held[0], self._gate.owned(Fd(self._gate.call(os.open, held[0].path(), flags))) as fd:
             if is_written(fd):
                 return
         self._mapped.discard(node)
