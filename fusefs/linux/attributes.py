@@ -89,6 +89,14 @@ class Looker:
             raise libc.failure()
         return self.peeked(fd)
 
+    def peek_name(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
+        """The same of what has a name: both of one inode, whoever is renamed meanwhile."""
+        fd = os.open(name, TO_PEEK, dir_fd=dir_fd)
+        try:
+            return self.peek(fd)
+        finally:
+            close_path(fd)
+
     def peeked(self, fd: int) -> tuple[Attributes, bytes]:
         """The same, when the kernel has told the attributes already."""
         return self.seen(), self.handle_of(fd, b"", libc.AT_EMPTY_PATH)
@@ -149,11 +157,7 @@ def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
     Other threads run only while it opens and asks for attributes: with 64 of them, getting Python's lock back costs
     more than the other calls, which don't wait.
     """
-    fd = os.open(name, TO_PEEK, dir_fd=dir_fd)
-    try:
-        return _mine.looker.peek(fd)
-    finally:
-        close_path(fd)
+    return _mine.looker.peek_name(dir_fd, name)
 
 
 def peek_closely(

@@ -238,7 +238,7 @@ class Vfs:
             seen = self.gate.look(self._looker.find, fd, name)
             return None if seen is None else (seen, self._handle_of(seen, fd, name))
         try:
-            seen, handle = self.gate.look(peek, fd, name)
+            seen, handle = self.gate.look(self._looker.peek_name if self.gate.is_home else peek, fd, name)
         except FileNotFoundError:
             return None
         return seen, self.directories.lasting(handle)
@@ -261,7 +261,7 @@ class Vfs:
         """The same for many names, on the loop's own thread; `gate.took` must be told."""
         if not self.directories.has_handles:
             return self._identify_without_handle
-        return peek if self.is_shared else self._looker.identify
+        return self._looker.peek_name if self.is_shared else self._looker.identify
 
     def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         return self._looker.look(fd, name), b""
