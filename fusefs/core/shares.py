@@ -12,8 +12,6 @@ as long as half of what is kept for that is left, which is for all others.
 
 from __future__ import annotations
 
-from collections import Counter
-
 _RATIO = 8
 _KEPT_PART, _RESERVED_PART = 8, 32
 _N_FIRST = 16
@@ -33,8 +31,8 @@ class Shares:
         self._is_for_all = is_for_all
         self._n_kept, self._n_reserved = n // _KEPT_PART, n // _RESERVED_PART
         self._n_given = 0
-        self._of_uids: Counter[int] = Counter()
-        self._of_blocks: Counter[int] = Counter()
+        self._of_uids: dict[int, int] = {}
+        self._of_blocks: dict[int, int] = {}
 
     def may_have(self, uid: int) -> bool:
         """Whether a uid may have one more."""
@@ -46,12 +44,12 @@ class Shares:
             left -= self._n_reserved
         else:
             n_first = max(n_first, self._n_reserved)
-        block, has = uid >> _BLOCK_BITS, self._of_uids[uid]
+        block, has = uid >> _BLOCK_BITS, self._of_uids.get(uid, 0)
         if has < n_first:
             return left > (self._n_kept // 2 if block else 0)
         left = _RATIO * (left - self._n_kept)
         if block:
-            left = _RATIO * (left - self._of_blocks[block])
+            left = _RATIO * (left - self._of_blocks.get(block, 0))
         return has < left
 
     def most_of_one(self) -> int:
@@ -70,7 +68,13 @@ class Shares:
 
     def _change(self, uid: int, n: int) -> None:
         self._n_given += n
-        for shares, key in ((self._of_uids, uid), (self._of_blocks, uid >> _BLOCK_BITS)):
-            shares[key] += n
-            if not shares[key]:
-                del shares[key]
+        _add(self._of_uids, uid, n)
+        _add(self._of_blocks, uid >> _BLOCK_BITS, n)
+
+
+def _add(shares: dict[int, int], key: int, n: int) -> None:
+    has = shares.get(key, 0) + n
+    if has:
+        shares[key] = has
+    else:
+        del shares[key]

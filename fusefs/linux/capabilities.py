@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
-from functools import cache
+from functools import cache, lru_cache
 
 from fusefs.linux.libc import checked, prctl
 
@@ -20,6 +20,7 @@ _SECBIT_NO_SETUID_FIXUP = 1 << 2
 _VERSION_3 = 0x20080522
 _SETS = struct.Struct("=6I")  # effective, permitted, inheritable; then the same of capabilities 32 and above
 
+_N_KEPT = 64
 _HEADER = struct.pack("=Ii", _VERSION_3, 0)
 _NR_SETGROUPS = {"aarch64": 159, "loongarch64": 159, "ppc64le": 81, "riscv64": 159, "s390x": 206, "x86_64": 116}
 
@@ -51,7 +52,7 @@ def drop_capabilities(*dropped: Capability) -> None:
     keep = ~sum(1 << capability for capability in dropped)
     low, high = keep & 0xFFFFFFFF, (keep >> 32) & 0xFFFFFFFF
     mask = (low, low, low, high, high, high)
-    kept = [has & may for has, may in zip(_SETS.unpack(capability_sets()), mask, strict=True)]
+    kept = [has & may for has, may in zip(_SETS.unpack(_sets()), mask, strict=True)]
     take_up(_SETS.pack(*kept))
 
 
@@ -69,9 +70,10 @@ def act_as_others_can() -> None:
         prctl(_PR_SET_SECUREBITS, bits & ~_SECBIT_NO_SETUID_FIXUP)
 
 
-def with_effective(sets: bytes, capabilities: int) -> bytes:
-    """A thread's capabilities, with none effective but those of some bits, as far as it has them."""
-    _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(sets)
+@lru_cache(_N_KEPT)
+def with_effective(capabilities: int) -> bytes:
+    """What all threads have, with none effective but those of some bits, as far as they have them."""
+    _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(at_rest())
     low, high = capabilities & 0xFFFFFFFF & permitted, capabilities >> 32 & more_permitted
     return _SETS.pack(low, permitted, inheritable, high, more_permitted, more_inheritable)
 
@@ -82,9 +84,17 @@ def are_ours(capabilities: int) -> bool:
 
 
 @cache
+def at_rest() -> bytes:
+    """What all threads have, for `take_up`: none of them gets any more, or loses any for good, from now on.
+
+    To be asked first by one that acts as nobody else.
+    """
+    return _sets()
+
+
+@cache
 def _ours() -> int:
-    """As they were when it was asked first: they only get fewer."""
-    _effective, low, _inheritable, _more, high, _more_inheritable = _SETS.unpack(capability_sets())
+    _effective, low, _inheritable, _more, high, _more_inheritable = _SETS.unpack(at_rest())
     return int(high << 32 | low)
 
 
@@ -104,8 +114,7 @@ def set_groups(groups: Sequence[int]) -> None:
     checked(_held.syscall(number, len(groups), struct.pack(f"={len(groups)}I", *groups)))
 
 
-def capability_sets() -> bytes:
-    """This thread's, for `take_up`."""
+def _sets() -> bytes:
     sets = ctypes.create_string_buffer(_SETS.size)
     checked(_held.capget(_HEADER, sets))
     return sets.raw

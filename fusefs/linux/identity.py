@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple, NoReturn, ParamSpec, TypeVar
 
-from fusefs.linux.capabilities import capability_sets, set_groups, take_up, with_effective
+from fusefs.linux.capabilities import at_rest, set_groups, take_up, with_effective
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,9 +75,8 @@ def call_as(who: Identity, act: Callable[P, R], /, *args: P.args, **kwargs: P.kw
     Raises  OSError EPERM: nobody can be that here (another user namespace)
     """
     uid, gid, groups, capabilities, umask = who
-    own_uid, own_gid = os.geteuid(), os.getegid()
-    had = b"" if capabilities is None else capability_sets()
-    own_umask = -1
+    effective = b"" if capabilities is None else with_effective(capabilities)
+    own_uid = own_gid = own_umask = -1
     is_itself = False
     try:
         try:
@@ -86,22 +85,22 @@ def call_as(who: Identity, act: Callable[P, R], /, *args: P.args, **kwargs: P.kw
             if groups:
                 set_groups(groups)
             if gid:
-                _setfsgid(gid)
+                own_gid = _setfsgid(gid)
             if uid:
-                _setfsuid(uid)
-            if capabilities is not None:
-                take_up(with_effective(had, capabilities))
+                own_uid = _setfsuid(uid)
+            if effective:
+                take_up(effective)
             # Neither says whether it has worked.
             if (gid and _setfsgid(NO_ID) != gid) or (uid and _setfsuid(NO_ID) != uid):
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
             return act(*args, **kwargs)
         finally:
-            if uid:
+            if own_uid >= 0:
                 _setfsuid(own_uid)
-            if gid:
+            if own_gid >= 0:
                 _setfsgid(own_gid)
-            if had:
-                take_up(had)
+            if effective:
+                take_up(at_rest())
             if groups:
                 set_groups(())
             if own_umask >= 0:

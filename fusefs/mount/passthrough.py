@@ -18,7 +18,6 @@ from fusefs.core.inodes import Node
 from fusefs.core.names import printable
 from fusefs.linux.attributes import look_at
 from fusefs.linux.backing import close_backing, forget_attributes, is_written, open_backing, takes_direct
-from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import ITSELF, Identity, call_as
 from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
@@ -278,8 +277,7 @@ class Passthrough:
         if give_up is None or (node.source[0] != self._root_dev and why_not_here(fh)):
             return 0
         try:
-            who = writer if writer is ITSELF else writer._replace(capabilities=1 << Capability.SYS_ADMIN)
-            return call_as(who, open_backing, self._device, fh)
+            return call_as(writer, open_backing, self._device, fh)
         except OSError as error:
             number = error.errno or 0
             if number in _REASONS and statx(fh).mnt_id == statx(self._root).mnt_id:
