@@ -18,11 +18,10 @@ import pytest
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.libc import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
-from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
 from tests.support.people import HE
-from tests.support.rights import FIRST, as_root_in_there, in_child, keep_only
+from tests.support.rights import FIRST, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
 from tests.support.users import as_user
-from tests.support.volumes import loop_volume, overlay_on
+from tests.support.volumes import overlay_on
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -50,22 +49,11 @@ class Place(NamedTuple):
             path.stat()
 
 
-@pytest.fixture(scope="module", params=["native", "exclusive", "shared", "slow", "opened"])
+@pytest.fixture(scope="module", params=[*WAYS, "opened"])
 def where(request: pytest.FixtureRequest) -> Iterator[Place]:
-    with loop_volume("ext4", 64) as volume:
-        source = volume / "source"
-        source.mkdir()
-        source.chmod(0o777)
-        if request.param == "native":
-            yield Place(source, source)
-            return
-        coherence = "shared" if request.param == "shared" else "exclusive"
-        backing = "slow" if request.param == "slow" else "local"
-        options = [f"coherence={coherence}", "timeout=3600", f"backing={backing}"]
-        if request.param == "opened":
-            options.append("without=unopened-directories")
-        with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            yield Place(mounted.path, source)
+    options = ["without=unopened-directories"] if request.param == "opened" else []
+    with seen_and_behind(request.param, *options) as (seen, behind):
+        yield Place(seen, behind)
 
 
 @pytest.fixture

@@ -20,11 +20,9 @@ import pytest
 
 from fusefs.linux.capabilities import Capability
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
 from tests.support.people import HE
-from tests.support.rights import FIRST, as_root_in_there, in_child, keep_only
+from tests.support.rights import FIRST, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
 from tests.support.users import as_user
-from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -53,20 +51,10 @@ class Place(NamedTuple):
         return path
 
 
-@pytest.fixture(scope="module", params=["native", "exclusive", "shared", "slow"])
+@pytest.fixture(scope="module", params=WAYS)
 def where(request: pytest.FixtureRequest) -> Iterator[Place]:
-    with loop_volume("ext4", 64) as volume:
-        source = volume / "source"
-        source.mkdir()
-        source.chmod(0o777)
-        if request.param == "native":
-            yield Place(source, source)
-            return
-        coherence = "shared" if request.param == "shared" else "exclusive"
-        backing = "slow" if request.param == "slow" else "local"
-        options = [f"coherence={coherence}", "timeout=3600", f"backing={backing}"]
-        with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            yield Place(mounted.path, source)
+    with seen_and_behind(request.param) as (seen, behind):
+        yield Place(seen, behind)
 
 
 @pytest.fixture
