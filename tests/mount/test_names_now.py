@@ -18,6 +18,7 @@ import pytest
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.libc import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
+from tests.support.command import switched_off
 from tests.support.people import HE
 from tests.support.rights import FIRST, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
 from tests.support.users import as_user
@@ -83,6 +84,8 @@ NAMES: dict[str, Act] = {
     "exchange": lambda at: rename2(at / "file", at / "other", RENAME_EXCHANGE),
     "whiteout": lambda at: rename2(at / "file", at / "new", RENAME_WHITEOUT),
 }
+if {"seam", "direct-requests"} & switched_off():
+    del NAMES["O_TMPFILE"]  # which pyfuse3 knows nothing of
 OPENS: dict[str, Act] = {
     "read": lambda at: opened(at / "file", os.O_RDONLY),
     "write": lambda at: opened(at / "file", os.O_WRONLY),
