@@ -43,7 +43,7 @@ class Directories:
         handle = self.handle_of(self._root)
         if not handle:
             return None
-        fd = Fd(os.open(b"/proc/self/fd/%d" % self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        fd = Fd(os.open(self._root.path(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
             open_handle(fd, handle, os.O_PATH).close()
         except OSError:

@@ -7,12 +7,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, is_capable, keeps_group
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
-from fusefs.linux.identity import call_as, in_group, in_no_group
+from fusefs.linux.identity import Identity, call_as, in_group, in_no_group
 from fusefs.mount.acting import AsCaller, by_owner_alone
 from fusefs.mount.vfs import Vfs
 
@@ -33,17 +34,19 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
         gid = seen.gid if is_group_kept else None
         AsCaller(vfs, caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
         return
-    who = in_group(seen.gid) if is_group_kept else in_no_group()
-    with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
-        vfs.gate.call(call_as, who, os.chown, fd.path(), -1, -1)
+    _take_away(vfs, fd, in_group(seen.gid) if is_group_kept else in_no_group())
 
 
 def take_unasked(vfs: Vfs, node: Node, fd: Fd) -> None:
     """The same before a write that the kernel hands on as it is: it takes nothing away, and asks for nothing."""
     if vfs.gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
-        with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
-            vfs.gate.call(call_as, in_no_group(), os.chown, fd.path(), -1, -1)
+        _take_away(vfs, fd, in_no_group())
         vfs.lasting.renew(node)
+
+
+def _take_away(vfs: Vfs, fd: Fd, who: Identity) -> None:
+    with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
+        vfs.gate.call(call_as, who, os.chown, fd.path(), -1, -1)
 
 
 def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
@@ -57,9 +60,8 @@ def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
     )
 
 
-def group_for(vfs: Vfs, fd: Fd, caller: Caller) -> int:
+def group_for(seen: Attributes, caller: Caller) -> int:
     """The group to act in so that a file keeps its set-group-ID bit, for who may give that; his own for others."""
-    seen = vfs.gate.call(look_at, fd)
     return seen.gid if keeps_group(caller, seen.uid, seen.gid) else caller.gid
 
 

@@ -404,7 +404,7 @@ class Vfs:
     def access(self, nodeid: int, mask: int) -> bool:
         """Whether the daemon's own user may (single-user mounts: it is the caller)."""
         with self.hold(self.node(nodeid)) as fd:
-            return self.gate.call(os.access, b"/proc/self/fd/%d" % fd, mask, effective_ids=True)
+            return self.gate.call(os.access, fd.path(), mask, effective_ids=True)
 
     def statfs(self) -> os.statvfs_result:
         """The backing filesystem's numbers."""

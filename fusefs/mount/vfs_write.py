@@ -321,10 +321,10 @@ def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller)
     if changes._replace(mode=None) != _NOTHING:
         privileges.chmod(vfs, fd, mode)
         return
-    gid = privileges.group_for(vfs, fd, caller) if mode & stat.S_ISGID else None
+    seen = vfs.gate.call(look_at, fd)
+    gid = privileges.group_for(seen, caller) if mode & stat.S_ISGID else None
     try:
-        needs = (by_owner_alone(vfs.gate.call(look_at, fd)),)
-        AsCaller(vfs, caller, needs, (node,), gid=gid).call(os.chmod, fd.path(), mode)
+        AsCaller(vfs, caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chmod, fd.path(), mode)
     except PermissionError:
         if not privileges.are_taken_by(vfs, node, fd, mode):
             raise

@@ -6,13 +6,13 @@ import errno
 import os
 from contextlib import suppress
 
+from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node
 from fusefs.core.xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.linux import selinux
 from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, is_capable
 from fusefs.linux.capabilities import Capability
-from fusefs.linux.fd import Fd
 from fusefs.linux.identity import ITSELF, NO_ID, call_as
 from fusefs.linux.xattrs import get_at, get_of
 from fusefs.mount import privileges, trashdir
@@ -158,8 +158,9 @@ class Xattrs:
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
         with vfs.memory.changes(node.source), vfs.hold(node) as fd:
-            gid = privileges.group_for(vfs, fd, caller) if name.startswith(_ACL) else None
-            self._acting(node, fd, name, caller, gid).call(os.setxattr, fd.path(), name, value, flags)
+            seen = vfs.gate.call(look_at, fd)
+            gid = privileges.group_for(seen, caller) if name.startswith(_ACL) else None
+            self._acting(node, seen, name, caller, gid).call(os.setxattr, fd.path(), name, value, flags)
         self._vfs.lasting.renew(node)  # an ACL is part of the mode
         vfs.wanted.supported(name, is_directory=node.is_directory)
 
@@ -171,12 +172,11 @@ class Xattrs:
             if name == CAPABILITY:  # asked for by the kernel, before a write, or by who has the capability
                 vfs.gate.call(os.removexattr, fd.path(), name)
             else:
-                self._acting(node, fd, name, caller).call(os.removexattr, fd.path(), name)
+                self._acting(node, vfs.gate.call(look_at, fd), name, caller).call(os.removexattr, fd.path(), name)
         vfs.lasting.renew(node)
 
-    def _acting(self, node: Node, fd: Fd, name: bytes, caller: Caller, gid: int | None = None) -> AsCaller:
+    def _acting(self, node: Node, seen: Attributes, name: bytes, caller: Caller, gid: int | None = None) -> AsCaller:
         """Who changes one. Source  xattr(7); capabilities(7)"""
-        seen = self._vfs.gate.call(look_at, fd)
         if name.startswith(_USERS):
             needs = [by_mode(seen), by_owner_alone(seen)]  # of a sticky directory
         elif name.startswith(_ACL):
