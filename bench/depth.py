@@ -36,6 +36,7 @@ from bench.subjects import (
 )
 from bench.support import keep, measuring, tell, time_command, volume
 from fusefs.linux.libc import checked
+from tests.support.chains import make_chain, walk_chain
 from tests.support.fuse import FuseMount
 from tests.support.mounted import forget_all
 from tests.support.namespaces import see_own_mounts_only
@@ -62,31 +63,6 @@ _SETTLE_S = 1.1  # what the kernel is told of a directory lasts if it has not ch
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def make_chain(top: Path, n: int) -> None:
-    """Directories one in the other, as `mkdir d; cd d` makes them."""
-    top.mkdir()
-    fd = os.open(top, os.O_RDONLY)
-    for _ in range(n - 1):
-        os.mkdir("d", dir_fd=fd)
-        fd = _below(fd)
-    os.close(fd)
-
-
-def walk(top: Path) -> None:
-    """List and look at all levels, as find does."""
-    fd = os.open(top, os.O_RDONLY)
-    while os.listdir(fd):
-        os.stat("d", dir_fd=fd)
-        fd = _below(fd)
-    os.close(fd)
-
-
-def _below(fd: int) -> int:
-    below = os.open("d", os.O_RDONLY, dir_fd=fd)
-    os.close(fd)
-    return below
-
-
 def used_s(fuse: FuseMount | None) -> float:
     """Seconds of processor time so far: ours, that of commands which have ended, and the daemon's."""
     times = os.times()
@@ -109,7 +85,7 @@ def take_levels(root: Path, fuse: FuseMount | None, n_levels: int, n_chains: int
 
     def walk_all() -> None:
         for top in tops:
-            walk(top)
+            walk_chain(top)
 
     def drop() -> None:
         assert fuse

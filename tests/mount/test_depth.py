@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,6 +24,7 @@ from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import Opened
 from fusefs.mount.vfs_write import create, mkdir, mknod, rename, rmdir, unlink
 from tests.support.asking import Somebody
+from tests.support.chains import make_chain, walk_chain
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.mounts import vfs_on
 from tests.support.volumes import loop_volume, tmpfs_volume
@@ -158,33 +158,6 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
             yield mounted
 
 
-def make(top: Path, n: int) -> None:
-    """So many directories, each in the one before, as `mkdir d; cd d` does it."""
-    top.mkdir()
-    fd = os.open(top, os.O_RDONLY)
-    for _ in range(n - 1):
-        os.mkdir("d", dir_fd=fd)
-        fd = below(fd)
-    os.close(fd)
-
-
-def below(fd: int) -> int:
-    """The next level, in place of this one."""
-    deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
-    os.close(fd)
-    return deeper
-
-
-def walk(top: Path) -> int:
-    """How many levels somebody finds who lists and looks at all."""
-    fd, n = os.open(top, os.O_RDONLY), 1
-    while os.listdir(fd):
-        os.stat("d", dir_fd=fd)
-        fd, n = below(fd), n + 1
-    os.close(fd)
-    return n
-
-
 def n_messages(mount: Mounted, act: Callable[[], object]) -> int:
     """But for those that take no answer."""
 
@@ -198,11 +171,11 @@ def n_messages(mount: Mounted, act: Callable[[], object]) -> int:
 
 def test_a_tree_deeper_than_the_daemon_has_fds_is_made_walked_moved_and_removed(mount: Mounted) -> None:
     a, b = mount.path / "a", mount.path / "b"
-    make(a, N_LEVELS)
+    make_chain(a, N_LEVELS)
     a.rename(b)
-    assert walk(b) == N_LEVELS
+    assert walk_chain(b) == N_LEVELS
     mount.forget_all()
-    assert walk(b) == N_LEVELS
+    assert walk_chain(b) == N_LEVELS
     subprocess.run(["rm", "-rf", b], check=True)
     assert os.listdir(mount.path) == []
 
@@ -212,7 +185,11 @@ def test_a_deep_tree_takes_no_more_messages_a_level(mount: Mounted) -> None:
 
     def of(n: int) -> list[float]:
         top = mount.path / f"{n}"
-        acts = (lambda: make(top, n), lambda: walk(top), lambda: subprocess.run(["rm", "-rf", top], check=True))
+        acts = (
+            lambda: make_chain(top, n),
+            lambda: walk_chain(top),
+            lambda: subprocess.run(["rm", "-rf", top], check=True),
+        )
         return [n_messages(mount, act) / n for act in acts]
 
     for deep, shallow in zip(of(N_LEVELS), of(N_LEVELS_BESIDE), strict=True):
