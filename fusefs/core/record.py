@@ -17,6 +17,8 @@ from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
 NOTE_MAX_CHARS = 2000
+MAX_ENTERED = 200
+"""Directories that a stopped reap notes: it has few more open at a time."""
 MAX_FAILURES = 50
 """Failures kept by name: a record must stay below 64 KiB, and nobody reads the millionth."""
 
@@ -42,6 +44,21 @@ class Failure(NamedTuple):
     name: bytes
     errno: int
     call: str
+
+
+CAME_IN = "came-in"
+"""The call of a failure that is no call's: a directory that nobody can say was there when the tree came."""
+
+
+class Entered(NamedTuple):
+    """A directory of another's that a stopped reap had begun to empty; its own changes are no reason for doubt.
+
+    handle    of its identity
+    ctime_ns  when it was last changed: by that reap, and by nobody since, as long as it is the same
+    """
+
+    handle: str
+    ctime_ns: int
 
 
 class KeptDirectory(NamedTuple):
@@ -87,6 +104,11 @@ class Record(NamedTuple):
     lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then
     target       where a restore takes a tree that has a loan, if not to its origin: relative like that
     kept         directories that stay in view (`swap --keep`), while files do so by a link; None if nothing was kept
+    moved_ns     the filesystem's own clock just before the tree came: what was moved later was not given (security.md);
+                 of a sweep, when all had come; None in records made before, where the container's birth tells
+    boot_ns      CLOCK_BOOTTIME of `boot`, read before `created_ns`: by the two a wall clock that is set back is seen
+    taken_from   uid of the user whose container the tree is (store/seize.py): what only he can move is not in doubt
+    entered      directories of others that a stopped reap had begun to empty
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine
     unknown      keys of a later minor version: kept, never understood
@@ -109,6 +131,10 @@ class Record(NamedTuple):
     lent_fresh: int | None = None
     target: RelPath | None = None
     kept: tuple[KeptDirectory, ...] | None = None
+    moved_ns: int | None = None
+    boot_ns: int | None = None
+    taken_from: int | None = None
+    entered: tuple[Entered, ...] = ()
     partial: bool = False
     failures: tuple[Failure, ...] = ()
     unknown: tuple[tuple[str, Any], ...] = ()
@@ -138,6 +164,13 @@ def encode(record: Record) -> bytes:
         del fields["kept"]
     else:
         fields["kept"] = {quote(one.name): one.ino for one in record.kept}
+    for key in ("moved_ns", "boot_ns", "taken_from"):
+        if fields[key] is None:
+            del fields[key]
+    if record.entered:
+        fields["entered"] = dict(record.entered)
+    else:
+        del fields["entered"]
     fields["failures"] = [{**f._asdict(), "name": quote(f.name)} for f in record.failures]
     text = json.dumps(fields, indent=1).encode("ascii") + b"\n"
     if len(text) > RECORD_MAX_BYTES:

@@ -11,9 +11,11 @@ from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, is_container_id, is_volume_id, join, split
 from fusefs.core.record import (
     FORMAT,
+    MAX_ENTERED,
     MAX_FAILURES,
     NOTE_MAX_CHARS,
     RECORD_MAX_BYTES,
+    Entered,
     Failure,
     KeptDirectory,
     Method,
@@ -58,6 +60,10 @@ class _Record(msgspec.Struct):
     lent_fresh: _Mode | None = None
     target: str | None = None
     kept: dict[str, _Ino] | None = None
+    moved_ns: _Count | None = None
+    boot_ns: _Count | None = None
+    taken_from: _Count | None = None
+    entered: Annotated[dict[_Word, _Count], msgspec.Meta(max_length=MAX_ENTERED)] = {}
     partial: bool = False
     failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
 
@@ -109,6 +115,10 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         lent_fresh=wire.lent_fresh,
         target=_path(wire.target),
         kept=None if wire.kept is None else tuple(KeptDirectory(_name(n), ino) for n, ino in wire.kept.items()),
+        moved_ns=wire.moved_ns,
+        boot_ns=wire.boot_ns,
+        taken_from=wire.taken_from,
+        entered=tuple(Entered(*one) for one in wire.entered.items()),
         partial=wire.partial,
         failures=tuple(Failure(unquote(f.name), f.errno, f.call) for f in wire.failures),
         unknown=tuple((key, value) for key, value in raw.items() if key not in known),

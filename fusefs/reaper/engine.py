@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fusefs.core.budget import Budget
+from fusefs.core.record import Entered
 from fusefs.core.report import Progress, Report
 from fusefs.core.slices import Outcome, Plan, Slice, Work
 from fusefs.core.space import Survey
@@ -14,6 +17,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Queue
 from fusefs.reaper.drive import Drive
+from fusefs.reaper.given import Given
 from fusefs.reaper.groups import Groups
 from fusefs.reaper.pace import FULL_SPEED, Leads, Pace
 from fusefs.reaper.strategy import Strategy, choose
@@ -30,6 +34,7 @@ class Wishes(NamedTuple):
     stops      asked between slices
     parks      the same, for who has time: not while a large file is being cut, whose rest would go at once
     by_force   immutable and append-only flags are taken off where they forbid something
+    without_doubt  what came in after the swap goes too (reaper/given.py): a person says so now
     counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
     counting   told how the counting goes
     waits      somebody will wait for the space: count, and look for what snapshots share too
@@ -41,6 +46,7 @@ class Wishes(NamedTuple):
     stops: Callable[[], bool] = lambda: False
     parks: Callable[[], bool] = lambda: False
     by_force: bool = False
+    without_doubt: bool = False
     counted: Callable[[Survey], None] | None = None
     counting: Progress = lambda _entries, _bytes: None
     waits: bool = False
@@ -49,27 +55,33 @@ class Wishes(NamedTuple):
 NOTHING_SPECIAL = Wishes()
 
 
-def remove_contents(kernel: Kernel, container: Fd, wishes: Wishes = NOTHING_SPECIAL) -> Report:
-    """Remove `tree` and `hoisted` of a container, going on after failures.
+def remove_contents(
+    kernel: Kernel, container: Fd, given: Given, wishes: Wishes = NOTHING_SPECIAL
+) -> tuple[Report, tuple[Entered, ...]]:
+    """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
 
+    Returns  what was done; and if it was stopped, what `given` has to be told of the next time
     Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
     """
     strategy = choose(kernel, container, wishes.n_workers)
     with ExitStack() as owned:
-        return _Removal(kernel, container, strategy, wishes, owned).run()
+        return _Removal(kernel, container, strategy, given, wishes, owned).run()
 
 
 class _Removal:
     """One removal under way."""
 
-    def __init__(self, kernel: Kernel, container: Fd, strategy: Strategy, wishes: Wishes, owned: ExitStack) -> None:
+    def __init__(
+        self, kernel: Kernel, container: Fd, strategy: Strategy, given: Given, wishes: Wishes, owned: ExitStack
+    ) -> None:
         self._kernel = kernel
         self._container = container
         self._strategy = strategy
+        self._given = given
         self._wishes = wishes
         self._owned = owned
         groups = owned.enter_context(Groups(kernel, strategy.group_shift))
-        self._stripper = Stripper(kernel, container, strategy, groups, by_force=wishes.by_force)
+        self._stripper = Stripper(kernel, container, strategy, groups, given, by_force=wishes.by_force)
         self._plan = Plan(strategy.n_workers, splits_names=strategy.splits)
         queue = Queue(container)
         self._pace = Pace(wishes.pace, queue.is_busy, strategy.afterwork)
@@ -77,7 +89,7 @@ class _Removal:
         self._hoisted: int | None = None
         owned.callback(self._close)
 
-    def run(self) -> Report:
+    def run(self) -> tuple[Report, tuple[Entered, ...]]:
         names = [TREE.decode()]
         try:
             self._open_hoisted()
@@ -90,13 +102,21 @@ class _Removal:
             with suppress(OSError):  # what failed in there is told already
                 self._kernel.rmdir(self._container, HOISTED)
                 self._plan.count(1)
-        return self._plan.report(paced=self._pace.was_always_limited, stopped=stopped)
+        report = self._plan.report(paced=self._pace.was_always_limited, stopped=stopped)
+        return report, self._note() if stopped else ()
+
+    def _note(self) -> tuple[Entered, ...]:
+        with suppress(OSError):
+            return self._given.note(self._plan.fds())
+        return ()
 
     def _open_hoisted(self) -> None:
         """Make what is too deep part of the plan, what a killed reaper left there too."""
         if self._hoisted is None:
             with suppress(FileNotFoundError):
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
+                if not self._given.takes(fd, HOISTED):
+                    raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # put there while it was moved up
                 self._hoisted = self._plan.add(fd, HOISTED, Work(is_listed=False), is_hoisted=True)
 
     def _is_stopped(self) -> bool:

@@ -15,6 +15,7 @@ from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.engine import NOTHING_SPECIAL, Wishes, remove_contents
+from fusefs.reaper.given import Given
 from fusefs.reaper.survey import survey
 from fusefs.store.ballast import FOR_REAPER, with_room
 from fusefs.store.claim import Lost, claim, hold
@@ -52,8 +53,13 @@ def reap(
         return Reaped(container, held.value, Report(0, (), 0))
     with held:
         seen = _survey(folder.store.kernel, held.fd, wishes)
-        report, left_bytes = remove_contents(folder.store.kernel, held.fd, wishes), 0
+        kernel, left_bytes = folder.store.kernel, 0
+        given = Given(kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
+        report, entered = remove_contents(kernel, held.fd, given, wishes)
         if report.stopped:
+            if entered:
+                with suppress(OSError):  # a full volume has no room: they are in doubt then
+                    rewrite(held, held.record._replace(entered=entered))
             return Reaped(container, None, report, seen)
         if report.n_failed == 0:
             report = _retire(held, report)

@@ -11,16 +11,17 @@ import errno
 import os
 import stat
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import islice
 
 from fusefs.core.budget import Budget
 from fusefs.core.names import join
-from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.core.record import CAME_IN, MAX_FAILURES, Failure
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper import force
+from fusefs.reaper.given import Given
 from fusefs.reaper.groups import Groups
 from fusefs.reaper.large import LargeFiles
 from fusefs.reaper.strategy import Strategy
@@ -41,7 +42,14 @@ class Stripper:
     """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them."""
 
     def __init__(
-        self, kernel: Kernel, container: Fd, strategy: Strategy, groups: Groups, *, by_force: bool = False
+        self,
+        kernel: Kernel,
+        container: Fd,
+        strategy: Strategy,
+        groups: Groups,
+        given: Given,
+        *,
+        by_force: bool = False,
     ) -> None:
         """Be ready for slices.
 
@@ -49,6 +57,7 @@ class Stripper:
         by_force  immutable and append-only flags are taken off where they forbid something
         """
         self.by_force = by_force
+        self.given = given
         self.groups = groups
         self.kernel = kernel
         self.container = container
@@ -80,6 +89,7 @@ class _Run:
         self._container = stripper.container
         self._strategy = stripper.strategy
         self._by_force = stripper.by_force
+        self._given = stripper.given
         self._groups = stripper.groups
         self._slice = work
         self._large = LargeFiles(stripper.kernel, budget) if budget.is_paced() else None
@@ -227,6 +237,11 @@ class _Run:
             elif error.errno not in _DENIED or not self._rmdir_unseen(frame, name):
                 self._fail(frame, name, error.errno or errno.EIO, "open")
             return
+        if fd is None:
+            # Who can move an empty one can remove it.
+            if not self._rmdir_unseen(frame, name):
+                self._fail(frame, name, errno.EPERM, CAME_IN)
+            return
         if frame.work.subdirs and self._groups.is_crowded(fd):
             frame.work.subdirs.insert(0, name)
             fd.close()
@@ -251,21 +266,32 @@ class _Run:
         else:
             self._fail(frame, name, errno.ENOTDIR, "open")
 
-    def _open(self, frame: _Frame, name: str) -> Fd:
-        """A directory for reading; its owner gives himself the permission if its mode forbids it."""
+    def _open(self, frame: _Frame, name: str) -> Fd | None:
+        """A directory for reading, None if it is in doubt; its owner gives himself what its mode forbids him."""
         try:
-            return self._kernel.open_dir(frame.fd, raw(name))
+            return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
         except PermissionError:
             pass
         for is_last in (False, True):
             try:
-                with self._kernel.open_beneath(frame.fd, raw(name), DIRECTORY) as fd:
-                    self._kernel.chmod(fd, stat.S_IRWXU)
+                seen = self._taken(frame, name, self._kernel.open_beneath(frame.fd, raw(name), DIRECTORY))
                 break
             except PermissionError:
                 if is_last or not self._open_up(frame):
                     raise
-        return self._kernel.open_dir(frame.fd, raw(name))
+        if seen is None:
+            return None
+        seen.close()
+        return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
+
+    def _taken(self, frame: _Frame, name: str, fd: Fd) -> Fd | None:
+        """An open directory of that name, the reaper's own now if it was given; None, and closed, if it is in doubt."""
+        with ExitStack() as owned:
+            owned.enter_context(fd)
+            if not self._given.takes(fd, join(frame.path, raw(name))):
+                return None
+            owned.pop_all()
+        return fd
 
     def _list(self, frame: _Frame) -> None:
         """Find what is to be done in a directory; in a large one only as much as memory allows."""
@@ -327,8 +353,18 @@ class _Run:
     def _hoist(self, frame: _Frame, name: str) -> bool:
         """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it).
 
-        The first one becomes the directory that the others go to: a full volume has no room for a new one.
+        The first one becomes the directory that the others go to: a full volume has no room for a new one. One that
+        can't be made the reaper's own stays: from there nobody could tell that it was given.
         """
+        try:
+            deep = self._open(frame, name)
+            if deep is None:
+                return False
+            with deep:
+                if not self._given.is_own(deep):
+                    return False
+        except OSError:
+            return False
         try:
             with self._kernel.open_dir(self._container, HOISTED) as hoisted:
                 # By chance, as a number could meet one of an earlier, killed run, or of another worker.
@@ -336,8 +372,6 @@ class _Run:
                 if not self._rename_up(frame, name, hoisted, raw(new)):
                     return False
         except FileNotFoundError:
-            with suppress(OSError), self._open(frame, name) as fd:
-                self._kernel.chmod(fd, stat.S_IRWXU)
             went = self._rename_up(frame, name, self._container, HOISTED)
             self._made_hoisted |= went
             return went
@@ -357,8 +391,6 @@ class _Run:
                 if is_last or error.errno not in _DENIED:
                     return False
                 self._open_up(frame)
-                with suppress(OSError), self._open(frame, name) as fd:
-                    self._kernel.chmod(fd, stat.S_IRWXU)
             else:
                 return True
         return False

@@ -22,6 +22,7 @@ from fusefs.store.sides import DIRECTORY, Sides, open_shown_as
 RECORD_NEW = Name(b"record.json.new")
 _HIDDEN = b".fuse_hidden"  # what libfuse makes of a record that was replaced or unlinked while we hold it open
 _PATIENCE, _PAUSE_S = 100, 0.01
+_TICK_S = 0.001
 
 
 class Held(NamedTuple):
@@ -89,6 +90,22 @@ def superblock_of(kernel: Kernel, fd: Fd) -> str:
     """
     device = kernel.fstat(fd).st_dev
     return f"{os.major(device)}:{os.minor(device)}"
+
+
+def told_of(kernel: Kernel, fd: Fd, record: Record, boot_ns: int) -> Record:
+    """A first record with what its container tells: its superblock, and the filesystem's clock before anything came.
+
+    fd       the container, in which something was just made
+    boot_ns  CLOCK_BOOTTIME before the record's `created_ns`
+    """
+    moved_ns = kernel.fstat(fd).st_ctime_ns if record.moved_ns is None else record.moved_ns
+    return record._replace(superblock=superblock_of(kernel, fd), moved_ns=moved_ns, boot_ns=boot_ns)
+
+
+def touch(kernel: Kernel, fd: Fd) -> int:
+    """The filesystem's own clock, ns: by a change of a container that changes nothing else."""
+    kernel.chmod(fd, 0o700)
+    return kernel.fstat(fd).st_ctime_ns
 
 
 def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
@@ -172,6 +189,23 @@ def rewrite(held: Held, record: Record) -> Held:
     kernel.fsync(held.fd)
     held.owned.enter_context(replace_record(kernel, held.fd, record))
     return held._replace(record=record)
+
+
+def come(held: Held) -> Held:
+    """The container after all that it was made for came, bit by bit: what is moved from now on was not given.
+
+    Where there is no room for that in its record, what came is in doubt as far as others could have moved it.
+    """
+    kernel = held.folder.store.kernel
+    with suppress(OSError):
+        last_ns = now_ns = touch(kernel, held.fd)
+        for _ in range(_PATIENCE):
+            if now_ns > last_ns:
+                break
+            time.sleep(_TICK_S)
+            now_ns = touch(kernel, held.fd)
+        return rewrite(held, held.record._replace(moved_ns=now_ns))
+    return held
 
 
 def flush_directory(held: Held, fd: Fd) -> None:

@@ -10,6 +10,7 @@ reaper and no restore is at it meanwhile.
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import ExitStack
 
 from fusefs.core.errors import BadRecord
@@ -23,7 +24,7 @@ from fusefs.store.layout import RECORD, USERS, UserFolder, is_regular
 from fusefs.store.locate import Victim
 from fusefs.store.remove import remove
 from fusefs.store.scope import mount_of
-from fusefs.store.stage import Options
+from fusefs.store.stage import Options, Taken
 from fusefs.store.swap import Swapped
 from fusefs.store.verbs import explain
 from fusefs.store.visible import Direct
@@ -60,9 +61,17 @@ def seize(
         victim = _victim(folder, parent, name, fd)
         try:
             # It looks again after the rename: what was put to the name meanwhile is given back.
-            return remove(own, victim, victim.parent, Options(retention_s, note), Direct(kernel, parent, name))
+            options = Options(retention_s, note, taken=_taken(kernel, fd, folder.uid))
+            return remove(own, victim, victim.parent, options, Direct(kernel, parent, name))
         except OSError as error:
             raise explain(error, victim) from error
+
+
+def _taken(kernel: Kernel, fd: Fd, uid: int) -> Taken:
+    """What came into a user's container later than it was made is judged by root's reaper (reaper/given.py)."""
+    st = kernel.fstat(fd)
+    is_his_alone = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
+    return Taken(kernel.statx(fd, asks=True).btime_ns, uid if is_his_alone else None)
 
 
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:

@@ -16,10 +16,10 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.host import boot_clock_ns, boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, ensure_ballast, with_room
-from fusefs.store.container import Held, create_record, dissolve, fill_record, make_directory, new_id, superblock_of
+from fusefs.store.container import Held, create_record, dissolve, fill_record, make_directory, new_id, told_of, touch
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, take_reserve
@@ -33,6 +33,17 @@ Draft = Callable[[ContainerId, Fd | None], Record]
 """Writes the record of a container with that id and that prepared directory."""
 
 
+class Taken(NamedTuple):
+    """What root knows by himself of a user's container that he takes over.
+
+    born_ns  when it was made: its tree came later, and nobody can set this
+    uid      of its user; None if it is not his alone, so that others can have put something there
+    """
+
+    born_ns: int
+    uid: int | None
+
+
 class Options(NamedTuple):
     """What a person may ask of swap and rm.
 
@@ -40,6 +51,7 @@ class Options(NamedTuple):
     durable      flush after the exchange too (the record is always flushed before it)
     unlike       accept a fresh directory that is not quite like the old one
     keep         globs of top entries that a swap leaves in view
+    taken        not asked for: the victim is a user's container (store/seize.py)
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
@@ -47,6 +59,7 @@ class Options(NamedTuple):
     durable: bool = True
     unlike: bool = False
     keep: tuple[str, ...] = ()
+    taken: Taken | None = None
 
 
 class Staged(NamedTuple):
@@ -101,14 +114,14 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
     """The same, of a container made now, whatever was kept for a full volume."""
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
-        container = new_id(kernel, name)
+        container, boot_ns = new_id(kernel, name), boot_clock_ns()
         with ExitStack() as owned:
             try:
                 fd = owned.enter_context(make_directory(folder, container))
                 fresh = None
                 if method in _NEEDS_FRESH:
                     fresh = owned.enter_context(_make_fresh(kernel, fd, method))
-                record = draft(container, fresh)._replace(superblock=superblock_of(kernel, fd))
+                record = told_of(kernel, fd, draft(container, fresh), boot_ns)
                 owned.enter_context(create_record(folder.store, fd, record))
             except BaseException as error:
                 _discard_unmade(folder, container)
@@ -154,13 +167,14 @@ def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft
             return None
         fd, spare = taken
         fresh = owned.enter_context(kernel.open_dir(fd, TREE))
-        container = new_id(kernel, name)
+        container, boot_ns = new_id(kernel, name), boot_clock_ns()
         prepared = fresh if method in _NEEDS_FRESH else None
         if method is Method.TWO_RENAME:
             kernel.rename(fd, TREE, fd, FRESH)
         elif prepared is None:
             kernel.rmdir(fd, TREE)
-        record = draft(container, prepared)._replace(superblock=superblock_of(kernel, fd))
+        touch(kernel, fd)  # it was made long ago
+        record = told_of(kernel, fd, draft(container, prepared), boot_ns)
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
         move_to_stage(folder, container)
@@ -192,6 +206,8 @@ def _record(
         note=options.note,
         lent_mode=loan(victim.stat),
         kept=None if victim.staying is None else victim.staying.directories,
+        moved_ns=None if options.taken is None else options.taken.born_ns,
+        taken_from=None if options.taken is None else options.taken.uid,
     )
 
 

@@ -26,7 +26,7 @@ from fusefs.linux.mountinfo import below
 from fusefs.store.alike import make_alike
 from fusefs.store.anchors import Anchors, Ways
 from fusefs.store.ballast import FOR_USER, with_room
-from fusefs.store.container import RECORD_NEW, Held, dissolve, move, open_inside
+from fusefs.store.container import RECORD_NEW, Held, come, dissolve, move, open_inside
 from fusefs.store.gathered import drop_empty_tree, drop_prepared, flush, making
 from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE, Store, UserFolder
@@ -87,7 +87,7 @@ class Basket(NamedTuple):
                 if self.made is not None:
                     unmake_at(self.held.folder.store.kernel, self.scope, self.made)
                 return None, ()
-            move(self.held, State.ORPHANS)
+            move(come(self.held), State.ORPHANS)
             if self.options.durable:
                 flush(self.held)
         except OSError as error:

@@ -21,7 +21,7 @@ from fusefs.core.slices import Slice
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.crew import crew_of
-from fusefs.reaper.engine import Wishes, remove_contents
+from fusefs.reaper.engine import Wishes
 from fusefs.reaper.groups import Groups
 from fusefs.reaper.pace import Constant
 from fusefs.reaper.reap import reap
@@ -30,6 +30,7 @@ from fusefs.reaper.strip import Stripper
 from tests.support.command import TRASHD, environment
 from tests.support.leases import is_broken_into
 from tests.support.orphans import ids
+from tests.support.reapers import all_given, empty_container
 from tests.support.store import in_child, init, own, swap
 from tests.support.volumes import loop_volume, sync
 from tests.support.workers import EndsWorkers
@@ -111,7 +112,9 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
         for number in range(20):
             fill(path / "tree" / str(number) / "deep", 100)
         strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
-        with crew_of(3, workers, Stripper(Kernel(), fd, strategy, Groups(Kernel(), None))) as crew:
+        with crew_of(
+            3, workers, Stripper(Kernel(), fd, strategy, Groups(Kernel(), None), all_given(Kernel(), fd))
+        ) as crew:
             report = drive(crew.submit, fd)
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
 
@@ -134,7 +137,7 @@ def test_workers_that_are_killed_cost_nothing_but_time(volume: Path) -> None:
     with container(volume) as (path, fd):
         for number in range(30):
             fill(path / "tree" / str(number), 2000)
-        report = remove_contents(Kernel(EndsWorkers(5000)), fd, Wishes(n_workers=2))
+        report = empty_container(Kernel(EndsWorkers(5000)), fd, Wishes(n_workers=2))
         assert (report.n_failed, report.stopped, os.listdir(path)) == (0, False, ["record.json"])
 
 
@@ -147,7 +150,7 @@ def test_no_worker_outlives_its_reaper(volume: Path) -> None:
             seen.update(children() - before)
 
         before = children()
-        remove_contents(Kernel(), fd, Wishes(n_workers=2, pace=IN_PARTS, progress=look))
+        empty_container(Kernel(), fd, Wishes(n_workers=2, pace=IN_PARTS, progress=look))
         assert seen, "no worker was ever forked"
         assert children() <= before
 
@@ -172,7 +175,7 @@ def test_slices_hand_back_all_fds(volume: Path) -> None:
         deepest.mkdir(parents=True)
         fill(path / "tree/wide", 20_000)
         before = len(os.listdir("/proc/self/fd"))
-        remove_contents(Kernel(), fd, Wishes(n_workers=2))
+        empty_container(Kernel(), fd, Wishes(n_workers=2))
         assert len(os.listdir("/proc/self/fd")) <= before
         assert os.listdir(path) == ["record.json"]
 
@@ -222,7 +225,7 @@ def test_pace_is_kept(volume: Path) -> None:
     with container(volume) as (path, fd):
         fill(path / "tree", 600)
         began = time.monotonic()
-        report = remove_contents(Kernel(), fd, Wishes(pace=Constant(Tempo(entries_per_s=1000))))
+        report = empty_container(Kernel(), fd, Wishes(pace=Constant(Tempo(entries_per_s=1000))))
         assert time.monotonic() - began >= 0.5
         assert (report.removed, report.n_bytes, os.listdir(path)) == (601, 0, ["record.json"])
 
@@ -235,7 +238,7 @@ def test_pace_in_bytes_counts_what_is_freed() -> None:
         sync(volume)
         n_bytes = sum(os.stat(path / f"tree/{number}").st_blocks * 512 for number in range(20))
         began = time.monotonic()
-        report = remove_contents(Kernel(), fd, Wishes(pace=Constant(Tempo(bytes_per_s=4 << 20))))
+        report = empty_container(Kernel(), fd, Wishes(pace=Constant(Tempo(bytes_per_s=4 << 20))))
         assert time.monotonic() - began >= 0.4
         assert report.n_bytes == n_bytes
         assert os.listdir(path) == ["record.json"]
@@ -268,7 +271,7 @@ def test_large_file_is_cut_in_steps_when_paced() -> None:
         size = large(path / "tree/large").stat().st_size
         (path / "tree/small").write_text("x")
         gate = Noting()
-        report = remove_contents(Kernel(gate), fd, PACED)
+        report = empty_container(Kernel(gate), fd, PACED)
         assert (gate.truncated, report.removed, report.n_failed) == (3, 3, 0)
         assert report.n_bytes == pytest.approx(size, abs=1 << 16)
         assert os.listdir(path) == ["record.json"]
@@ -278,7 +281,7 @@ def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
         gate = Noting()
-        assert remove_contents(Kernel(gate), fd, Wishes(n_workers=1)).removed == 1
+        assert empty_container(Kernel(gate), fd, Wishes(n_workers=1)).removed == 1
         assert gate.truncated == 0
 
 
@@ -287,7 +290,7 @@ def test_large_file_with_a_link_outside_keeps_its_content() -> None:
         large(path / "tree")
         os.link(path / "tree", volume / "outside")
         before = os.stat(volume / "outside")
-        remove_contents(Kernel(), fd, PACED)
+        empty_container(Kernel(), fd, PACED)
         after = os.stat(volume / "outside")
         assert (after.st_size, after.st_blocks, after.st_nlink) == (before.st_size, before.st_blocks, 1)
 
@@ -301,7 +304,7 @@ def test_large_file_that_gets_a_link_at_the_last_moment_keeps_its_content() -> N
             if call == "unlink" and not (volume / "outside").exists():
                 os.link(path / "tree", volume / "outside")
 
-        remove_contents(Kernel(link), fd, PACED)
+        empty_container(Kernel(link), fd, PACED)
         after = os.stat(volume / "outside")
         assert (after.st_size, after.st_blocks) == (before.st_size, before.st_blocks)
 
@@ -311,7 +314,7 @@ def test_large_file_that_somebody_has_open_is_not_cut() -> None:
         large(path / "tree")
         with (path / "tree").open("rb") as held:
             size = os.fstat(held.fileno()).st_size
-            remove_contents(Kernel(), fd, PACED)
+            empty_container(Kernel(), fd, PACED)
             assert os.fstat(held.fileno()).st_size == size
         assert os.listdir(path) == ["record.json"]
 
@@ -326,7 +329,7 @@ def test_large_file_whose_mode_forbids_writing_is_cut_for_its_owner() -> None:
         def as_owner() -> None:
             os.setresgid(1000, 1000, 1000)
             os.setresuid(1000, 1000, 1000)
-            remove_contents(Kernel(gate), fd, PACED)
+            empty_container(Kernel(gate), fd, PACED)
             assert gate.truncated == 3
 
         assert in_child(as_owner) == 0
@@ -354,7 +357,7 @@ def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
                 time.sleep(0.001)
 
         st = os.stat(path / "tree")
-        remove_contents(Kernel(open_it), fd, PACED)
+        empty_container(Kernel(open_it), fd, PACED)
         assert int(os.read(read, 100)) == st.st_size
         os.waitpid(opener, 0)
         os.close(read)
@@ -369,7 +372,7 @@ def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
         gate = Noting()
-        report = remove_contents(Kernel(gate), fd, PACED)
+        report = empty_container(Kernel(gate), fd, PACED)
         assert (gate.truncated, report.removed) == (0, 1)
 
 
@@ -382,7 +385,7 @@ def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
 
     with container(volume) as (path, fd):
         fill(path / "tree", 1000)
-        stripper = Stripper(Kernel(), fd, choose(Kernel(), fd), Groups(Kernel(), None))
+        stripper = Stripper(Kernel(), fd, choose(Kernel(), fd), Groups(Kernel(), None), all_given(Kernel(), fd))
         outcome = stripper.run(Slice(0, fd, b"", Work(names=["tree"]), 10, False), Budget(seconds=0.0))
         assert outcome.removed == 0
         assert outcome.rest.subdirs == ["tree"]

@@ -14,10 +14,11 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import Wishes, remove_contents
+from fusefs.reaper.engine import Wishes
 from fusefs.reaper.groups import Groups, group_shift
 from fusefs.reaper.strategy import choose
 from tests.support.bulk import fill
+from tests.support.reapers import empty_container
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs")
@@ -144,5 +145,5 @@ def make_tree_of(volume: Path, n_directories: int) -> Path:
 
 def assert_goes(tree: Path, n_entries: int, n_workers: int) -> None:
     with open_dir(tree.parent) as container:
-        report = remove_contents(Kernel(), container, Wishes(n_workers=n_workers))
+        report = empty_container(Kernel(), container, Wishes(n_workers=n_workers))
     assert (report.removed, report.n_failed, os.listdir(tree.parent)) == (n_entries, 0, [])

@@ -9,8 +9,9 @@ from fusefs.core.budget import AT_ONCE, HOLD, SIP_S, SLICE_S, Budget, Tempo
 from fusefs.core.pacing import rest_at
 from fusefs.core.slices import Outcome, Work
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import Wishes, remove_contents
+from fusefs.reaper.engine import Wishes
 from fusefs.reaper.pace import Constant, Pace
+from tests.support.reapers import empty_container
 
 YIELDING = Tempo(is_alone=False, share=0.1)
 _LIMIT_S = 60.0
@@ -71,7 +72,7 @@ def removed(volume: Path, leads: Waiter, n_files: int) -> float:
         (tree / f"{i}").touch()
     began = time.monotonic()
     with Kernel().open_path(bytes(tree.parent)) as container:
-        assert remove_contents(Kernel(), container, Wishes(pace=leads)).n_failed == 0
+        assert empty_container(Kernel(), container, Wishes(pace=leads)).n_failed == 0
     return time.monotonic() - began
 
 

@@ -16,8 +16,14 @@ from typing import NoReturn
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
-from fusefs.core.report import Reaped
+from fusefs.core.names import VolumeId, make_id
+from fusefs.core.record import Method, Record
+from fusefs.core.report import Reaped, Report
 from fusefs.linux import libc
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.engine import NOTHING_SPECIAL, Wishes, remove_contents
+from fusefs.reaper.given import Given
 from tests.support.processes import all_stats
 from tests.support.store import entries, reap_now
 
@@ -79,6 +85,18 @@ class Reaping:
             os.close(self.guard_fd)
         code = os.waitstatus_to_exitcode(os.waitpid(self.guard, 0)[1])
         return code - 256 if code > 128 else code
+
+
+def empty_container(kernel: Kernel, container: Fd, wishes: Wishes = NOTHING_SPECIAL) -> Report:
+    """Remove what is in a container of ours, all of which was given."""
+    return remove_contents(kernel, container, all_given(kernel, container), wishes)[0]
+
+
+def all_given(kernel: Kernel, container: Fd) -> Given:
+    """Says of whatever is in a container of ours that it was given."""
+    identifier = make_id("20260101T000000", 0, b"job", bytes(6))
+    record = Record(identifier, VolumeId("0" * 32), Method.REMOVED, None, None, None, None, "", "", 0, 0)
+    return Given(kernel, container, os.geteuid(), record, without_doubt=True)
 
 
 def session(leader: int) -> list[tuple[int, str]]:
