@@ -5,6 +5,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+_BTRFS_KIND = "77"
+_BTRFS_DIGITS = 40
+_SUBVOLUME_INO = 256
+"""The number of each btrfs subvolume's own directory."""
+
 
 class Likelihood(Enum):
     """What comparing two identities can tell."""
@@ -35,12 +40,18 @@ def compare(a: Identity | None, b: Identity | None) -> Likelihood:
     """Say whether two identities mean one incarnation of one inode; total.
 
     Handles decide where both have one; else number and birth time; a number alone proves nothing when
-    it agrees, since numbers are reused, and proves the contrary when it does not.
+    it agrees, since numbers are reused, and proves the contrary when it does not. What a btrfs snapshot has of an
+    inode is taken for it: after a rollback there is nothing else (`is_in_snapshot` tells the two apart).
     """
     if a is None or b is None:
         return Likelihood.UNKNOWN
     if a.handle and b.handle:
-        return Likelihood.SAME if a.handle == b.handle else Likelihood.OTHER
+        if a.handle == b.handle:
+            return Likelihood.SAME
+        if not is_in_snapshot(a, b):
+            return Likelihood.OTHER
+        if a.ino == b.ino == _SUBVOLUME_INO:
+            return Likelihood.UNKNOWN  # subvolumes and all their snapshots can lie in one directory
     if not a.ino or not b.ino:
         return Likelihood.UNKNOWN
     if a.ino != b.ino:
@@ -48,3 +59,30 @@ def compare(a: Identity | None, b: Identity | None) -> Likelihood:
     if a.btime_ns and b.btime_ns:
         return Likelihood.SAME if a.btime_ns == b.btime_ns else Likelihood.OTHER
     return Likelihood.UNKNOWN
+
+
+def is_in_snapshot(a: Identity, b: Identity) -> bool:
+    """Whether two handles differ by their btrfs subvolume alone: one inode, as a snapshot has it and as its source.
+
+    Both may be there at the same time, and then they are two.
+    """
+    here, there = _split_btrfs(a.handle), _split_btrfs(b.handle)
+    return here is not None and there is not None and here.inode == there.inode and here.subvolume != there.subvolume
+
+
+class _Btrfs(NamedTuple):
+    """A btrfs handle's hex digits: of the subvolume, and of inode number and generation."""
+
+    subvolume: str
+    inode: tuple[str, str]
+
+
+def _split_btrfs(handle: str) -> _Btrfs | None:
+    """The parts of a handle; None for one of another filesystem.
+
+    Source  fs/btrfs/export.h, struct btrfs_fid: objectid u64, root_objectid u64, gen u32; FILEID_BTRFS_WITHOUT_PARENT
+    """
+    kind, _, digits = handle.partition(":")
+    if kind != _BTRFS_KIND or len(digits) != _BTRFS_DIGITS:
+        return None
+    return _Btrfs(digits[16:32], (digits[:16], digits[32:]))

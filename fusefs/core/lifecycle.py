@@ -31,6 +31,7 @@ LEGAL_MOVES = frozenset(
         (State.QUARANTINE, State.REAPING),  # tried again
         (State.QUARANTINE, State.RESTORING),  # taken back after all
         (State.RESTORING, State.ORPHANS),  # given back
+        (State.RESTORING, State.QUARANTINE),  # the same, of what was taken from there
     }
 )
 

@@ -24,7 +24,7 @@ from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.recover import rescue_hoisted, retire_restored
-from fusefs.store.restore import Destination, Restored, restore, settle
+from fusefs.store.restore import Claim, Destination, Restored, restore, settle
 from fusefs.store.sides import Sides, between, wholly_beneath
 from fusefs.store.way_back import way_back
 
@@ -46,17 +46,18 @@ class Unmoved(NamedTuple):
         return Unmoved((*self.failures, *other.failures)[:MAX_FAILURES], self.n + other.n)
 
 
-def merge_back(held: Held, inside: RelPath | None) -> Restored:
-    """Put what a sweep took back, all of it or what has a path in its tree. Takes over `held`.
+def merge_back(claim: Claim, inside: RelPath | None) -> Restored:
+    """Put what a sweep took back, all of it or what has a path in its tree. Takes over `claim`.
 
     What can't be moved is an orphan still, and told: the same again, later, brings the rest.
     Raises  NotFound, Occupied, or OSError as the kernel refused: what is not back by then is an orphan again
     """
+    held = claim.held
     kernel, origin = held.folder.store.kernel, held.record.origin
     assert origin is not None
     base, way = held.folder.store.base_path, join(origin, inside or b"")
     path = os.path.join(base, way) if way else base
-    with held, ExitStack() as owned:
+    with claim, ExitStack() as owned:
         try:
             gone = _gone(held, origin, path, owned) if inside is None and origin else None
             left = Unmoved()
@@ -67,13 +68,13 @@ def merge_back(held: Held, inside: RelPath | None) -> Restored:
                     else:
                         left = _merge_part(kernel, held, tree, inside)
         except FileNotFoundError as error:
-            settle(held)
+            settle(claim)
             raise NotFound(path, "nothing of the orphan belongs there, or the directory above it is gone") from error
         except (OSError, TrashdError):
-            settle(held)
+            settle(claim)
             raise
         if gone is not None:
-            return restore(held, gone)  # which settles it by itself
+            return restore(claim, gone)  # which settles it by itself
         warnings = _end(held)
     return Restored(held.id, path, None, held.record.partial, warnings, left.failures, left.n)
 

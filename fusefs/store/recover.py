@@ -257,10 +257,11 @@ def _take_back_tree(held: Held) -> None:
             take_back(held, fd, held.record.lent_mode)
 
 
-def settle_restoring(held: Held, origin: Origin) -> str:
+def settle_restoring(held: Held, origin: Origin, back_to: State = State.ORPHANS) -> str:
     """Complete or undo a restore by what is found; what was done, in words.
 
-    Raises  OSError; Kept if what is found is not understood
+    back_to  the state that it goes back to if it had not happened
+    Raises   OSError; Kept if what is found is not understood
     """
     record = held.record
     action = decide_restoring(record, _found(held, TREE), _found(held, FRESH), origin.identity())
@@ -285,14 +286,14 @@ def settle_restoring(held: Held, origin: Origin) -> str:
             rescue_fresh(held, FRESH)
             _take_back_tree(held)
             origin.take_back(record.lent_fresh, record.fresh)
-            move(held, State.ORPHANS)
+            move(held, back_to)
             return "its restore had not happened: an orphan again"
         case RestoringAction.REST:
             _take_back_tree(held)
             if drop_empty_tree(held):
                 retire_restored(held)
                 return "all of it was back: finished"
-            move(held, State.ORPHANS)
+            move(held, back_to)
             return "what was not back yet: an orphan again"
         case _:
             assert_never(action)

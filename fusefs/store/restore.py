@@ -6,7 +6,7 @@ import os
 import stat
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fusefs.core.errors import Busy, NotFound, NotPermitted, Occupied, Refused, TrashdError
 from fusefs.core.identity import Likelihood, compare
@@ -19,6 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.claim import Lost, hold, look_at_record
 from fusefs.store.container import Held, flush_directory, move, rewrite, superblock_of
+from fusefs.store.gathered import drop_prepared
 from fusefs.store.hand import ITS_OWNERS, why_other
 from fusefs.store.keeping import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
@@ -48,6 +49,26 @@ class Restored(NamedTuple):
     warnings: tuple[str, ...]
     left: tuple[Failure, ...] = ()
     n_left: int = 0
+
+
+class Claim(NamedTuple):
+    """A container in restoring/, locked, and what its claim took.
+
+    source  the state that it came from
+    tree    its tree, open since then (O_PATH): wherever that is now, it is known; None if there was none
+    """
+
+    held: Held
+    source: State
+    tree: Fd | None
+
+    def __enter__(self) -> Self:
+        """Hold it for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of the lock."""
+        self.held.owned.close()
 
 
 class Destination(NamedTuple):
@@ -85,7 +106,7 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
                 raise Refused(f"{container}: {why}", ITS_OWNERS)
 
 
-def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
+def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
     """The container in restoring/, locked.
 
     Raises  NotFound; Busy if somebody works on it: from reaping/ it comes only when the reaper has let go
@@ -108,14 +129,21 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Held:
                     record = record._replace(host=host_id(), boot=boot, boot_ns=boot_ns, superblock=here)
                 if record != held.record:
                     held = with_room(folder, FOR_USER, partial(rewrite, held, record))
+                tree = _open_tree(held)
                 held = with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
             except BaseException:
                 held.owned.close()
                 raise
             if held.record.partial:
                 _let_forget(held)
-            return held
+            return Claim(held, source, tree)
     raise NotFound(container)
+
+
+def _open_tree(held: Held) -> Fd | None:
+    with suppress(FileNotFoundError):
+        return held.owned.enter_context(held.folder.store.kernel.open_beneath(held.fd, TREE))
+    return None
 
 
 def _let_forget(held: Held) -> None:
@@ -133,19 +161,20 @@ def _let_forget(held: Held) -> None:
                 store.kernel.stat(store.mounted, held.folder.way_to(state, held.name()))
 
 
-def restore(held: Held, destination: Destination) -> Restored:
-    """Put a claimed container's tree to its destination; the container ends. Takes over `held`.
+def restore(claim: Claim, destination: Destination) -> Restored:
+    """Put a claimed container's tree to its destination; the container ends. Takes over `claim`.
 
-    Raises  Occupied, or OSError as the kernel refused: it is an orphan again then
+    Raises  Occupied, or OSError as the kernel refused: it is again where it was claimed then
     """
+    held = claim.held
     kernel = held.folder.store.kernel
-    with held:
+    with claim:
         try:
-            tree = held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
+            tree = claim.tree or held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
             held = _with_loan(kernel, held, tree, destination)
             held = _put(kernel, held, destination)
         except (OSError, TrashdError):
-            settle(held)
+            settle(claim._replace(held=held))
             raise
         warnings = []
         try:
@@ -191,14 +220,30 @@ def _with_loan(kernel: Kernel, held: Held, tree: Fd, destination: Destination) -
     return held
 
 
-def settle(held: Held) -> None:
-    """Do what recovery would with a claimed container: an orphan again, or finished if its tree got through.
+def settle(claim: Claim) -> None:
+    """Do what recovery would with a claimed container: back where it was claimed, or finished if its tree got through.
 
-    An error in the middle of a restore doesn't tell how far it came; what is found does. What fails now, the next
+    An error in the middle of a restore doesn't tell how far it came; what is found does. Recovery goes by identities
+    alone, which a copy of a volume has others of; we have its tree open since the claim. What fails now, the next
     recovery does.
     """
-    with suppress(OSError, Kept), Origin(held) as origin:
-        settle_restoring(held, origin)
+    held = claim.held
+    back_to = State.QUARANTINE if claim.source is State.QUARANTINE else State.ORPHANS
+    with suppress(OSError):
+        try:
+            with Origin(held) as origin:
+                settle_restoring(held, origin, back_to)
+        except Kept:
+            if claim.tree is not None and _is_untouched(held, claim.tree):
+                drop_prepared(held)
+                take_back(held, claim.tree, held.record.lent_mode)
+                move(held, back_to)
+
+
+def _is_untouched(held: Held, tree: Fd) -> bool:
+    """Whether nothing was moved, or all is back: the tree is in its place, and no fresh directory beside it."""
+    kernel = held.folder.store.kernel
+    return kernel.is_named(tree, held.fd, TREE) and FRESH not in kernel.list(held.fd)
 
 
 def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
@@ -281,13 +326,14 @@ def _rename_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd
         raise
 
 
-def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -> Restored:
-    """Put a part of a claimed container's tree back; the rest is an orphan again. Takes over `held`.
+def restore_inside(claim: Claim, inside: RelPath, elsewhere: Destination | None) -> Restored:
+    """Put a part of a claimed container's tree back; the rest is where it was claimed. Takes over `claim`.
 
     inside     path in the tree
     elsewhere  where it shall go; None for where it was, with the directories on the way made like the tree's own
     Raises     NotFound, Occupied, OSError
     """
+    held = claim.held
     kernel = held.folder.store.kernel
     path = os.path.join(held.folder.store.base_path, held.record.origin or b"", inside)
     warnings = []
@@ -317,7 +363,7 @@ def restore_inside(held: Held, inside: RelPath, elsewhere: Destination | None) -
     except FileNotFoundError as error:
         raise NotFound(path, f"its tree is {_there(held, RelPath(b''))} until it is restored or reaped") from error
     finally:
-        settle(held)
+        settle(claim)
         held.owned.close()
     return Restored(held.id, path, None, held.record.partial, tuple(warnings))
 

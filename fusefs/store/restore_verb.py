@@ -13,7 +13,6 @@ from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside
-from fusefs.store.container import Held
 from fusefs.store.find import act_on
 from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
@@ -21,6 +20,7 @@ from fusefs.store.merge import merge_back
 from fusefs.store.mounted import open_shown
 from fusefs.store.origin import Origin
 from fusefs.store.restore import (
+    Claim,
     Destination,
     Restored,
     check_for_root,
@@ -69,26 +69,27 @@ def _explained(entry: Entry, act: Callable[[], Restored]) -> Restored:
 
 
 def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Visible | None) -> Restored:
-    held = claim_for_restore(folder, entry.id)
+    claim = claim_for_restore(folder, entry.id)
+    held = claim.held
     if held.record.method is Method.SWEEP:
-        return merge_back(held, inside)
+        return merge_back(claim, inside)
     if inside is not None:
-        return restore_inside(held, inside, None)
-    with held, _origin_of(held) as origin, ExitStack() as owned:
+        return restore_inside(claim, inside, None)
+    with claim, _origin_of(claim) as origin, ExitStack() as owned:
         if origin.parent_fd is None:
-            settle(held)
+            settle(claim)
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
         visible = owned.enter_context(origin.visible())
         path = os.path.join(folder.store.base_path, held.record.origin or b"")
         there = Destination(visible, path, origin.parent_fd, origin.name, None, at_origin=True, by_root=False)
-        return restore(held, there)
+        return restore(claim, there)
 
 
-def _origin_of(held: Held) -> Origin:
+def _origin_of(claim: Claim) -> Origin:
     try:
-        return Origin(held)
+        return Origin(claim.held)
     except OSError:
-        settle(held)
+        settle(claim)
         raise
 
 
@@ -106,11 +107,11 @@ def _elsewhere(
     by_root = not isinstance(visible, Direct)
     if by_root:
         check_for_root(folder, entry.id)
-    held = claim_for_restore(folder, entry.id)
+    claim = claim_for_restore(folder, entry.id)
     destination = Destination(visible, to, parent_fd, name, target, at_origin=False, by_root=by_root)
     if inside is not None:
-        return restore_inside(held, inside, destination)
-    return restore(held, destination)
+        return restore_inside(claim, inside, destination)
+    return restore(claim, destination)
 
 
 def _relative(folder: UserFolder, parent_fd: Fd, name: Name) -> RelPath | None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.identity import Identity, Likelihood, compare, is_in_snapshot
 
+INODE, GENERATION = "0101000000000000", "09000000"  # 257
+TOP, SNAPSHOT = "0500000000000000", "0001000000000000"
+BTRFS = f"77:{INODE}{TOP}{GENERATION}"
+SNAPPED = f"77:{INODE}{SNAPSHOT}{GENERATION}"
 IDENTITY = st.builds(
-    Identity, st.sampled_from(["", "1:aa", "1:bb"]), st.sampled_from([0, 1, 2]), st.sampled_from([0, 5, 6])
+    Identity,
+    st.sampled_from(["", "1:aa", "1:bb", BTRFS, SNAPPED]),
+    st.sampled_from([0, 1, 2, 256]),
+    st.sampled_from([0, 5, 6]),
 )
 MAYBE = st.none() | IDENTITY
 
@@ -58,3 +66,41 @@ def test_other_number_proves_the_contrary() -> None:
 
 def test_number_that_does_not_last_proves_nothing() -> None:
     assert compare(Identity("", 0, 0), Identity("", 2, 0)) is Likelihood.UNKNOWN
+
+
+SAME, OTHER, UNKNOWN = Likelihood.SAME, Likelihood.OTHER, Likelihood.UNKNOWN
+LATER = f"77:{INODE}{SNAPSHOT}0a000000"
+NEIGHBOUR = f"77:0201000000000000{SNAPSHOT}{GENERATION}"
+WITH_PARENT = f"78:{INODE}{SNAPSHOT}{GENERATION}" + INODE + GENERATION
+NOT_BTRFS = (f"1:{INODE}{TOP}{GENERATION}", f"1:{INODE}{SNAPSHOT}{GENERATION}")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (Identity(BTRFS, 257, 5), Identity(BTRFS, 257, 5), SAME),
+        (Identity(BTRFS, 257, 5), Identity(SNAPPED, 257, 5), SAME),  # a snapshot of its subvolume, or a rollback to it
+        (Identity(BTRFS, 257, 5), Identity(SNAPPED, 257, 6), OTHER),  # made by the same transaction in another one
+        (Identity(BTRFS, 257, 0), Identity(SNAPPED, 257, 5), UNKNOWN),
+        (Identity(BTRFS, 257, 0), Identity(SNAPPED, 257, 0), UNKNOWN),
+        (Identity(BTRFS, 0, 5), Identity(SNAPPED, 257, 5), UNKNOWN),
+        (Identity(BTRFS, 257, 5), Identity(LATER, 257, 5), OTHER),  # the number was given again
+        (Identity(BTRFS, 257, 5), Identity(NEIGHBOUR, 258, 5), OTHER),
+        (Identity(BTRFS, 257, 5), Identity(WITH_PARENT, 257, 5), OTHER),
+        (Identity(BTRFS, 256, 5), Identity(SNAPPED, 256, 5), UNKNOWN),  # subvolumes themselves
+        (Identity(NOT_BTRFS[0], 257, 5), Identity(NOT_BTRFS[1], 257, 5), OTHER),
+        (Identity("77:", 257, 5), Identity(SNAPPED, 257, 5), OTHER),
+        (Identity(BTRFS, 257, 5), Identity("", 257, 5), SAME),  # a record from where handles are not given
+    ],
+)
+def test_what_a_snapshot_has_of_an_inode_is_told_by_number_generation_and_birth_time(
+    a: Identity, b: Identity, expected: Likelihood
+) -> None:
+    assert (compare(a, b), compare(b, a)) == (expected, expected)
+
+
+def test_a_snapshots_inode_and_its_sources_can_be_told_apart() -> None:
+    assert is_in_snapshot(Identity(BTRFS, 257, 5), Identity(SNAPPED, 257, 5))
+    assert not is_in_snapshot(Identity(BTRFS, 257, 5), Identity(BTRFS, 257, 5))
+    assert not is_in_snapshot(Identity(BTRFS, 257, 5), Identity("", 257, 5))
+    assert not is_in_snapshot(Identity(BTRFS, 257, 5), Identity(LATER, 257, 5))

@@ -1,0 +1,166 @@
+"""Copies of a volume: what a copied store holds is listed, kept, and restored where that takes nothing from anybody."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.core.errors import Occupied, Refused, TrashdError
+from fusefs.core.lifecycle import State
+from tests.support.store import entries, init, place, reap_now, recover_all, remove, restore, swap
+from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE = 1001
+Copy = Callable[[Path, Path], None]
+
+
+def _by_cp(source: Path, to: Path) -> None:
+    subprocess.run(["cp", "-a", f"{source}/.", to], check=True)
+
+
+def _by_rsync(source: Path, to: Path) -> None:
+    subprocess.run(["rsync", "-aHAX", f"{source}/", to], check=True)
+
+
+def _by_tar(source: Path, to: Path) -> None:
+    with subprocess.Popen(["tar", "-C", source, "-c", "."], stdout=subprocess.PIPE) as packing:
+        subprocess.run(["tar", "-C", to, "-xp"], stdin=packing.stdout, check=True)
+
+
+COPIES = {"cp -a": _by_cp, "rsync -aHAX": _by_rsync, "tar": _by_tar}
+
+
+class Volumes(NamedTuple):
+    """One with a store, and an empty one for its copy."""
+
+    source: Path
+    copy: Path
+
+
+@pytest.fixture
+def volumes() -> Iterator[Volumes]:
+    """A store of root's and a directory of Alice's; the other filesystem gives other inode numbers."""
+    with tmpfs_volume() as source, loop_volume("ext4", 32) as copy:
+        init(source)
+        make_tree(source / "alice", Dir(owner=(ALICE, ALICE)))
+        yield Volumes(source, copy)
+
+
+def swapped(volume: Path, name: str = "job") -> str:
+    """The id of a directory of Alice's that she swapped."""
+
+    def act() -> str:
+        make_tree(volume / "alice" / name, {"results": "hers"})
+        return str(swap(volume / "alice" / name).id)
+
+    return as_user(ALICE, act)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_what_a_copied_store_holds_is_listed_and_restored_to_its_free_name(volumes: Volumes, how: str) -> None:
+    identifier = swapped(volumes.source)
+    COPIES[how](volumes.source, volumes.copy)
+    assert [entry.id for entry in entries(volumes.copy)] == [identifier]
+    (volumes.copy / "alice/job").rmdir()
+    as_user(ALICE, lambda: restore(volumes.copy, identifier))
+    assert (volumes.copy / "alice/job/results").read_text() == "hers"
+    assert entries(volumes.copy) == []
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_refused_restore_of_a_copy_leaves_the_orphan_for_another_try(volumes: Volumes, how: str) -> None:
+    identifier = swapped(volumes.source)
+    COPIES[how](volumes.source, volumes.copy)
+    for _ in range(2):
+        with pytest.raises(Occupied) as caught:
+            as_user(ALICE, lambda: restore(volumes.copy, identifier))
+        assert "--to" in caught.value.hint
+        assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
+    as_user(ALICE, partial(restore, volumes.copy, identifier, to=volumes.copy / "alice/again"))
+    assert (volumes.copy / "alice/again/results").read_text() == "hers"
+
+
+def test_a_refused_restore_of_a_read_only_copy_takes_its_loan_back(volumes: Volumes) -> None:
+    identifier = swapped(volumes.source)
+    _by_cp(volumes.source, volumes.copy)
+    tree = place(volumes.copy, identifier) / "tree"
+    tree.chmod(0o555)
+    with pytest.raises(Occupied):
+        as_user(ALICE, lambda: restore(volumes.copy, identifier))
+    assert tree.stat().st_mode & 0o7777 == 0o555
+
+
+def test_a_refused_restore_of_a_part_leaves_the_copys_orphan_for_another_try(volumes: Volumes) -> None:
+    identifier = swapped(volumes.source)
+    _by_cp(volumes.source, volumes.copy)
+    (volumes.copy / "alice/job/results").write_text("another's")
+    with pytest.raises(Occupied):
+        as_user(ALICE, lambda: restore(volumes.copy, identifier, inside=b"results"))
+    assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
+    (volumes.copy / "alice/job/results").unlink()
+    as_user(ALICE, lambda: restore(volumes.copy, identifier, inside=b"results"))
+    assert (volumes.copy / "alice/job/results").read_text() == "hers"
+    assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_refused_restore_from_quarantine_goes_back_there(volumes: Volumes, is_copy: bool) -> None:
+    identifier = swapped(volumes.source)
+    make_tree(place(volumes.source, identifier) / "tree" / "roots", {"file": "root's"})
+    reap_now(volumes.source, identifier)
+    volume = volumes.source
+    if is_copy:
+        volume = volumes.copy
+        _by_cp(volumes.source, volume)
+    (volume / "alice/job").rmdir()
+    (volume / "alice/job").write_text("a file")
+    before = snapshot(place(volume, identifier) / "tree")
+    with pytest.raises(Occupied):
+        as_user(ALICE, lambda: restore(volume, identifier))
+    [entry] = entries(volume)
+    assert (entry.state, entry.n_failed) == (State.QUARANTINE, 1)
+    assert snapshot(place(volume, identifier) / "tree") == before
+
+
+def test_root_gives_a_copy_no_name_that_its_record_does_not_prove(volumes: Volumes) -> None:
+    identifier = swapped(volumes.source)
+    _by_cp(volumes.source, volumes.copy)
+    make_tree(volumes.copy / "srv", {})
+    with pytest.raises(Refused, match="its tree is") as caught:
+        restore(volumes.copy, identifier, to=volumes.copy / "srv/data")
+    assert "its owner can restore it himself" in caught.value.hint
+    assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
+    as_user(ALICE, partial(restore, volumes.copy, identifier, to=volumes.copy / "alice/again"))
+    assert (volumes.copy / "alice/again/results").read_text() == "hers"
+
+
+def test_what_was_removed_comes_back_in_a_copy(volumes: Volumes) -> None:
+    def act() -> str:
+        (volumes.source / "alice/file").write_text("hers")
+        return str(remove(volumes.source / "alice/file").id)
+
+    identifier = as_user(ALICE, act)
+    _by_cp(volumes.source, volumes.copy)
+    as_user(ALICE, lambda: restore(volumes.copy, identifier))
+    assert (volumes.copy / "alice/file").read_text() == "hers"
+
+
+def test_recovery_loses_nothing_of_a_copy_that_was_made_in_the_middle_of_a_restore(volumes: Volumes) -> None:
+    identifier = swapped(volumes.source)
+    container = place(volumes.source, identifier)
+    container.rename(container.parent.parent / "restoring" / identifier)
+    _by_cp(volumes.source, volumes.copy)
+    assert recover_all(volumes.copy) != []
+    assert (place(volumes.copy, identifier) / "tree/results").read_text() == "hers"
+    with pytest.raises(TrashdError):
+        as_user(ALICE, lambda: restore(volumes.copy, identifier))
+    assert (place(volumes.copy, identifier) / "tree/results").read_text() == "hers"

@@ -1,0 +1,145 @@
+"""btrfs snapshots: what a store held when one was made is restored from it as from the store, and a rollback changes
+nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import Kernel
+from tests.support.scenes import DyingAfter
+from tests.support.store import assert_silent, entries, in_child, init, place, recover_all, remove, restore, swap
+from tests.support.tree import Dir, make_tree
+from tests.support.users import as_user
+from tests.support.volumes import btrfs_subvolume, loop_volume, mount_of, unmount
+
+pytestmark = pytest.mark.needs("root", "loop")
+
+ALICE = 1001
+
+
+@pytest.fixture
+def top() -> Iterator[Path]:
+    """A btrfs with a subvolume `data` that has a store of root's and a directory of Alice's."""
+    with loop_volume("btrfs") as path:
+        data = btrfs_subvolume(path, "data")
+        init(data)
+        make_tree(data / "alice", Dir(owner=(ALICE, ALICE)))
+        yield path
+
+
+def swapped(volume: Path, mode: int = 0o755) -> str:
+    """The id of a directory of Alice's that she swapped."""
+
+    def act() -> str:
+        make_tree(volume / "alice/job", Dir({"results": "hers"}, mode=mode))
+        return str(swap(volume / "alice/job").id)
+
+    return as_user(ALICE, act)
+
+
+def snap(top: Path, *options: str) -> Path:
+    """A snapshot of `data`."""
+    subprocess.run(["btrfs", "-q", "subvolume", "snapshot", *options, top / "data", top / "snap"], check=True)
+    return top / "snap"
+
+
+@contextmanager
+def rolled_back(top: Path) -> Iterator[Path]:
+    """A snapshot of `data` mounted where a machine has that, as after a rollback."""
+    snap(top)
+    entry = mount_of(top)
+    assert entry is not None
+    place = top.parent / "rolled-back"
+    place.mkdir()
+    subprocess.run(["mount", "-o", "subvol=snap", os.fsdecode(entry.source), place], check=True)
+    try:
+        yield place
+    finally:
+        unmount(place)
+        place.rmdir()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o555])
+def test_an_orphan_goes_back_in_a_snapshot_as_in_its_source(top: Path, mode: int) -> None:
+    identifier = swapped(top / "data", mode)
+    copy = snap(top)
+    for volume in (copy, top / "data"):
+        as_user(ALICE, partial(restore, volume, identifier))
+        assert (volume / "alice/job/results").read_text() == "hers"
+        assert (volume / "alice/job").stat().st_mode & 0o7777 == mode
+        assert entries(volume) == []
+        assert_silent(volume)
+
+
+def test_an_orphan_goes_back_after_a_rollback(top: Path) -> None:
+    identifier = swapped(top / "data")
+    with rolled_back(top) as volume:
+        as_user(ALICE, partial(restore, volume, identifier))
+        assert (volume / "alice/job/results").read_text() == "hers"
+        assert_silent(volume)
+
+
+def test_what_was_written_into_the_fresh_directory_is_kept_after_a_rollback(top: Path) -> None:
+    identifier = swapped(top / "data")
+    (top / "data/alice/job/late").write_text("later")
+    os.chown(top / "data/alice/job/late", ALICE, ALICE)
+    with rolled_back(top) as volume:
+        done = as_user(ALICE, lambda: restore(volume, identifier))
+        assert done.rescued is not None
+        assert (place(volume, done.rescued) / "tree/late").read_text() == "later"
+        assert_silent(volume)
+
+
+def test_root_restores_elsewhere_what_a_snapshot_proves(top: Path) -> None:
+    identifier = swapped(top / "data")
+    copy = snap(top)
+    make_tree(copy / "srv", {})
+    restore(copy, identifier, to=copy / "srv/data")
+    assert (copy / "srv/data/results").read_text() == "hers"
+    assert_silent(copy)
+
+
+@pytest.mark.parametrize("call", ["tmpfile", "exchange", "rename"])
+def test_a_swap_that_was_killed_before_the_snapshot_is_completed_or_undone_in_it(top: Path, call: str) -> None:
+    job = top / "data/alice/job"
+
+    def act() -> None:
+        make_tree(job, {"results": "hers"})
+        in_child(lambda: swap(job, Kernel(DyingAfter(call))))
+
+    as_user(ALICE, act)
+    copy = snap(top)
+    for volume in (copy, top / "data"):
+        assert recover_all(volume) == []
+        for entry in entries(volume):
+            assert entry.state is State.ORPHANS
+            as_user(ALICE, partial(restore, volume, entry.id))
+        assert (volume / "alice/job/results").read_text() == "hers"
+        assert_silent(volume)
+
+
+def test_a_read_only_snapshot_is_listed(top: Path) -> None:
+    identifier = swapped(top / "data")
+    copy = snap(top, "-r")
+    assert [entry.id for entry in entries(copy)] == [identifier]
+
+
+def test_what_was_removed_comes_back_after_a_rollback(top: Path) -> None:
+    def act() -> str:
+        make_tree(top / "data/alice/job", {"results": "hers"})
+        return str(remove(top / "data/alice/job").id)
+
+    identifier = as_user(ALICE, act)
+    with rolled_back(top) as volume:
+        as_user(ALICE, partial(restore, volume, identifier))
+        assert (volume / "alice/job/results").read_text() == "hers"
+        assert_silent(volume)
