@@ -87,6 +87,13 @@ class Staying(NamedTuple):
         return tuple(sorted([*self.files, *(one.name for one in self.directories)]))
 
 
+class Heir(NamedTuple):
+    """Whom root swapped something for (`swap --for-owner`): he gets the orphan, with that retention."""
+
+    uid: int
+    retention_s: int | None
+
+
 class Record(NamedTuple):
     """What record.json says.
 
@@ -103,6 +110,7 @@ class Record(NamedTuple):
                  if nothing was lent. Set before the loan, so that recovery can take it back.
     lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then
     target       where a restore takes a tree that has a loan, if not to its origin: relative like that
+    heir         who is to get the tree, as long as it is in root's hands; None for whose folder it is in
     kept         directories that stay in view (`swap --keep`), while files do so by a link; None if nothing was kept
     moved_ns     the filesystem's own clock just before the tree came: what was moved later was not given (security.md);
                  of a sweep, when all had come; None in records made before, where the container's birth tells
@@ -130,6 +138,7 @@ class Record(NamedTuple):
     lent_mode: int | None = None
     lent_fresh: int | None = None
     target: RelPath | None = None
+    heir: Heir | None = None
     kept: tuple[KeptDirectory, ...] | None = None
     moved_ns: int | None = None
     boot_ns: int | None = None
@@ -160,6 +169,10 @@ def encode(record: Record) -> bytes:
         fields[key] = identity and identity._asdict()
     if not record.superblock:
         del fields["superblock"]
+    if record.heir is None:
+        del fields["heir"]
+    else:
+        fields["heir"] = record.heir._asdict()
     if record.kept is None:
         del fields["kept"]
     else:

@@ -17,6 +17,7 @@ from fusefs.core.record import (
     RECORD_MAX_BYTES,
     Entered,
     Failure,
+    Heir,
     KeptDirectory,
     Method,
     Record,
@@ -33,6 +34,11 @@ class _Identity(msgspec.Struct):
     handle: _Word
     ino: _Ino
     btime_ns: int
+
+
+class _Heir(msgspec.Struct):
+    uid: _Count
+    retention_s: _Count | None
 
 
 class _Failure(msgspec.Struct):
@@ -59,6 +65,7 @@ class _Record(msgspec.Struct):
     lent_mode: _Mode | None = None
     lent_fresh: _Mode | None = None
     target: str | None = None
+    heir: _Heir | None = None
     kept: dict[str, _Ino] | None = None
     moved_ns: _Count | None = None
     boot_ns: _Count | None = None
@@ -114,6 +121,7 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         lent_mode=wire.lent_mode,
         lent_fresh=wire.lent_fresh,
         target=_path(wire.target),
+        heir=None if wire.heir is None else Heir(wire.heir.uid, wire.heir.retention_s),
         kept=None if wire.kept is None else tuple(KeptDirectory(_name(n), ino) for n, ino in wire.kept.items()),
         moved_ns=wire.moved_ns,
         boot_ns=wire.boot_ns,

@@ -45,8 +45,8 @@ def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any,
         return body(visible)
     if uid != 0:
         raise NotPermitted(folder.path())
-    with Hand(folder, visible) as hand:
-        return _call(folder.uid, body, kind, hand.answer, visible is not None)
+    hand = Hand(folder, visible)
+    return ask_owner(folder.uid, lambda ask: body(None if visible is None else _Asked(ask)), kind, hand.answer)
 
 
 def make_folder_of(store: Store, uid: int) -> UserFolder:
@@ -55,19 +55,17 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
     Raises  AuthorityLost, or what making it met
     """
 
-    def body(_visible: Visible | None) -> None:
-        own_folder(store).fd.close()
-
-    _call(uid, body, None, lambda _question: b"", False)
+    ask_owner(uid, lambda _ask: own_folder(store).fd.close(), None, lambda _question: b"")
     folder = open_user(store, uid)
     if folder is None:
         raise NoStore(store.base_path)
     return folder
 
 
-def _call(uid: int, body: Callable[[Visible | None], T], kind: Any, answer: Ask, asks: bool) -> T:
+def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
+    """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
     try:
-        message = call_as(uid, lambda ask: _run(body, _Asked(ask) if asks else None), answer)
+        message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
         raise AuthorityLost(user_name(uid)) from error
     outcome = msgspec.json.decode(message, type=_Outcome)
@@ -81,9 +79,9 @@ def _call(uid: int, body: Callable[[Visible | None], T], kind: Any, answer: Ask,
     return result
 
 
-def _run(body: Callable[[Visible | None], T], visible: Visible | None) -> bytes:
+def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     try:
-        outcome = _Outcome(msgspec.Raw(msgspec.json.encode(body(visible))))
+        outcome = _Outcome(msgspec.Raw(msgspec.json.encode(body(ask))))
     except TrashdError as error:
         outcome = _Outcome(error=type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
     except OSError as error:
@@ -99,9 +97,7 @@ class _Asked:
 
     def make(self, move: Move, held: Held) -> None:
         """See Visible."""
-        record = held.record
-        wanted = record.victim if move is Move.BACK else record.fresh
-        self._put(Question(move.name, held.state, held.id, wanted, record.method))
+        self._put(Question(move.name, held.state, held.id, held.record.victim, held.record.method))
 
     def found(self) -> tuple[int, int] | None:
         """See Visible."""

@@ -16,6 +16,7 @@ from fusefs.store.adopt import Problem
 from fusefs.store.authority import as_owner
 from fusefs.store.discover import discover, folders, with_lower
 from fusefs.store.folders import Refusal
+from fusefs.store.for_owner import give_what_is_left
 from fusefs.store.layout import Store, UserFolder, open_store
 from fusefs.store.listing import Entry, entries
 from fusefs.store.passed_over import tell
@@ -84,7 +85,10 @@ def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = 
     """Tend all folders that the caller may see; what could not be settled, in words. ended: as for `recover`"""
     lost: list[TrashdError] = []
     refused: list[Problem] = []
-    act = partial(tend, ended=ended)
+
+    def act(folder: UserFolder) -> list[str]:
+        return [*tend(folder, ended), *give_what_is_left(folder)]
+
     settled = [line for part in each_folder(kernel, volumes, act, list[str], lost, refused) for line in part]
     return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused)]
 

@@ -195,6 +195,8 @@ def _settle_staged(held: Held, origin: Origin) -> str:
             _remove_prepared(held, FRESH)
             _take_back_tree(held)
             origin.take_back(record.lent_mode, record.fresh)
+            if record.heir is not None and held.folder.uid == 0:
+                return ""  # root's next command hands it over; a recovery that needs another's folder is none
             move(held, State.ORPHANS)
             return "; ".join(["its victim is here: adopted", *(f"not kept: {one}" for one in left)])
         case StageAction.GATHERED:

@@ -14,7 +14,7 @@ from fusefs.core.errors import NotPermitted
 from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, join
-from fusefs.core.record import Method, Record
+from fusefs.core.record import Heir, Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_clock_ns, boot_id, host_id
 from fusefs.linux.kernel import Kernel
@@ -52,6 +52,7 @@ class Options(NamedTuple):
     unlike       accept a fresh directory that is not quite like the old one
     keep         globs of top entries that a swap leaves in view
     taken        not asked for: the victim is a user's container (store/seize.py)
+    heir         uid of the user for whom root swaps: his then, and kept until he has it
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
@@ -60,6 +61,7 @@ class Options(NamedTuple):
     unlike: bool = False
     keep: tuple[str, ...] = ()
     taken: Taken | None = None
+    heir: int | None = None
 
 
 class Staged(NamedTuple):
@@ -202,9 +204,10 @@ def _record(
         host=host_id(),
         boot=boot_id(),
         created_ns=kernel.now_ns(),
-        retention_s=options.retention_s,
+        retention_s=options.retention_s if options.heir is None else None,
         note=options.note,
         lent_mode=loan(victim.stat),
+        heir=None if options.heir is None else Heir(options.heir, options.retention_s),
         kept=None if victim.staying is None else victim.staying.directories,
         moved_ns=None if options.taken is None else options.taken.born_ns,
         taken_from=None if options.taken is None else options.taken.uid,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,6 +52,24 @@ class Swapped(NamedTuple):
     kept: tuple[bytes, ...] = ()
 
 
+class Adopted(NamedTuple):
+    """What became of a container that has its victim: its id, the user's folder that has it, and what went wrong."""
+
+    id: ContainerId
+    store: bytes
+    warnings: tuple[str, ...] = ()
+
+
+def adopt(held: Held) -> Adopted:
+    """Make an orphan of it, in the folder where it is."""
+    move(held, State.ORPHANS)
+    return Adopted(held.id, held.folder.path())
+
+
+Adopt = Callable[[Held], Adopted]
+"""What is done with a container that has its victim, before its lock goes."""
+
+
 class Outcome(Enum):
     """What an exchange turned out to have done."""
 
@@ -59,7 +78,14 @@ class Outcome(Enum):
     RACED = "something else had the name at that moment"
 
 
-def swap(folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible) -> Swapped:
+def swap(
+    folder: UserFolder,
+    victim: Victim,
+    relative: RelPath,
+    options: Options,
+    visible: Visible,
+    adopt: Adopt = adopt,
+) -> Swapped:
     """Swap the victim into a user's folder of a store.
 
     relative  the victim's parent relative to the store's base
@@ -68,10 +94,10 @@ def swap(folder: UserFolder, victim: Victim, relative: RelPath, options: Options
               the victim is where it was; Unsettled: everything is kept, and the message says where
     """
     if folder.store.volume.exchange:
-        swapped = _by_exchange(folder, victim, relative, options, visible)
+        swapped = _by_exchange(folder, victim, relative, options, visible, adopt)
         if swapped is not None:
             return swapped
-    return _by_two_renames(folder, victim, relative, options, visible)
+    return _by_two_renames(folder, victim, relative, options, visible, adopt)
 
 
 def _by_exchange(
@@ -80,6 +106,7 @@ def _by_exchange(
     relative: RelPath,
     options: Options,
     visible: Visible,
+    adopt: Adopt,
     n_attempts: int = ATTEMPTS,
 ) -> Swapped | None:
     """None if the filesystem does not exchange after all; nothing has changed then."""
@@ -94,7 +121,7 @@ def _by_exchange(
             unstage(staged, victim, visible)
             if is_swept and n_attempts > 1:
                 # A recovery that had found no record yet took the fresh directory when there was one: start again.
-                return _by_exchange(folder, victim, relative, options, visible, n_attempts - 1)
+                return _by_exchange(folder, victim, relative, options, visible, adopt, n_attempts - 1)
             if isinstance(error, OSError) and error.errno in NO_EXCHANGE:
                 return None
             raise
@@ -106,7 +133,7 @@ def _by_exchange(
                 _undo_exchange(staged, victim, visible)
             case Outcome.DONE:
                 pass
-        return finish(staged, victim, options, visible, unlike, 0, keeping)
+        return finish(staged, victim, options, visible, unlike, 0, keeping, adopt)
 
 
 def _keep(staged: Staged, victim: Victim) -> Keeping | None:
@@ -178,6 +205,7 @@ def finish(
     unlike: tuple[Difference, ...],
     gap_ns: int | None,
     keeping: Keeping | None = None,
+    adopt: Adopt = adopt,
 ) -> Swapped:
     """After the victim came: bring what stays in view, take back loans, flush, adopt.
 
@@ -185,18 +213,19 @@ def finish(
     """
     held = staged.held
     warnings = []
+    adopted = Adopted(held.id, held.folder.path())
     try:
         if keeping is not None:
             warnings += [f"{held.id} has what was to be kept: {one}" for one in keeping.finish()]
         _take_back_both(staged, victim, visible)
-        move(held, State.ORPHANS)
+        adopted = adopt(held)
         if options.durable:
             _flush(held)
     except OSError as error:
         warnings.append(f"{error.strerror} after the exchange; the next trashd command on this volume completes it")
     method, kept = held.record.method, () if keeping is None else keeping.staying.names()
-    path, store = victim.path(), held.folder.path()
-    return Swapped(held.id, path, store, method, gap_ns, unlike, tuple(warnings), kept=kept)
+    told = (*warnings, *adopted.warnings)
+    return Swapped(adopted.id, victim.path(), adopted.store, method, gap_ns, unlike, told, kept=kept)
 
 
 def _flush(held: Held) -> None:
@@ -216,7 +245,7 @@ def _take_back_both(staged: Staged, victim: Victim, visible: Visible) -> None:
 
 
 def _by_two_renames(
-    folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible
+    folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible, adopt: Adopt
 ) -> Swapped:
     """Where there is no exchange: the name is missing between two renames, and the result says how long."""
     kernel = folder.store.kernel
@@ -233,7 +262,7 @@ def _by_two_renames(
             give_back(staged, victim, visible)
         is_placed = _place(staged, victim, visible)
         gap_ns = time.monotonic_ns() - began_ns
-        swapped = finish(staged, victim, options, visible, unlike, gap_ns, keeping if is_placed else None)
+        swapped = finish(staged, victim, options, visible, unlike, gap_ns, keeping if is_placed else None, adopt)
     if keeping is None or is_placed:
         return swapped
     told = f"something else took its name in the gap: what was to be kept is in {swapped.id}"

@@ -13,7 +13,16 @@ from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-TWICE = ["swap", "swap-two-rename", "swap-lent", "restore-late", "restore-two-rename-late", "restore-late-lent", "reap"]
+TWICE = [
+    "swap",
+    "swap-two-rename",
+    "swap-lent",
+    "swap-for-owner",
+    "restore-late",
+    "restore-two-rename-late",
+    "restore-late-lent",
+    "reap",
+]
 
 
 @pytest.fixture(scope="module")

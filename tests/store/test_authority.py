@@ -20,7 +20,6 @@ from tests.support.store import (
     folder_of,
     init,
     place,
-    problems,
     raw,
     reap_now,
     recover_all,
@@ -273,10 +272,10 @@ def test_an_owner_finds_what_went_into_the_store_of_a_bind_mount_for_him(volume:
         assert_silent(volume / "shared")
 
 
-def test_a_directory_that_its_owner_can_not_be_given_alike_is_refused_unchanged(volume: Path) -> None:
-    make_tree(volume / "home", Dir({"results": "hers"}, owner=(ALICE, 4242)))
-    before = snapshot(volume / "home")
-    with pytest.raises(TrashdError):
-        swap_for_owner(Kernel(), raw(volume / "home"), Options())
-    assert snapshot(volume / "home") == before
-    assert problems(volume) == []
+def test_a_directory_of_a_group_that_its_owner_is_not_in_is_given_to_him_alike(volume: Path) -> None:
+    make_tree(volume / "home", Dir({"results": "hers"}, mode=0o2750, owner=(ALICE, 4242)))
+    swapped = swap_for_owner(Kernel(), raw(volume / "home"), Options())
+    for path in (volume / "home", place(volume, swapped.id) / "tree"):
+        st = path.stat()
+        assert (st.st_uid, st.st_gid, st.st_mode & 0o7777) == (ALICE, 4242, 0o2750)
+    assert_silent(volume)

@@ -15,9 +15,7 @@ from fusefs.linux.children import ChildLost
 from fusefs.linux.credentials import call_as
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import all_entries
-from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.listing import Entry
-from fusefs.store.stage import Options
 from tests.support.silent import silent_fuse
 from tests.support.store import (
     ActingAt,
@@ -222,52 +220,6 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
     assert n > 30
     recover_all(volume)
     assert_silent(volume)
-
-
-def test_an_owner_who_puts_a_link_into_his_stage_gets_no_link_at_roots_name(volume: Path) -> None:
-    make_tree(volume / "home", Dir({"results": "his own"}, owner=(ALICE, NOGROUP)))
-    as_user(ALICE, lambda: init(volume))
-    planted: list[Path] = []
-
-    def plant(call: str) -> None:
-        if call != "exchange" or os.geteuid() != 0 or planted:
-            return
-        [container] = (folder_of(volume, ALICE) / "stage").iterdir()
-        (container / "tree").rename(container / "aside")
-        (container / "tree").symlink_to(volume / "canary")
-        planted.append(container)
-
-    before = canary(volume)
-    with pytest.raises(TrashdError) as caught:
-        swap_for_owner(Kernel(plant), raw(volume / "home"), Options())
-    assert planted, caught.value.message()
-    assert (volume / "home" / "results").read_text() == "his own"
-    assert not (volume / "home").is_symlink()
-    assert canary(volume) == before
-
-
-def test_an_owner_who_takes_the_old_tree_away_as_well_leaves_no_link_at_roots_name(volume: Path) -> None:
-    make_tree(volume / "home", Dir({"results": "his own"}, owner=(ALICE, NOGROUP)))
-    as_user(ALICE, lambda: init(volume))
-    containers: list[Path] = []
-
-    def plant(call: str) -> None:
-        if os.geteuid() != 0:
-            return
-        if call == "exchange" and not containers:
-            [container] = (folder_of(volume, ALICE) / "stage").iterdir()
-            (container / "tree").rename(container / "aside")
-            (container / "tree").symlink_to(volume / "canary")
-            containers.append(container)
-        elif call == "renameat2" and containers and (containers[0] / "tree").exists():
-            (containers[0] / "tree").rename(containers[0] / "taken")
-
-    before = canary(volume)
-    with pytest.raises(TrashdError):
-        swap_for_owner(Kernel(plant), raw(volume / "home"), Options())
-    assert not os.path.lexists(volume / "home")
-    assert (containers[0] / "taken/results").read_text() == "his own"
-    assert canary(volume) == before
 
 
 # Signals to the child

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import find_container
+from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.keep import For, keep_by_id
+from fusefs.store.stage import Options
 from fusefs.store.verbs import own_folder
 from tests.support.scenes import HOME, USER, Act, DyingAfter, Prepare, Scene, home
 from tests.support.store import DyingAt, in_child, opened, reap_now, recover_all, remove, restore, swap
@@ -103,6 +105,10 @@ def _swap(volume: Path, kernel: Kernel) -> object:
     return swap(home(volume), kernel)
 
 
+def _swap_for_owner(volume: Path, kernel: Kernel) -> object:
+    return swap_for_owner(kernel, os.fsencode(home(volume)), Options())
+
+
 def _remove(volume: Path, kernel: Kernel) -> object:
     return remove(home(volume), kernel)
 
@@ -143,6 +149,8 @@ def killed_after(prepare: Prepare, act: Act, call: str, n: int = 1) -> Prepare:
 
 
 SWAP = Scene(make_victim, _swap, is_gapless=True)
+SWAP_FOR_OWNER = Scene(make_read_only, _swap_for_owner, uid=USER, by=0, is_gapless=True)
+SWAP_FOR_OWNER_TWICE = Scene(make_read_only, _swap_for_owner, uid=USER, by=0, exchange=False)
 SWAP_LENT = Scene(make_read_only, _swap, uid=USER, is_gapless=True)
 SWAP_TWICE = Scene(make_victim, _swap, exchange=False)
 SWAP_TWICE_LENT = Scene(make_read_only, _swap, uid=USER, exchange=False)
@@ -179,6 +187,8 @@ RECOVER_REAP = Scene(killed_after(make_orphan, _reap, "unlink"), _recover, is_ga
 SCENES = {
     "swap": SWAP,
     "swap-lent": SWAP_LENT,
+    "swap-for-owner": SWAP_FOR_OWNER,
+    "swap-for-owner-two-rename": SWAP_FOR_OWNER_TWICE,
     "swap-two-rename": SWAP_TWICE,
     "swap-two-rename-lent": SWAP_TWICE_LENT,
     "rm": REMOVE,

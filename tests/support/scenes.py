@@ -183,6 +183,8 @@ def settle(volume: Path) -> None:
         return [*recover_all(lower), *(problem for path in checked for problem in problems(path))]
 
     assert (as_user(uid, told) if uid else told()) == []
+    if uid:
+        assert recover_all(volume) == []  # what root had in his own hands
     assert_nothing_half_done(volume)
 
 

@@ -15,7 +15,7 @@ from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, make_id
-from fusefs.core.record import RECORD_MAX_BYTES, Failure, KeptDirectory, Method, Record, encode
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, Heir, KeptDirectory, Method, Record, encode
 from fusefs.core.wire import decode
 from tests.unit.test_lifecycle import record_of
 
@@ -54,6 +54,7 @@ RECORD = st.builds(
     lent_mode=st.none() | st.integers(0, 0o7777),
     lent_fresh=st.none() | st.integers(0, 0o7777),
     target=st.none() | PATH,
+    heir=st.none() | st.builds(Heir, st.integers(0, 2**32 - 2), st.none() | st.integers(0, DURATION_MAX_S)),
     kept=KEPT,
     partial=st.booleans(),
     failures=st.lists(st.builds(Failure, st.binary(max_size=20), st.integers(1, 133), TEXT), max_size=3).map(tuple),

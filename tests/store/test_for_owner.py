@@ -1,0 +1,258 @@
+"""`swap --for-owner`: nothing that the owner could choose has root's name, whatever he does; he gets the old tree."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.lifecycle import State
+from fusefs.core.record import Heir
+from fusefs.linux.kernel import Kernel
+from fusefs.store.for_owner import swap_for_owner
+from fusefs.store.stage import Options
+from fusefs.store.swap import Swapped
+from tests.support.scenes import DyingAfter, forbid_exchange
+from tests.support.store import (
+    ActingAt,
+    assert_silent,
+    entries,
+    folder_of,
+    in_child,
+    init,
+    own,
+    place,
+    raw,
+    reap_now,
+    record_of,
+    recover_all,
+    restore,
+)
+from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE, NOGROUP = 1001, 65534
+DAY_S = 86400
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A store of root's, in which Alice has a folder; her directory in root's; and the canary, which is root's."""
+    with tmpfs_volume() as path:
+        init(path)
+        as_user(ALICE, lambda: _own_folder(path))
+        make_tree(path / "canary", {"secret": "root's"})
+        make_home(path)
+        yield path
+
+
+def _own_folder(volume: Path) -> None:
+    with own(volume):
+        pass
+
+
+def make_home(volume: Path) -> None:
+    """Her directory, as it was."""
+    remove_tree_hard(volume / "home")
+    make_tree(volume / "home", Dir({"results": "hers"}, owner=(ALICE, NOGROUP)))
+
+
+def swap_it(volume: Path, gate: Callable[[str], None] = lambda _call: None, options: Options | None = None) -> Swapped:
+    """`trashd swap --for-owner`."""
+    return swap_for_owner(Kernel(gate), raw(volume / "home"), options or Options(retention_s=DAY_S))
+
+
+def staged(volume: Path) -> list[Path]:
+    """The containers in Alice's stage/."""
+    return list((folder_of(volume, ALICE) / "stage").iterdir())
+
+
+def plant_links(volume: Path) -> None:
+    """Put a link in the place of whatever lies in a container that Alice stages, as she."""
+    for container in staged(volume):
+        for name in ("tree", "fresh"):
+            if os.path.lexists(container / name) and not (container / name).is_symlink():
+                (container / name).rename(container / f"aside-{name}")
+            if not os.path.lexists(container / name):
+                (container / name).symlink_to(volume / "canary")
+
+
+def plant_directories(volume: Path) -> None:
+    """Put a directory with something in it there."""
+    for container in staged(volume):
+        if not (container / "tree").exists():
+            make_tree(container / "tree", {"planted": "by her"})
+
+
+def hide_containers(volume: Path) -> None:
+    """Take the containers away."""
+    for container in staged(volume):
+        container.rename(folder_of(volume, ALICE) / "drop" / container.name)
+
+
+def open_containers(volume: Path) -> None:
+    """Let everybody into them."""
+    for container in staged(volume):
+        container.chmod(0o777)
+
+
+def remove_containers(volume: Path) -> None:
+    """Remove them."""
+    for container in staged(volume):
+        remove_tree_hard(container)
+
+
+ACTS = {act.__name__: act for act in (plant_links, plant_directories, hide_containers, open_containers)}
+
+
+class Watching:
+    """A gate that looks at root's name before each call and after what another one does then."""
+
+    def __init__(self, volume: Path, acting: ActingAt) -> None:
+        self.acting = acting
+        self.name = volume / "home"
+
+    def __call__(self, call: str) -> None:
+        assert_rootly(self.name)
+        self.acting(call)
+        assert_rootly(self.name)
+
+
+def _as_alice(act: Callable[[], None]) -> None:
+    if os.geteuid() == ALICE:
+        act()
+    else:
+        as_user(ALICE, act)
+
+
+def assert_rootly(name: Path) -> None:
+    """The name has her old directory or the fresh one, never anything that she put there."""
+    st = os.lstat(name)
+    assert stat.S_ISDIR(st.st_mode)
+    if os.geteuid() == 0:
+        assert (st.st_uid, os.listdir(name)) in [(ALICE, ["results"]), (ALICE, [])]
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("exchange", [True, False])
+def test_whatever_she_puts_into_her_stage_at_any_call_never_has_roots_name(
+    volume: Path, act: str, exchange: bool
+) -> None:
+    if not exchange:
+        forbid_exchange(volume)
+    canary = snapshot(volume / "canary", with_times=True)
+    n = 0
+    while True:
+        acting = ActingAt(n, partial(_as_alice, partial(ACTS[act], volume)))
+        swapped = swap_it(volume, Watching(volume, acting) if exchange else acting)
+        assert os.listdir(volume / "home") == []
+        assert_rootly(volume / "home")
+        assert snapshot(volume / "canary", with_times=True) == canary
+        found = [path for path in (volume / ".trashd/u").rglob("results") if path.read_text() == "hers"]
+        assert len(found) == 1, f"call {n}: {swapped}"
+        remove_containers(volume)
+        (volume / "home").rmdir()
+        for folder in (folder_of(volume, 0), folder_of(volume, ALICE)):
+            for path in [*(folder / "orphans").iterdir(), *(folder / "drop").iterdir(), *(folder / "stage").iterdir()]:
+                remove_tree_hard(path)
+        make_home(volume)
+        if acting.left >= 0:
+            return
+        n += 1
+
+
+def test_she_gets_it_with_the_retention_that_was_asked_for(volume: Path) -> None:
+    swapped = swap_it(volume)
+    record = record_of(swapped)
+    assert (record.heir, record.retention_s, record.lent_mode) == (None, DAY_S, None)
+    [entry] = as_user(ALICE, lambda: entries(volume))
+    assert (entry.id, entry.state) == (swapped.id, State.ORPHANS)
+    assert swapped.warnings == ()
+    assert_silent(volume)
+
+
+def test_what_she_does_not_take_stays_roots_and_is_kept_until_root_asks(volume: Path) -> None:
+    swapped = swap_it(volume, dooms(signal.SIGKILL))
+    [warning] = swapped.warnings
+    assert "trashd restore" in warning
+    [entry] = entries(volume)
+    assert (entry.id, entry.uid, entry.state, entry.expires_ns) == (swapped.id, 0, State.ORPHANS, None)
+    assert record_of(swapped).heir == Heir(ALICE, DAY_S)
+    assert os.listdir(volume / "home") == []
+    restore(volume, swapped.id, to=volume / "again")
+    assert (volume / "again/results").read_text() == "hers"
+    recover_all(volume)
+    assert_silent(volume)
+
+
+def test_root_reaps_what_was_not_taken_by_its_id(volume: Path) -> None:
+    swapped = swap_it(volume, dooms(signal.SIGSTOP))
+    assert reap_now(volume, swapped.id).report.n_failed == 0
+    recover_all(volume)
+    assert_silent(volume)
+
+
+def dooms(number: int) -> Callable[[str], None]:
+    """A gate that ends or stops the child that acts for Alice as soon as it makes a record."""
+
+    def gate(call: str) -> None:
+        if os.geteuid() == ALICE and call in ("tmpfile", "create"):
+            os.kill(os.getpid(), number)
+
+    return gate
+
+
+@pytest.mark.parametrize("call", [("exchange", 1), ("renameat2", 1)])
+def test_what_a_killed_root_left_is_handed_over_by_his_next_command(volume: Path, call: tuple[str, int]) -> None:
+    in_child(lambda: swap_it(volume, DyingAfter(*call)))
+    assert os.listdir(volume / "home") == []
+    assert recover_all(volume) == []
+    [entry] = entries(volume)
+    assert (entry.uid, entry.state) == (ALICE, State.ORPHANS)
+    assert entry.expires_ns == entry.created_ns + DAY_S * 1_000_000_000
+    assert (place(volume, entry.id) / "tree/results").read_text() == "hers"
+    assert_silent(volume)
+
+
+def test_a_user_who_killed_her_child_after_root_gave_has_it_by_her_next_command(volume: Path) -> None:
+    def gate(call: str) -> None:
+        if os.geteuid() == ALICE and call == "rename" and any((one / "tree").exists() for one in staged(volume)):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    swapped = swap_it(volume, gate)
+    assert swapped.warnings == ()
+    as_user(ALICE, lambda: recover_all(volume))
+    [entry] = as_user(ALICE, lambda: entries(volume))
+    assert (entry.id, entry.state) == (swapped.id, State.ORPHANS)
+    assert_silent(volume)
+
+
+def test_a_directory_of_roots_own_is_swapped_plainly(volume: Path) -> None:
+    make_tree(volume / "roots", {"a": "b"})
+    swapped = swap_for_owner(Kernel(), raw(volume / "roots"), Options())
+    assert record_of(swapped).heir is None
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_she_restores_what_was_kept_in_view_too(volume: Path, exchange: bool) -> None:
+    if not exchange:
+        forbid_exchange(volume)
+    os.chown(volume, ALICE, NOGROUP)
+    make_tree(volume / "home/sub", Dir({"deep": "hers"}, owner=(ALICE, NOGROUP)))
+    before = snapshot(volume / "home")
+    swapped = swap_it(volume, options=Options(keep=("sub", "results")))
+    assert sorted(os.listdir(volume / "home")) == ["results", "sub"]
+    os.chown(volume, 0, 0)
+    os.chmod(volume, 0o777)
+    as_user(ALICE, lambda: restore(volume, swapped.id), gid=NOGROUP)
+    assert snapshot(volume / "home") == before
+    assert_silent(volume)
