@@ -3,39 +3,63 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.tending import tended
-from fusefs.core.errors import NotFound, TrashdError, UsageError, from_os
+from fusefs.core.errors import NotFound, Refused, TrashdError, UsageError, from_os
 from fusefs.core.names import printable
+from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.find import each_folder
 from fusefs.store.layout import open_store
+from fusefs.store.listing import Entry
 from fusefs.store.mounted import open_shown
 
 EXIT_PROBLEMS = 1
 
 
 @click.command("doctor", short_help="Check a store, and repair it.", no_args_is_help=True)
-@click.argument("volume", type=PathBytes())
+@click.argument("volume", type=PathBytes(), required=False)
 @click.option("--repair", is_flag=True, help="First complete or undo what killed commands left.")
 @click.option(
     "--ended",
     multiple=True,
     metavar="BOOT",
-    help="With --repair: nothing of that boot of some machine works here any more (may be repeated).",
+    help="Nothing of that boot of some machine works here any more (may be repeated).",
 )
+@click.option(
+    "--rescue", "rescued", type=PathBytes(), metavar="ID", help="Take what is not understood out of the store."
+)
+@click.option("--to", type=PathBytes(), metavar="PATH", help="With --rescue: where to; it must not exist.")
+@click.option("--forget", "forgotten", type=PathBytes(), metavar="ID", help="Give up what is not understood.")
+@click.option("--yes", is_flag=True, help="With --forget: don't ask; needed where there is no terminal.")
 @json_option
-def command(volume: bytes, repair: bool, ended: tuple[str, ...], as_json: bool) -> int:
+def command(
+    volume: bytes | None,
+    repair: bool,
+    ended: tuple[str, ...],
+    rescued: bytes | None,
+    to: bytes | None,
+    forgotten: bytes | None,
+    yes: bool,
+    as_json: bool,
+) -> int:
     """Check a trash store against its invariants; silent, with exit code 0, if all is well.
 
     VOLUME is the directory that holds `.trashd`. Everybody's own folder is checked, as root everybody's. Nothing
     is ever deleted that is not understood: it is kept, and listed here.
+
+    What is listed and can be neither restored nor reaped leaves the store by --rescue: whole, its record with it, by
+    one rename to a PATH on the same filesystem. By --forget it becomes an orphan that has expired, which the next
+    reap deletes with its owner's rights. Both take ID as it is listed, or cut short, and STATE/ID where two states
+    have it; they refuse what is in order. Without VOLUME they look in every store.
 
     On a network filesystem locks of other machines may not be seen here. What another boot, or another mount of the
     filesystem, left half done is repaired only when somebody says by --ended, with the boot's id, that it is over.
@@ -45,11 +69,85 @@ def command(volume: bytes, repair: bool, ended: tuple[str, ...], as_json: bool) 
       trashd doctor /scratch
       trashd doctor --repair /scratch
       trashd doctor --repair --ended 7a9b0c6e-52f4-4c1f-9d51-2f3b7f0d6e11 /scratch
+      trashd doctor --rescue 2fe7e4cb8ba8 --to /scratch/job.rescued
+      trashd doctor --forget 2fe7e4cb8ba8 /scratch
     """
-    if ended and not repair:
-        raise UsageError("--ended without --repair", "it only says what may be repaired")
+    _refuse_words(volume, repair, ended, rescued, to, forgotten, yes=yes)
+    volumes = [] if volume is None else [volume]
+    if rescued is not None:
+        assert to is not None
+        return _rescue(Kernel(), volumes, rescued, to, ended, as_json=as_json)
+    if forgotten is not None:
+        return _forget(Kernel(), volumes, forgotten, ended, yes=yes, as_json=as_json)
+    assert volume is not None
+    return _check(os.path.realpath(volume), repair, ended, as_json=as_json)
+
+
+def _refuse_words(
+    volume: bytes | None,
+    repair: bool,
+    ended: Sequence[str],
+    rescued: bytes | None,
+    to: bytes | None,
+    forgotten: bytes | None,
+    *,
+    yes: bool,
+) -> None:
+    """Raises  UsageError for options that don't go together"""
+    if sum((repair, rescued is not None, forgotten is not None)) > 1:
+        raise UsageError("--repair, --rescue and --forget", "one at a time")
+    if ended and not repair and rescued is None and forgotten is None:
+        raise UsageError("--ended without --repair", "it only says what may be repaired, rescued or forgotten")
+    if (rescued is None) is not (to is None):
+        raise UsageError("--rescue ID and --to PATH", "one is nothing without the other")
+    if yes and forgotten is None:
+        raise UsageError("--yes without --forget", "nothing else asks")
+    if volume is None and rescued is None and forgotten is None:
+        raise UsageError("no VOLUME was given", "name the directory that holds the store")
+
+
+def _rescue(
+    kernel: Kernel, volumes: Sequence[bytes], wanted: bytes, to: bytes, ended: Sequence[str], *, as_json: bool
+) -> int:
+    from fusefs.store.rescue import find_thing, rescue
+
+    done = rescue(kernel, volumes, find_thing(kernel, volumes, wanted), to, ended)
+    if as_json:
+        output.as_json(done)
+    else:
+        print(f"{done.where}: {done.why}")
+        inside = f" ({output.names(done.holds)})" if done.holds else ""
+        print(f"  now {printable(done.path)}{inside}")
+    return 0
+
+
+def _forget(
+    kernel: Kernel, volumes: Sequence[bytes], wanted: bytes, ended: Sequence[str], *, yes: bool, as_json: bool
+) -> int:
+    from fusefs.store.rescue import find_thing, forget, why_stuck
+
+    if not yes and not (sys.stdin and sys.stdin.isatty()):  # None: it was closed
+        raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
+    entry = find_thing(kernel, volumes, wanted)
+    if not yes:
+        _ask(entry, why_stuck(kernel, volumes, entry, ended))
+    done = forget(kernel, volumes, entry, ended)
+    if as_json:
+        output.as_json(done)
+    else:
+        print(f"{done.where}: {done.why}")
+        print(f"  given up: the next reap deletes it (trashd reap {done.orphan})")
+    return 0
+
+
+def _ask(entry: Entry, why: str) -> None:
+    click.echo(f"{printable(entry.path)}  {user_name(entry.uid)}  {why}", err=True)
+    if not click.confirm("Give it up, with all that is in it?", err=True):
+        raise Refused("nothing was given up")
+
+
+def _check(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
     kernel = Kernel()
-    path = os.path.realpath(volume)
     try:
         base = open_shown(kernel, path)
         store = open_store(kernel, base.fd, path, base.mounted)

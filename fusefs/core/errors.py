@@ -177,12 +177,16 @@ class CrossesBoundary(NoStore):
     hint = "a lower layer of overlayfs, or an encryption or quota boundary at DIR itself"
 
 
+WAY_OUT = "trashd doctor --rescue ID --to PATH takes it out of the store, trashd doctor --forget ID gives it up"
+"""What helps with anything that nobody understands."""
+
+
 class BadRecord(TrashdError):
     """A record can't be understood, so its container is kept as it is"""
 
     exit_code = 7
     errno = _errno.EBADMSG
-    hint = "trashd doctor VOLUME shows it"
+    hint = WAY_OUT
 
 
 class Busy(TrashdError):

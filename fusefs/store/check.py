@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from fusefs.core.errors import BadRecord, TrashdError, from_os
+from fusefs.core.errors import WAY_OUT, TrashdError, from_os
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id, printable
@@ -35,8 +35,8 @@ from fusefs.store.reserve import is_stocked, is_used
 from fusefs.store.sides import DIRECTORY
 from fusefs.store.stage import identify_at
 
-_RECOVER = "trashd doctor VOLUME --repair completes or undoes it"
-_LOOK = "look at it with ls; trashd touches nothing that it does not understand"
+_RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
+_SETTLE = f"{_RECOVER}; what it can't: {WAY_OUT}"
 _EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED)}
 _MOMENT_S = 0.2
 """Far longer than a command needs from the end of a record to that of its container."""
@@ -81,7 +81,7 @@ def _check_folder(folder: UserFolder) -> Iterator[Problem]:
         for name in folder.list(state):
             if name in seen:
                 where = _told(folder.path(), state.value.encode(), name)
-                yield Problem(where, f"also in {seen[name].value}/ (I2)", _LOOK)
+                yield Problem(where, f"also in {seen[name].value}/ (I2)", WAY_OUT)
             seen[name] = state
             try:
                 yield from _check_container(folder, state, name)
@@ -107,49 +107,63 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
     with folder.open(state) as state_fd, suppress(FileNotFoundError), kernel.open_dir(state_fd, name) as fd:
         removed = {RECORD_NEW, TREE, FRESH} if state is State.STAGE else {RECORD_NEW}
         if state is State.QUARANTINE or set(kernel.list(fd)) - removed:
-            yield Problem(where, "no record (I3)", _LOOK)
+            yield Problem(where, "no record (I3)", WAY_OUT)
         else:
-            yield Problem(where, "no record: left by a killed command", _RECOVER)
+            yield Problem(where, "no record: left by a killed command", _SETTLE)
+
+
+def check_container(folder: UserFolder, state: State, name: bytes) -> list[Problem]:
+    """What is wrong with one thing in the directory of a state; nothing if somebody works on it, or it went."""
+    try:
+        return list(_check_container(folder, state, name))
+    except _Unrecorded:
+        return list(_check_unrecorded(folder, state, name))
 
 
 def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Problem]:
     where = _told(folder.path(), state.value.encode(), name)
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        yield Problem(where, "not a container of trashd", _LOOK)
+        yield Problem(where, "not a container of trashd", WAY_OUT)
         return
     try:
         held = hold(folder, state, ContainerId(text))
     except FileNotFoundError:
         raise _Unrecorded from None
-    except BadRecord as error:
-        yield Problem(where, error.message(), error.hint)
     except TrashdError as error:
-        yield Problem(where, error.message(), _LOOK)
+        yield Problem(where, error.message(), WAY_OUT)
     except OSError as error:
-        yield Problem(where, from_os(error, where).message(), _LOOK)
+        yield Problem(where, from_os(error, where).message(), WAY_OUT)
     else:
         if isinstance(held, Lost):
-            return  # somebody works on it, or it moved on
+            if held is Lost.GONE and _is_no_directory(folder, state, name):
+                yield Problem(where, "not a container of trashd, but no directory", WAY_OUT)
+            return  # else somebody works on it, or it moved on
         with held:
             yield from _check_held(held, where)
+
+
+def _is_no_directory(folder: UserFolder, state: State, name: bytes) -> bool:
+    with folder.open(state) as state_fd, suppress(FileNotFoundError):
+        return not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode)
+    return False
 
 
 def _check_held(held: Held, where: str) -> Iterator[Problem]:
     kernel, record = held.folder.store.kernel, held.record
     if held.state in (State.STAGE, State.RESTORING):
-        yield Problem(where, f"left by a killed command ({record.method.value})", _RECOVER)
+        yield Problem(where, f"left by a killed command ({record.method.value})", _SETTLE)
         return
     extra = set(kernel.list(held.fd)) - _EXPECTED
     if held.state is State.ORPHANS:
         extra.discard(_BY_KILLED_KEEP)
     if extra:
-        yield Problem(where, f"holds {', '.join(sorted(printable(name) for name in extra))} (I4)", _LOOK)
+        yield Problem(where, f"holds {', '.join(sorted(printable(name) for name in extra))} (I4)", WAY_OUT)
     tree = identify_at(kernel, held.fd, TREE)
     if tree is None and held.state is State.ORPHANS:
-        yield Problem(where, "its tree is gone (I2)", _LOOK)
+        yield Problem(where, "its tree is gone (I2)", WAY_OUT)
     if tree is not None and compare(tree, record.victim) is Likelihood.OTHER:
-        yield Problem(where, "its tree is not the one of its record (I2)", _LOOK)
+        yield Problem(where, "its tree is not the one of its record (I2)", WAY_OUT)
     yield from _check_loan(held, where)
 
 
@@ -158,7 +172,7 @@ def _check_loan(held: Held, where: str) -> Iterator[Problem]:
     record, kernel = held.record, held.folder.store.kernel
     if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
         return
-    with kernel.open_beneath(held.fd, TREE) as tree:
+    with suppress(FileNotFoundError), kernel.open_beneath(held.fd, TREE) as tree:
         if stat.S_IMODE(kernel.fstat(tree).st_mode) == record.lent_mode | stat.S_IRWXU:
             yield Problem(where, "still has the permissions lent for the rename", "chmod it back by hand")
 

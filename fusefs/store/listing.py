@@ -68,7 +68,7 @@ def entries(folder: UserFolder) -> Iterator[Entry]:
                     continue  # moved meanwhile, or being made
                 except (BadRecord, OSError) as error:
                     told = error.message() if isinstance(error, BadRecord) else str(error.strerror)
-                    yield _unreadable(folder, state, ContainerId(text), told)
+                    yield unreadable(folder, state, name, told)
 
 
 def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record) -> Entry:
@@ -77,7 +77,7 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         id=container,
         uid=folder.uid,
         state=state,
-        path=_path(folder, state, container),
+        path=_path(folder, state, container.encode()),
         origin=None if record.origin is None else os.path.join(base, record.origin) if record.origin else base,
         method=record.method,
         created_ns=record.created_ns,
@@ -90,13 +90,14 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
     )
 
 
-def _unreadable(folder: UserFolder, state: State, container: ContainerId, problem: str) -> Entry:
-    path = _path(folder, state, container)
-    return Entry(container, folder.uid, state, path, None, None, 0, None, "", False, 0, problem)
+def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> Entry:
+    """The entry of what has a name in the directory of a state, and whose record nobody could, or did, read."""
+    path = _path(folder, state, name)
+    return Entry(ContainerId(printable(name)), folder.uid, state, path, None, None, 0, None, "", False, 0, problem)
 
 
-def _path(folder: UserFolder, state: State, container: ContainerId) -> bytes:
-    return os.path.join(folder.path(), state.value.encode(), container.encode())
+def _path(folder: UserFolder, state: State, name: bytes) -> bytes:
+    return os.path.join(folder.path(), state.value.encode(), name)
 
 
 def explain_failure(failure: Failure) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple, assert_never
 
-from fusefs.core.errors import TrashdError, from_os
+from fusefs.core.errors import WAY_OUT, TrashdError, from_os
 from fusefs.core.events import show
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
@@ -34,7 +34,6 @@ from fusefs.store.stage import identify_at, take_back, unmake
 from fusefs.store.visible import Move
 
 _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_HINT = "trashd doctor shows it; nothing of it was touched"
 
 
 class Recovered(NamedTuple):
@@ -71,7 +70,7 @@ def recover(folder: UserFolder, ended: Collection[str] = ()) -> Recovered:
             except TrashdError as error:
                 problems.append(Problem(where, error.message(), error.hint))
             except OSError as error:
-                problems.append(Problem(where, from_os(error, where).message(), _HINT))
+                problems.append(Problem(where, from_os(error, where).message(), WAY_OUT))
     return Recovered(tuple(settled), tuple(problems))
 
 
@@ -91,7 +90,7 @@ def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
 class Kept(Exception):
     """Why a container was left as it is."""
 
-    def __init__(self, what: str, hint: str = _HINT) -> None:
+    def __init__(self, what: str, hint: str = WAY_OUT) -> None:
         super().__init__(what)
         self.hint = hint
 
@@ -108,7 +107,7 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
     if isinstance(held, Lost):
         return ""
     with held:
-        alive = _may_be_alive(held, ended)
+        alive = may_be_alive(held, ended)
         if alive is None:
             with suppress(FileNotFoundError):
                 # We have the lock, so whoever was writing another record is dead.
@@ -148,7 +147,7 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
     return True
 
 
-def _may_be_alive(held: Held, ended: Collection[str]) -> Kept | None:
+def may_be_alive(held: Held, ended: Collection[str]) -> Kept | None:
     """Why whoever worked on a container, which we have locked, may go on; None if he can't: his lock was ours to see.
 
     It was on a filesystem of one kernel, or as this very boot of ours has it mounted here: machine ids are cloned, and

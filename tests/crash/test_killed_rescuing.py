@@ -1,0 +1,104 @@
+"""`doctor --rescue` and `--forget`, killed or failing at any call: what they move is whole, in exactly one place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.kernel import Kernel
+from fusefs.store.rescue import find_thing, forget, rescue
+from tests.support.acts import make_orphan, make_read_only_orphan, only_id
+from tests.support.laws import hold_when_failing, hold_when_killed
+from tests.support.scenes import HOME, USER, Before, Scene, assert_nothing_half_done, user_folders
+from tests.support.store import recover_all
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+CUT = 40
+
+
+@pytest.fixture(scope="module")
+def volume() -> Iterator[Path]:
+    with tmpfs_volume() as path:
+        yield path
+
+
+def break_record(volume: Path) -> None:
+    (record,) = volume.glob(".trashd/u/*/orphans/*/record.json")
+    os.truncate(record, CUT)
+
+
+def make_broken(volume: Path) -> None:
+    make_orphan(volume)
+    break_record(volume)
+
+
+def make_broken_read_only(volume: Path) -> None:
+    make_read_only_orphan(volume)
+    break_record(volume)
+
+
+def take_out(volume: Path, kernel: Kernel) -> object:
+    volumes = [os.fsencode(volume)]
+    entry = find_thing(kernel, volumes, only_id(volume).encode())
+    return rescue(kernel, volumes, entry, os.fsencode(volume / HOME / "rescued"))
+
+
+def give_up(volume: Path, kernel: Kernel) -> object:
+    volumes = [os.fsencode(volume)]
+    return forget(kernel, volumes, find_thing(kernel, volumes, only_id(volume).encode()))
+
+
+SCENES = {
+    "rescue": Scene(make_broken, take_out, is_gapless=True),
+    "rescue-by-root": Scene(make_broken_read_only, take_out, uid=USER, by=0, is_gapless=True),
+    "forget": Scene(make_broken, give_up, is_gapless=True),
+    "forget-by-its-user": Scene(make_broken_read_only, give_up, uid=USER, is_gapless=True),
+    "forget-by-root": Scene(make_broken_read_only, give_up, uid=USER, by=0, is_gapless=True),
+}
+
+
+def places(volume: Path) -> list[Path]:
+    """Where what was broken may be: where it was, taken out, or the tree of an orphan of its own."""
+    found = [path for folder in user_folders(volume) for path in folder.glob("*/*Z-*")]
+    trees = [path / "tree" for path in found]
+    return [path for path in (*found, *trees, volume / HOME / "rescued") if is_broken(path)]
+
+
+def is_broken(path: Path) -> bool:
+    record = path / "record.json"
+    return record.is_file() and record.stat().st_size == CUT
+
+
+def assert_whole(volume: Path, _before: Before) -> None:
+    """It is in one place as it was, and nothing else is left half done."""
+    recover_all(volume)
+    assert_nothing_half_done(volume)
+    (path,) = places(volume)
+    found = [one.read_bytes() for one in (path / "tree").rglob("*") if one.is_file()]
+    assert sorted(found) == [b"first", b"second", b"third"]
+    assert len(list(volume.rglob("leaf"))) == 1
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_kill_before_any_call_leaves_it_whole(volume: Path, name: str) -> None:
+    hold_when_killed(SCENES[name], volume, partial(assert_whole, volume))
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("name", ["rescue-by-root", "forget"])
+def test_a_kill_before_any_call_leaves_it_whole_on_ext4(name: str) -> None:
+    with loop_volume("ext4", 16) as ext4:
+        hold_when_killed(SCENES[name], ext4, partial(assert_whole, ext4))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", ["rescue", "forget", "forget-by-its-user"])
+def test_any_call_that_fails_leaves_it_whole(volume: Path, name: str, number: int) -> None:
+    hold_when_failing(SCENES[name], volume, number, partial(assert_whole, volume))
