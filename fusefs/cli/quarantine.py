@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import click
 
@@ -142,9 +143,12 @@ def restore_command(identifier: str, to: bytes | None, volumes: tuple[bytes, ...
 @command.command("delete", short_help="As root: delete it whoever's it is.", no_args_is_help=True)
 @click.argument("identifiers", nargs=-1, required=True, metavar="ID…")
 @click.option("--yes", is_flag=True, help="Don't ask; needed where there is no terminal.")
+@click.option("--with-stores", is_flag=True, help="Trash stores in it go too, but for what is pinned there.")
 @volume_option
 @json_option
-def delete_command(identifiers: tuple[str, ...], yes: bool, volumes: tuple[bytes, ...], as_json: bool) -> int:
+def delete_command(
+    identifiers: tuple[str, ...], yes: bool, with_stores: bool, volumes: tuple[bytes, ...], as_json: bool
+) -> int:
     """Delete it with root's own authority: everything in it, also what its owner may not delete.
 
     Other people's files and directories go too, and what is immutable or append-only. If one of the IDs is wrong,
@@ -165,7 +169,8 @@ def delete_command(identifiers: tuple[str, ...], yes: bool, volumes: tuple[bytes
     if not yes:
         _ask(chosen)
     with Stop() as stop:
-        codes = [_delete(kernel, volumes, entry, stop, as_json=as_json) for entry in chosen if not stop()]
+        act = partial(_delete, kernel, volumes, stop=stop, with_stores=with_stores, as_json=as_json)
+        codes = [act(entry) for entry in chosen if not stop()]
         if stop():
             return stop.exit_code()
     return output.exit_code(codes)
@@ -223,10 +228,12 @@ def _ask(chosen: Sequence[Entry]) -> None:
         raise Refused("nothing was deleted")
 
 
-def _delete(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, stop: Stop, *, as_json: bool) -> int:
+def _delete(
+    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, *, stop: Stop, with_stores: bool, as_json: bool
+) -> int:
     try:
         with bar(entry.id, shown=not as_json) as shows:
-            reaped = _by_force(kernel, volumes, entry, shows, stop)
+            reaped = _by_force(kernel, volumes, entry, shows, stop, with_stores=with_stores)
     except TrashdError as error:
         return output.failed(error, as_json=as_json)
     except OSError as error:
@@ -250,7 +257,9 @@ def _delete(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, stop: Stop, 
     return Incomplete.exit_code if report.n_failed else 0
 
 
-def _by_force(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, shows: Shows, stop: Stop) -> Reaped:
+def _by_force(
+    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, shows: Shows, stop: Stop, *, with_stores: bool
+) -> Reaped:
     """Reap it as root's own, which it is made first."""
     from fusefs.reaper.engine import Wishes
     from fusefs.reaper.reap import reap
@@ -265,4 +274,5 @@ def _by_force(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, shows: Sho
             for warning in seized.warnings:
                 output.warn(warning)
             container = seized.id
-        return reap(own, container, Wishes(progress=shows.advance, stops=stop, by_force=True))
+        wishes = Wishes(progress=shows.advance, stops=stop, by_force=True, with_stores=with_stores)
+        return reap(own, container, wishes)

@@ -38,6 +38,7 @@ _MOST_THREADS = 64
 @tempo_options
 @click.option("--count", "counts", is_flag=True, help="Count first, so that the progress bar knows the end.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until the space has come back, or say what keeps it.")
+@click.option("--with-stores", is_flag=True, help="With ID: trash stores in it go too, but for what is pinned there.")
 @volume_option
 @json_option
 def command(
@@ -51,6 +52,7 @@ def command(
     paced: bool,
     counts: bool,
     waits: bool,
+    with_stores: bool,
     volumes: tuple[bytes, ...],
     as_json: bool,
 ) -> int:
@@ -60,6 +62,9 @@ def command(
     named, or --all, is reaped before its time only with --now. What is pinned goes only if it is named, or by
     --pinned, which --all doesn't imply. What can't be deleted goes to quarantine. After Ctrl-C, or however it ended,
     the next reap goes on where it was.
+
+    Where a trash store in an orphan holds something, the reaper leaves that store and what it holds, and the rest of
+    the orphan goes. --with-stores deletes it too; an orphan that is pinned in it stays all the same.
 
     With --paced it goes as trashd reaper does: others on the disk should not notice. With --max-rate or --max-bytes
     never faster than that. Files are looked at before they go then, and large ones are cut in steps of 64 MiB.
@@ -74,6 +79,8 @@ def command(
     """
     if identifiers and (everything or pinned):
         raise UsageError(f"ID with {'--all' if everything else '--pinned'}", "name orphans, or take all of them")
+    if with_stores and not identifiers:
+        raise UsageError("--with-stores without ID", "name the orphan whose stores are to go with it")
     if pinned and not now:
         raise UsageError("--pinned without --now", "what is pinned has no term that could end: say --now, too")
     if now and not (identifiers or everything or pinned):
@@ -97,7 +104,7 @@ def command(
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
     _tell_left(left, as_json=as_json)
     is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else has_expired
-    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, is_meant)
+    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or (Incomplete.exit_code if early or lost else 0)
 
 

@@ -23,7 +23,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import Lost
 from fusefs.store.find import act_on, find_container
 from fusefs.store.layout import UserFolder
-from fusefs.store.listing import Entry
+from fusefs.store.listing import Entry, explain_failure
 from fusefs.store.visible import Visible
 
 _TOLD_FAILURES = 10
@@ -53,6 +53,7 @@ class How(NamedTuple):
     counts     count first
     waits      until the space has come back
     paced      make way for others; the tempo is the most that it may be
+    with_stores  trash stores in it that hold something go too
     is_meant   asked again about an orphan's record when its turn comes: somebody may have kept it meanwhile
     """
 
@@ -61,6 +62,7 @@ class How(NamedTuple):
     counts: bool = False
     waits: bool = False
     paced: bool = False
+    with_stores: bool = False
     is_meant: Callable[[Record], bool] = is_named
 
 
@@ -110,7 +112,8 @@ def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, 
     counted = shows.counted if counts else None
     with led(folder, how.tempo, output.tell_why if how.paced else None) as leads:
         wishes = Wishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
-        return reap(folder, entry.id, wishes._replace(waits=how.waits), how.is_meant)
+        wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores)
+        return reap(folder, entry.id, wishes, how.is_meant)
 
 
 def _title(entry: Entry) -> str:
@@ -133,7 +136,7 @@ def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:
     elif report.n_failed:
         print(f"{entry.id}: {gone}, {report.n_failed} could not be; it is in quarantine")
         for failure in report.failures[:_TOLD_FAILURES]:
-            print(f"  {failure.call} {printable(failure.name)}: {os.strerror(failure.errno)}")
+            print(f"  {explain_failure(failure)}")
         if report.n_failed > _TOLD_FAILURES:
             print(f"  and {report.n_failed - _TOLD_FAILURES:,} more (trashd quarantine list)")
     else:

@@ -46,10 +46,6 @@ class Failure(NamedTuple):
     call: str
 
 
-CAME_IN = "came-in"
-"""The call of a failure that is no call's: a directory that nobody can say was there when the tree came."""
-
-
 class Entered(NamedTuple):
     """A directory of another's that a stopped reap had begun to empty; its own changes are no reason for doubt.
 

@@ -35,6 +35,7 @@ class Wishes(NamedTuple):
     parks      the same, for who has time: not while a large file is being cut, whose rest would go at once
     by_force   immutable and append-only flags are taken off where they forbid something
     without_doubt  what came in after the swap goes too (reaper/given.py): a person says so now
+    with_stores  stores in it that hold something go too, but for what is pinned in them
     counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
     counting   told how the counting goes
     waits      somebody will wait for the space: count, and look for what snapshots share too
@@ -47,6 +48,7 @@ class Wishes(NamedTuple):
     parks: Callable[[], bool] = lambda: False
     by_force: bool = False
     without_doubt: bool = False
+    with_stores: bool = False
     counted: Callable[[Survey], None] | None = None
     counting: Progress = lambda _entries, _bytes: None
     waits: bool = False
@@ -81,7 +83,9 @@ class _Removal:
         self._wishes = wishes
         self._owned = owned
         groups = owned.enter_context(Groups(kernel, strategy.group_shift))
-        self._stripper = Stripper(kernel, container, strategy, groups, given, by_force=wishes.by_force)
+        self._stripper = Stripper(
+            kernel, container, strategy, groups, given, by_force=wishes.by_force, with_stores=wishes.with_stores
+        )
         self._plan = Plan(strategy.n_workers, splits_names=strategy.splits)
         queue = Queue(container)
         self._pace = Pace(wishes.pace, queue.is_busy, strategy.afterwork)

@@ -16,13 +16,15 @@ from itertools import islice
 
 from fusefs.core.budget import Budget
 from fusefs.core.names import join
-from fusefs.core.record import CAME_IN, MAX_FAILURES, Failure
+from fusefs.core.reasons import CAME_IN
+from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper import force
 from fusefs.reaper.given import Given
 from fusefs.reaper.groups import Groups
+from fusefs.reaper.inner_store import InnerStores
 from fusefs.reaper.large import LargeFiles
 from fusefs.reaper.strategy import Strategy
 from fusefs.reaper.window import read_window
@@ -50,14 +52,17 @@ class Stripper:
         given: Given,
         *,
         by_force: bool = False,
+        with_stores: bool = False,
     ) -> None:
         """Be ready for slices.
 
-        groups    the filesystem's allocation groups, where workers had better not meet in one
-        by_force  immutable and append-only flags are taken off where they forbid something
+        groups       the filesystem's allocation groups, where workers had better not meet in one
+        by_force     immutable and append-only flags are taken off where they forbid something
+        with_stores  stores in it that hold something go too, but for what is pinned in them
         """
         self.by_force = by_force
         self.given = given
+        self.inner_stores = InnerStores(kernel, container, with_stores=with_stores)
         self.groups = groups
         self.kernel = kernel
         self.container = container
@@ -90,6 +95,7 @@ class _Run:
         self._strategy = stripper.strategy
         self._by_force = stripper.by_force
         self._given = stripper.given
+        self._inner_stores = stripper.inner_stores
         self._groups = stripper.groups
         self._slice = work
         self._large = LargeFiles(stripper.kernel, budget) if budget.is_paced() else None
@@ -220,6 +226,8 @@ class _Run:
             self._enter(frame, name, n_passes)
 
     def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
+        if self._is_held_store(frame, name):  # before it is renamed up, where nobody knows it by its name
+            return
         if len(self._frames) > self._slice.max_depth:
             if self._hoist(frame, name):
                 frame.work.is_productive = True
@@ -247,6 +255,17 @@ class _Run:
             fd.close()
             return
         self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), Work(is_listed=False, n_passes=n_passes)))
+
+    def _is_held_store(self, frame: _Frame, name: str) -> bool:
+        """Whether a directory stays as a store that holds something; told, if it does."""
+        try:
+            stop = self._inner_stores.stop_at(frame.fd, frame.path, name)
+        except OSError as error:
+            self._fail(frame, name, error.errno or errno.EIO, "open")
+            return True
+        if stop is not None:
+            self._fail(frame, name, errno.EBUSY, stop.why, stop.way)
+        return stop is not None
 
     def _rmdir_unseen(self, frame: _Frame, name: str) -> bool:
         """Remove a directory without a look into it, whether it is empty is the kernel's to say; whether it went."""
@@ -406,12 +425,12 @@ class _Run:
                 return True
         return False
 
-    def _fail(self, frame: _Frame, name: str, number: int, call: str) -> None:
-        """Note a failure of an entry, or (without a name) of the directory itself."""
+    def _fail(self, frame: _Frame, name: str, number: int, call: str, way: bytes = b"") -> None:
+        """Note a failure of an entry, or (without a name) of the directory itself. way: to what is told instead"""
         self._n_failed += 1
         if name:
             frame.work.fail(name)
         else:
             frame.work.n_failed += 1
         if len(self._failures) < MAX_FAILURES:
-            self._failures.append(Failure(join(frame.path, raw(name)), number, call))
+            self._failures.append(Failure(join(frame.path, way or raw(name)), number, call))

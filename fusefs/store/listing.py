@@ -11,7 +11,8 @@ from fusefs.core.errors import BadRecord
 from fusefs.core.events import show
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id, printable
-from fusefs.core.record import CAME_IN, RECORD_MAX_BYTES, Failure, Method, Record
+from fusefs.core.reasons import WORDS
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
 from fusefs.core.wire import decode
 from fusefs.store.claim import open_record
 from fusefs.store.layout import UserFolder
@@ -102,9 +103,8 @@ def _path(folder: UserFolder, state: State, name: bytes) -> bytes:
 
 def explain_failure(failure: Failure) -> str:
     """A reason for a quarantine, in words. They may be a user's own: any number, any text."""
-    if failure.call == CAME_IN:
-        where = printable(failure.name or b".")
-        return f"{where}: it came in, or was changed, after the swap: who could move it need not be who may delete it"
+    if failure.call in WORDS:
+        return f"{printable(failure.name)}: {WORDS[failure.call]}"
     known = failure.errno in errno.errorcode
     reason = os.strerror(failure.errno) if known else f"error {failure.errno}"
     return f"{show(failure.call)} {printable(failure.name or b'.')}: {reason}"

@@ -1,0 +1,181 @@
+"""A store within a directory that is to go: whether it holds something, and what of that is pinned.
+
+What somebody else may have put there counts for nothing: the store is one of certain owners, as is what it holds, and
+nobody but these can have written there. Where that can't be seen for want of permission, something is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from fusefs.core.errors import BadRecord
+from fusefs.core.lifecycle import State
+from fusefs.core.names import Name, RelPath, is_container_id, join
+from fusefs.core.record import RECORD_MAX_BYTES
+from fusefs.core.wire import decode
+from fusefs.linux.children import ChildLost
+from fusefs.linux.credentials import call_as
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import open_record
+from fusefs.store.folders import whose
+from fusefs.store.layout import DROP, MAGIC, USERS, VOLUME, VOLUME_MAX_BYTES
+from fusefs.store.sides import READABLE
+
+_AREAS = (USERS, Name(b"new"))
+"""Where users' folders are."""
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+
+
+class Thing(NamedTuple):
+    """Something that a store holds.
+
+    uid    whose it is
+    folder his folder, relative to the store
+    state  of the container; None for what lies in `drop/`, or could not be looked at
+    name   in the directory of that; empty for what could not be looked at
+    """
+
+    uid: int
+    folder: RelPath
+    state: State | None
+    name: bytes
+
+    def way(self) -> RelPath:
+        """Its path, relative to the store."""
+        return join(self.folder, b"" if self.state is None else self.state.value.encode(), self.name)
+
+
+def things_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[Thing]:
+    """What the store of a name in a directory holds, looked for as it is asked for; nothing if it is no such store.
+
+    owners  whose store it must be; in one of root's everybody's things count for root, his own for a user, and in a
+            user's own his alone
+    Raises  OSError that says nothing of it, such as EMFILE
+    """
+    try:
+        store = kernel.open_beneath(dir_fd, name, READABLE)
+    except OSError as error:
+        if error.errno not in (*_ABSENT, errno.EACCES):
+            raise
+        return
+    with store:
+        owner = _owner_of(kernel, store, owners)
+        if owner is None:
+            return
+        for area in _AREAS:
+            for folder in _list(kernel, store, area) or ():
+                uid = whose(folder)
+                if uid is not None and (uid == owner or (owner == 0 and os.geteuid() in (0, uid))):
+                    yield from _things_of(kernel, store, (uid, owner), join(area, folder))
+
+
+def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
+    """Whose store an open directory is; None if it is none, or another one's, or others can write in it."""
+    st = kernel.fstat(store)
+    try:
+        with kernel.open_beneath(store, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+            told = kernel.fstat(file)
+            text = kernel.read(file, VOLUME_MAX_BYTES) if stat.S_ISREG(told.st_mode) else b""
+    except OSError as error:
+        if error.errno not in (*_ABSENT, errno.EACCES, errno.ENXIO):
+            raise
+        return None
+    if (st.st_mode | told.st_mode) & _OTHERS_WRITE or not {st.st_uid, told.st_uid} <= set(owners):
+        return None
+    return st.st_uid if _is_ours(text) else None
+
+
+def _is_ours(text: bytes) -> bool:
+    """Whether that is the text of a volume.json, of whatever format."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and fields.get("magic") == MAGIC
+
+
+def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPath) -> Iterator[Thing]:
+    """What is in the folder of a user, if it is a directory in which nobody else can write.
+
+    owners  the user, and the store's: of a copy all may be the latter's
+    """
+    uid = owners[0]
+    try:
+        st = kernel.stat(store, folder)
+    except OSError as error:
+        if error.errno not in (*_ABSENT, errno.EACCES):
+            raise
+        return
+    if not stat.S_ISDIR(st.st_mode) or st.st_uid not in owners or st.st_mode & _OTHERS_WRITE:
+        return
+    for state in (*State, None):
+        names = _list(kernel, store, join(folder, DROP if state is None else state.value.encode()))
+        if names is None:
+            yield Thing(uid, folder, None, b"")
+            return
+        for name in names:
+            if state is None or is_container_id(name.decode("ascii", "replace")):
+                yield Thing(uid, folder if state else join(folder, DROP), state, name)
+
+
+def _list(kernel: Kernel, dir_fd: Fd, way: bytes) -> list[bytes] | None:
+    """The names in a directory; none if it is none; None if we may not see them."""
+    try:
+        with kernel.open_dir(dir_fd, way) as fd:
+            return kernel.list(fd)
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            return None
+        if error.errno not in _ABSENT:
+            raise
+        return []
+
+
+def pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[Thing]:
+    """What of `things_in` has no term, or may have none, as its record can't be read; its owner's process reads it."""
+    by_folder: dict[tuple[int, RelPath], list[Thing]] = {}
+    for thing in things_in(kernel, dir_fd, name, owners):
+        if not thing.name:
+            yield thing
+        elif thing.state in _MAY_BE_PINNED:
+            by_folder.setdefault((thing.uid, thing.folder), []).append(thing)
+    for (uid, _folder), things in by_folder.items():
+        yield from _pinned_of(kernel, dir_fd, name, uid, things)
+
+
+def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[Thing]) -> list[Thing]:
+    with kernel.open_beneath(dir_fd, join(name, things[0].folder), READABLE) as folder:
+
+        def flags() -> bytes:
+            return bytes(_may_be_pinned(kernel, folder, thing) for thing in things)
+
+        if uid == os.geteuid():
+            found = flags()
+        else:
+            try:
+                found = call_as(uid, lambda _ask: flags(), lambda _question: b"")
+            except ChildLost:
+                found = b"\1"  # its user stopped it: nobody knows
+    if len(found) != len(things):
+        return things
+    return [thing for thing, is_pinned in zip(things, found, strict=True) if is_pinned]
+
+
+def _may_be_pinned(kernel: Kernel, folder: Fd, thing: Thing) -> bool:
+    assert thing.state is not None
+    try:
+        with (
+            kernel.open_dir(folder, join(thing.state.value.encode(), thing.name)) as container,
+            open_record(kernel, container, thing.uid) as record,
+        ):
+            return decode(kernel.read(record, RECORD_MAX_BYTES + 1)).expires_ns() is None
+    except (OSError, BadRecord):
+        return True
