@@ -14,7 +14,8 @@ from fusefs.core.names import RelPath, join
 from fusefs.core.reasons import PINNED, STORE
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.inner import pinned_in, things_in
+from fusefs.store.inner import things_in
+from fusefs.store.inner_pinned import pinned_in
 from fusefs.store.layout import TREE, is_stores_own
 
 _BEGINS = ".trashd"

@@ -1,4 +1,4 @@
-"""A store within a directory that is to go: whether it holds something, and what of that is pinned.
+"""A store within a directory that is to go: whether it holds something.
 
 What somebody else may have put there counts for nothing: the store is one of certain owners, as is what it holds, and
 nobody but these can have written there. Where that can't be seen for want of permission, something is there.
@@ -13,24 +13,17 @@ import stat
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, is_container_id, join
-from fusefs.core.record import RECORD_MAX_BYTES
-from fusefs.core.wire import decode
-from fusefs.linux.children import ChildLost
-from fusefs.linux.credentials import call_as
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import open_record
 from fusefs.store.folders import whose
 from fusefs.store.layout import DROP, MAGIC, USERS, VOLUME, VOLUME_MAX_BYTES
 from fusefs.store.sides import READABLE
 
-_AREAS = (USERS, Name(b"new"))
+AREAS = (USERS, Name(b"new"))
 """Where users' folders are."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 
 
@@ -53,15 +46,15 @@ class Thing(NamedTuple):
         return join(self.folder, b"" if self.state is None else self.state.value.encode(), self.name)
 
 
-def things_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[Thing]:
-    """What the store of a name in a directory holds, looked for as it is asked for; nothing if it is no such store.
+def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) -> Iterator[Thing]:
+    """What the store at a path beneath a directory holds, each when it is asked for; nothing if it is no such store.
 
     owners  whose store it must be; in one of root's everybody's things count for root, his own for a user, and in a
             user's own his alone
     Raises  OSError that says nothing of it, such as EMFILE
     """
     try:
-        store = kernel.open_beneath(dir_fd, name, READABLE)
+        store = kernel.open_beneath(dir_fd, way, READABLE)
     except OSError as error:
         if error.errno not in (*_ABSENT, errno.EACCES):
             raise
@@ -70,8 +63,8 @@ def things_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int])
         owner = _owner_of(kernel, store, owners)
         if owner is None:
             return
-        for area in _AREAS:
-            for folder in _list(kernel, store, area) or ():
+        for area in AREAS:
+            for folder in list_at(kernel, store, area) or ():
                 uid = whose(folder)
                 if uid is not None and (uid == owner or (owner == 0 and os.geteuid() in (0, uid))):
                     yield from _things_of(kernel, store, (uid, owner), join(area, folder))
@@ -117,7 +110,7 @@ def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPa
     if not stat.S_ISDIR(st.st_mode) or st.st_uid not in owners or st.st_mode & _OTHERS_WRITE:
         return
     for state in (*State, None):
-        names = _list(kernel, store, join(folder, DROP if state is None else state.value.encode()))
+        names = list_at(kernel, store, join(folder, DROP if state is None else state.value.encode()))
         if names is None:
             yield Thing(uid, folder, None, b"")
             return
@@ -126,7 +119,7 @@ def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPa
                 yield Thing(uid, folder if state else join(folder, DROP), state, name)
 
 
-def _list(kernel: Kernel, dir_fd: Fd, way: bytes) -> list[bytes] | None:
+def list_at(kernel: Kernel, dir_fd: int, way: bytes) -> list[bytes] | None:
     """The names in a directory; none if it is none; None if we may not see them."""
     try:
         with kernel.open_dir(dir_fd, way) as fd:
@@ -137,45 +130,3 @@ def _list(kernel: Kernel, dir_fd: Fd, way: bytes) -> list[bytes] | None:
         if error.errno not in _ABSENT:
             raise
         return []
-
-
-def pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[Thing]:
-    """What of `things_in` has no term, or may have none, as its record can't be read; its owner's process reads it."""
-    by_folder: dict[tuple[int, RelPath], list[Thing]] = {}
-    for thing in things_in(kernel, dir_fd, name, owners):
-        if not thing.name:
-            yield thing
-        elif thing.state in _MAY_BE_PINNED:
-            by_folder.setdefault((thing.uid, thing.folder), []).append(thing)
-    for (uid, _folder), things in by_folder.items():
-        yield from _pinned_of(kernel, dir_fd, name, uid, things)
-
-
-def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[Thing]) -> list[Thing]:
-    with kernel.open_beneath(dir_fd, join(name, things[0].folder), READABLE) as folder:
-
-        def flags() -> bytes:
-            return bytes(_may_be_pinned(kernel, folder, thing) for thing in things)
-
-        if uid == os.geteuid():
-            found = flags()
-        else:
-            try:
-                found = call_as(uid, lambda _ask: flags(), lambda _question: b"")
-            except ChildLost:
-                found = b"\1"  # its user stopped it: nobody knows
-    if len(found) != len(things):
-        return things
-    return [thing for thing, is_pinned in zip(things, found, strict=True) if is_pinned]
-
-
-def _may_be_pinned(kernel: Kernel, folder: Fd, thing: Thing) -> bool:
-    assert thing.state is not None
-    try:
-        with (
-            kernel.open_dir(folder, join(thing.state.value.encode(), thing.name)) as container,
-            open_record(kernel, container, thing.uid) as record,
-        ):
-            return decode(kernel.read(record, RECORD_MAX_BYTES + 1)).expires_ns() is None
-    except (OSError, BadRecord):
-        return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, RelPath, join, split
@@ -14,6 +14,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
 
 _POINTER_MAX_BYTES = 64 * 1024
+_MOST_READ = 1000
 _NEW = b".new"
 
 
@@ -57,6 +58,34 @@ def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
         for name in kernel.list(pointers):
             if not name.endswith(_NEW):
                 yield Name(name), _read(kernel, pointers, name)
+
+
+def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
+    """What the first pointers of a user say that are plain relative paths, read by a process of his.
+
+    pointers  his directory of them, readable
+    Raises    OSError
+    """
+
+    def read() -> bytes:
+        names = [name for name in kernel.list(pointers)[:_MOST_READ] if not name.endswith(_NEW)]
+        return b"\0".join(lower for name in names if (lower := _read(kernel, pointers, name)) is not None)
+
+    if uid == os.geteuid():
+        text = read()
+    else:
+        from fusefs.linux.children import ChildLost
+        from fusefs.linux.credentials import call_as
+
+        try:
+            text = call_as(uid, lambda _ask: read(), lambda _question: b"")
+        except ChildLost:
+            return []  # its user stopped it
+    found = []
+    for one in text.split(b"\0"):
+        with suppress(ValueError):  # it came from a process of the user's
+            found.append(join(*split(one)))
+    return found
 
 
 def _read(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterable, Iterator
 
 from fusefs.core.errors import IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
-from fusefs.core.names import STORE, join
+from fusefs.core.names import STORE, join, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, every_place, mounts_inside, other_namespaces, views
+from fusefs.store.below import stores_below
 from fusefs.store.layout import VOLUME, is_stores_own, trusted_owners
 from fusefs.store.locate import Victim
 
@@ -28,6 +29,16 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
         yield from _mounted(victim)
         if holds_store(kernel, victim.fd, b""):
             yield IsStore(os.path.join(victim.path(), STORE), "move that store's orphans back or reap them first")
+        for lower in stores_below(kernel, victim.root_fd, join(victim.parent, victim.name)):
+            yield _holds(os.path.join(victim.path(), lower))
+
+
+def _holds(directory: bytes) -> IsStore:
+    import shlex  # nobody meets one
+
+    told = shlex.quote(printable(directory))
+    hint = f"trashd list --volume {told} shows what it holds: restore that, or reap it, first"
+    return IsStore(os.path.join(directory, STORE), hint)
 
 
 def _mounted(victim: Victim) -> Iterator[TrashdError]:

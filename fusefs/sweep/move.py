@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from fusefs.core.names import RelPath
 from fusefs.core.swept import Sums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -17,7 +18,7 @@ from fusefs.sweep.collisions import Arrivals, numbered
 from fusefs.sweep.copy import Copier
 from fusefs.sweep.destination import Destination, open_destination
 from fusefs.sweep.request import Action, Ended, Here, Identified, IfExists, Taken, ToMove, Top
-from fusefs.sweep.stores import without_stores
+from fusefs.sweep.stores import noted_stores, without_stores
 
 _CLOCK_REALTIME_COARSE = 5  # Python's time doesn't name it
 _MOST_NUMBERS = 10_000
@@ -31,7 +32,7 @@ def open_move(kernel: Kernel, top: Top, to: ToMove) -> Iterator[Action]:
     Raises  UsageError, OtherFilesystem, Refused, NotFound
     """
     with open_destination(kernel, top, to.target, flat=to.flat, copies=to.copy) as destination:
-        yield _Mover(kernel, destination, to)
+        yield _Mover(destination, to, noted_stores(kernel, top.path))
 
 
 @contextmanager
@@ -46,8 +47,9 @@ class _Mover:
 
     takes_dirs = True
 
-    def __init__(self, kernel: Kernel, destination: Destination, to: ToMove) -> None:
+    def __init__(self, destination: Destination, to: ToMove, noted: frozenset[RelPath]) -> None:
         self._destination = destination
+        self._noted = noted
         self._to = to
         replaces = to.if_exists is IfExists.REPLACE
         # What gives files their ctime, a little behind the fine one.
@@ -61,7 +63,7 @@ class _Mover:
 
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """Move some names. Raises  OSError if the directory that they go to can't be had"""
-        names, spared = without_stores(here, names)
+        names, spared = without_stores(here, names, self._noted)
         return self._take(here, names)._replace(spared=spared)
 
     def _take(self, here: Here, names: Sequence[str]) -> Taken:

@@ -21,7 +21,7 @@ from fusefs.store.sides import Sides, between, is_same
 from fusefs.store.stage import Options
 from fusefs.store.swept import Basket, open_basket
 from fusefs.sweep.request import Action, Ended, Here, Identified, Taken, Top, ToTrash
-from fusefs.sweep.stores import without_stores
+from fusefs.sweep.stores import noted_stores, without_stores
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def open_trash(kernel: Kernel, top: Top, to: ToTrash) -> Iterator[Action]:
         if not os.path.samestat(kernel.fstat(scope.parent_fd), kernel.fstat(top.sides.fd)):
             raise NotFound(top.path, "it was moved meanwhile")
         with open_basket(kernel, scope, to.options or Options()) as basket:
-            yield _Trash(basket)
+            yield _Trash(basket, noted_stores(kernel, top.path))
 
 
 class _Trash:
@@ -44,14 +44,15 @@ class _Trash:
     takes_dirs = True
     avoided: frozenset[Identified] = frozenset()
 
-    def __init__(self, basket: Basket) -> None:
+    def __init__(self, basket: Basket, noted: frozenset[RelPath]) -> None:
         self._basket = basket
+        self._noted = noted
         self._has_joined = mmap.mmap(-1, 1)
         """Whether something may have come by a merge, which counts as nothing done if it could not come wholly."""
 
     def take(self, here: Here, names: Sequence[str]) -> Taken:
         """See Action: one rename a name."""
-        names, told = without_stores(here, names)
+        names, told = without_stores(here, names, self._noted)
         try:
             into = self._basket.into(here.upper, here.ways)
         except FileNotFoundError:

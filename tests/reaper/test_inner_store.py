@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fusefs.reaper.engine import Wishes
 from fusefs.reaper.reap import reap
 from fusefs.store.find import act_on, find_container
 from fusefs.store.stage import Options
+from tests.support.inner_stores import own_store, store_in, without_upper_store
 from tests.support.orphans import PINNED as KEPT
 from tests.support.orphans import command, orphan_in
 from tests.support.reapers import state_of
@@ -29,14 +29,6 @@ from tests.support.users import as_user
 pytestmark = pytest.mark.needs("root")
 
 ALICE, BOB = 1001, 1002
-
-
-@contextmanager
-def without_upper_store(volume: Path) -> Iterator[None]:
-    """A lower store takes something only where no upper one is, or could: what is made in the block, before `init`."""
-    (volume / ".trashd").rename(volume / "upper")
-    yield
-    (volume / "upper").rename(volume / ".trashd")
 
 
 def reap_with_stores(volume: Path, identifier: str) -> Reaped:
@@ -50,13 +42,6 @@ def reap_with_stores(volume: Path, identifier: str) -> Reaped:
 def told(reaped: Reaped) -> list[tuple[bytes, str]]:
     """What stayed, and why."""
     return [(failure.name, failure.call) for failure in reaped.report.failures]
-
-
-def store_in(volume: Path, base: Path, options: Options | None = None) -> str:
-    """A store in a directory, with an orphan in it, whose id it is."""
-    with without_upper_store(volume):
-        init(base)
-        return str(orphan_in(base, options=options).id)
 
 
 def team_in(volume: Path, options: Options | None = None) -> tuple[str, str]:
@@ -173,13 +158,8 @@ def shared() -> Iterator[Path]:
     with tmpfs_store() as path:
         make_tree(path / "team", Dir({"alice": Dir({}, owner=(ALICE, ALICE))}))
         with without_upper_store(path):
-            as_user(ALICE, partial(_own_store, path / "team/alice"))
+            as_user(ALICE, partial(own_store, path / "team/alice", KEPT))
         yield path
-
-
-def _own_store(path: Path) -> str:
-    init(path)
-    return str(orphan_in(path, options=KEPT).id)
 
 
 def test_a_users_reaper_stops_at_his_own(shared: Path) -> None:
@@ -218,7 +198,7 @@ def test_a_deletion_by_root_spares_what_its_owner_pinned(volume: Path) -> None:
 
     make_tree(volume / "alice/team/proj", Dir(owner=(ALICE, ALICE)))
     with without_upper_store(volume):
-        inner = as_user(ALICE, partial(_own_store, volume / "alice/team/proj"))
+        inner = as_user(ALICE, partial(own_store, volume / "alice/team/proj", KEPT))
     team = as_user(ALICE, lambda: str(remove(volume / "alice/team").id))
     reap_now(volume, team)
     for words in ((), ("--with-stores",)):

@@ -1,0 +1,87 @@
+"""Stores below a directory, as far as somebody noted them: what they hold would be carried away with it, and deleted.
+
+No tree is walked for it. Pointers in upper stores name lower ones, the caller's own or, for root, everybody's; what
+they say leads to a look, and to nothing else, so that a false one is worth nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from itertools import islice
+
+from fusefs.core.names import STORE, RelPath, join
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below
+from fusefs.store.folders import plain_name, whose
+from fusefs.store.inner import AREAS, list_at, things_in
+from fusefs.store.layout import POINTERS
+
+_MOST_FOLDERS, _MOST_ASKED = 2000, 100
+"""Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
+_Noted = tuple[int, RelPath]
+"""Who noted a store, and the directory that holds it, relative to the one that was asked about."""
+
+
+def stores_below(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[RelPath]:
+    """Directories below a directory that hold a store which holds something: relative to it, one at a time.
+
+    root_fd    the highest directory that is looked at (O_PATH); upper stores lie there, or on the way down
+    directory  relative to that; a store in itself is not told
+    Raises     OSError
+    """
+    told = set()
+    for uid, lower in _noted(kernel, root_fd, directory):
+        if lower in told:
+            continue
+        way = join(directory, lower, STORE)
+        if next(things_in(kernel, root_fd, way, {0, os.geteuid(), uid}), None) is not None:
+            told.add(lower)
+            yield lower
+
+
+def _noted(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted]:
+    """What the pointers of the stores above say of stores below."""
+    names = directory.split(b"/") if directory else []
+    for count in range(len(names)):
+        upper = RelPath(b"/".join(names[:count]))
+        rest = below(directory, upper) + b"/"
+        for uid, lower in _pointed_from(kernel, root_fd, join(upper, STORE)):
+            if lower.startswith(rest):
+                yield uid, RelPath(lower[len(rest) :])
+
+
+def _pointed_from(kernel: Kernel, root_fd: Fd, store: RelPath) -> Iterator[_Noted]:
+    n_asked = 0
+    for uid, folder in islice(_folders(kernel, root_fd, store), _MOST_FOLDERS):
+        try:
+            with kernel.open_dir(root_fd, join(folder, POINTERS)) as pointers:
+                if kernel.is_empty(pointers):
+                    continue
+                n_asked += 1
+                if n_asked > _MOST_ASKED:
+                    return
+                from fusefs.store.pointers import read_pointers  # hardly anybody has one
+
+                for lower in read_pointers(kernel, pointers, uid):
+                    yield uid, lower
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+
+
+def _folders(kernel: Kernel, root_fd: Fd, store: RelPath) -> Iterator[tuple[int, RelPath]]:
+    """The caller's folders in a store by their names alone; for root everybody's."""
+    uid = os.geteuid()
+    if uid != 0:
+        for area in AREAS:
+            yield uid, join(store, area, plain_name(uid))
+        return
+    for area in AREAS:
+        for name in list_at(kernel, root_fd, join(store, area)) or ():
+            owner = whose(name)
+            if owner is not None:
+                yield owner, join(store, area, name)
