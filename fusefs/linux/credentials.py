@@ -18,6 +18,8 @@ Ask = Callable[[bytes], bytes]
 
 _NOBODY_GID = 65534
 _QUESTION, _RESULT = b"q", b"r"
+_PLACES = (b"RUNTIME_DIRECTORY", b"STATE_DIRECTORY", b"XDG_RUNTIME_DIR", b"XDG_STATE_HOME")
+"""Variables that say where somebody keeps what is his: those that we were started with say it of us."""
 
 
 def user_name(uid: int) -> str:
@@ -29,11 +31,12 @@ def user_name(uid: int) -> str:
 
 
 class Person(NamedTuple):
-    """Whom a process acts for: user, primary group, all groups."""
+    """Whom a process acts for: user, primary group, all groups, home directory (empty for none)."""
 
     uid: int
     gid: int
     groups: list[int]
+    home: bytes = b""
 
 
 def person(uid: int) -> Person:
@@ -42,11 +45,11 @@ def person(uid: int) -> Person:
         entry = pwd.getpwuid(uid)
     except KeyError:
         return Person(uid, _NOBODY_GID, [])
-    return Person(uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return Person(uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid), os.fsencode(entry.pw_dir))
 
 
 def become(wanted: Person, parent: int) -> bool:
-    """Be that user, with no capability and no way back, and die with the parent; needs root.
+    """Be that user, with his home, no capability and no way back, and die with the parent; needs root.
 
     parent   our parent's pid
     Returns  False if the parent is gone already
@@ -56,6 +59,9 @@ def become(wanted: Person, parent: int) -> bool:
     os.setgroups(wanted.groups)
     os.setresgid(wanted.gid, wanted.gid, wanted.gid)
     os.setresuid(wanted.uid, wanted.uid, wanted.uid)
+    for variable in _PLACES:
+        os.environb.pop(variable, None)
+    os.environb[b"HOME"] = wanted.home or b"/nonexistent"
     libc.prctl(libc.PR_SET_DUMPABLE, 0)  # fs.suid_dumpable may say otherwise
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     return die_with_parent(parent)

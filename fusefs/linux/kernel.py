@@ -12,7 +12,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from fusefs.core.identity import Identity
@@ -41,6 +41,8 @@ class Kernel:
     def __init__(self, gate: Gate = _open_gate) -> None:
         """gate: called with each call's name before it is made; it may raise OSError, or never return."""
         self._gate = gate
+        self.silent: set[Hashable] = set()
+        """The mounts that have not answered (by their id): whoever goes on asks nothing of them again."""
 
     def reach(self, call: str) -> None:
         """Pass the gate before a call that another module here makes."""

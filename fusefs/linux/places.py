@@ -10,6 +10,9 @@ HOME = b"/run/trashd"
 """Of root's: the directory of the directories of its mounts and its service."""
 SYSTEM_RUNTIME = HOME + b"/reaper"
 _SYSTEM_STATE = b"/var/lib/trashd"
+_STATE_HOME, _OURS = b".local/state", b"trashd"
+STATE_BELOW_HOME = _STATE_HOME + b"/" + _OURS
+"""Where a user's state is who has said nothing else."""
 
 
 def runtime_dir() -> bytes:
@@ -36,15 +39,21 @@ def state_dir() -> bytes:
     Raises  FileNotFoundError for somebody without a home
     """
     told = _told(b"STATE_DIRECTORY")
-    if told is not None:
-        return told
+    return lasting_dir() if told is None else told
+
+
+def lasting_dir() -> bytes:
+    """The directory of what this user's commands and service remember together: at one place, whatever systemd gives.
+
+    Raises  FileNotFoundError for somebody without a home
+    """
     if os.geteuid() == 0:
         return _SYSTEM_STATE
     given = os.environb.get(b"XDG_STATE_HOME", b"")
-    home = given if given.startswith(b"/") else os.path.expanduser(b"~/.local/state")
+    home = given if given.startswith(b"/") else os.path.expanduser(b"~/" + _STATE_HOME)
     if not home.startswith(b"/"):
         raise FileNotFoundError(errno.ENOENT, "no home directory, and no $XDG_STATE_HOME")
-    return home + b"/trashd"
+    return home + b"/" + _OURS
 
 
 def _told(variable: bytes) -> bytes | None:

@@ -11,13 +11,13 @@ from fusefs.linux.locks import flock_holders
 _NAME = b"lock"
 
 
-def take(directory: bytes) -> Fd | None:
-    """The lock of a service's directory, for as long as the fd is open; None while another service has it.
+def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
+    """The lock of a directory, a service's by its usual name, for as long as the fd is open; None while another has it.
 
-    Only its owner may open the file: whoever can open it can hold it, and so keep the service out. Processes forked
+    Only its owner may open the file: whoever can open it can hold it, and so keep us out. Processes forked
     later must close it, or they keep it after the service's death.
     """
-    fd = Fd(os.open(directory + b"/" + _NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    fd = Fd(os.open(directory + b"/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

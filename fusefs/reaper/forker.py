@@ -82,6 +82,7 @@ class Forker:
             person.uid,
             person.gid,
             person.groups,
+            person.home,
             folder.name,
             store.base_path,
             store.volume,
@@ -164,7 +165,7 @@ def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
         # Its workers are waited for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         channel_fd, folder_fd, base_fd, store_fd, u_fd, *mounted = map(Fd, fds)
-        person = Person(spawn.uid, spawn.gid, spawn.groups)
+        person = Person(spawn.uid, spawn.gid, spawn.groups, spawn.home)
         is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
         shown = mounted[0] if mounted else None
         store = Store(Kernel(), base_fd, spawn.base_path, store_fd, u_fd, spawn.volume, spawn.owner, shown)

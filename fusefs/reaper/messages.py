@@ -192,6 +192,7 @@ class Spawn(msgspec.Struct):
     uid: int
     gid: int
     groups: list[int]
+    home: bytes
     folder: bytes
     base_path: bytes
     volume: Volume

@@ -197,21 +197,25 @@ def decode_volume(text: bytes) -> Volume | None:
     return None
 
 
-def open_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None) -> Store | None:
+def open_store(
+    kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None, *, of: int | None = None
+) -> Store | None:
     """The store in a directory, or None if there is none; takes over the fds, closing them if there is none.
 
+    of      the user whose own it must be: root opens it for him alone, and believes nothing that it says of others
     Raises  Untrusted if it belongs to somebody whom we don't trust: root trusts root, others root and themselves
     """
+    owners = trusted_owners(os.geteuid()) if of is None else (of,)
     with ExitStack() as owned:
         owned.enter_context(base_fd)
         if mounted is not None:
             owned.enter_context(mounted)
         try:
             fd = owned.enter_context(kernel.open_beneath(base_fd, STORE, READABLE))
-            owner = _check(kernel, fd, base_path)
-            volume = read_volume(kernel, fd, base_path)
+            owner = _check(kernel, fd, base_path, owners)
+            volume = read_volume(kernel, fd, base_path, owners)
             u_fd = owned.enter_context(kernel.open_beneath(fd, USERS, READABLE))
-            _check(kernel, u_fd, base_path, sticky=True)
+            _check(kernel, u_fd, base_path, owners, sticky=True)
         except OSError as error:
             if error.errno in _NO_STORE:
                 return None
@@ -227,11 +231,11 @@ def trusted_owners(uid: int) -> tuple[int, ...]:
     return (0,) if uid == 0 else (0, uid)
 
 
-def _check(kernel: Kernel, fd: Fd, base_path: bytes, *, sticky: bool = False) -> int:
+def _check(kernel: Kernel, fd: Fd, base_path: bytes, owners: tuple[int, ...], *, sticky: bool = False) -> int:
     """The owner of a directory of the store's own; Untrusted unless nobody else can change it."""
     st = kernel.fstat(fd)
     shared = st.st_mode & 0o022 and not (sticky and st.st_mode & stat.S_ISVTX)
-    if st.st_uid not in trusted_owners(os.geteuid()) or shared:
+    if st.st_uid not in owners or shared:
         where = printable(os.path.join(base_path, STORE))
         raise Untrusted(f"{where} (owner {st.st_uid}, mode {st.st_mode & 0o7777:04o})")
     return st.st_uid
@@ -243,15 +247,17 @@ def is_regular(kernel: Kernel, fd: Fd) -> bool:
     return stat.S_ISREG(st.st_mode) and st.st_nlink == 1
 
 
-def read_volume(kernel: Kernel, store_fd: int, base_path: bytes) -> Volume:
+def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[int, ...] | None = None) -> Volume:
     """volume.json of an opened `.trashd`.
 
+    owners  whose it may be; None: those whom we trust
     Raises  FileNotFoundError if there is none; Untrusted if it is somebody else's, no regular file, or not ours
     """
     where = os.path.join(base_path, STORE, VOLUME)
     with kernel.open_beneath(store_fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         st = kernel.fstat(fd)
-        if not is_regular(kernel, fd) or st.st_uid not in trusted_owners(os.geteuid()) or st.st_mode & 0o022:
+        trusted = trusted_owners(os.geteuid()) if owners is None else owners
+        if not is_regular(kernel, fd) or st.st_uid not in trusted or st.st_mode & 0o022:
             raise Untrusted(where)
         volume = decode_volume(kernel.read(fd, VOLUME_MAX_BYTES))
     if volume is None:

@@ -67,8 +67,17 @@ def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -
     Raises  OSError; NoBacking
     """
     mounts = read_mounts() if mounts is None else mounts
+    return shown_of(kernel, kernel.open_path(path), path, mounts)
+
+
+def shown_of(kernel: Kernel, fd: Fd, path: bytes, mounts: list[Mount]) -> Shown:
+    """The same of a directory that is open (O_PATH), which becomes the result's, or is closed.
+
+    path    for people
+    Raises  OSError; NoBacking
+    """
     with ExitStack() as owned:
-        fd = owned.enter_context(kernel.open_path(path))
+        owned.enter_context(fd)
         mount = find_mount(kernel, fd, mounts) if any(one.is_ours() for one in mounts) else None
         if mount is not None:
             real = os.readlink(b"/proc/self/fd/%d" % fd)

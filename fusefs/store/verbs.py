@@ -16,6 +16,7 @@ from fusefs.store.folders import open_user
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.locate import Located, Victim, existing_stores, find_victim, stores_for
 from fusefs.store.refuse import refusals
+from fusefs.store.registry import is_remembered, place_of_store, remember
 from fusefs.store.stage import Options, restock
 from fusefs.store.swap import Swapped, swap
 from fusefs.store.visible import Direct, Visible
@@ -115,17 +116,22 @@ def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, poi
 
 
 def volume_to_tell(store: Store, mounts: Iterable[Mount]) -> bytes | None:
-    """The directory that holds a store, for commands that don't find it by themselves, at the root of a mount."""
-    found_by_itself = any(mount.point == store.base_path for mount in mounts)
-    return None if found_by_itself else store.base_path
+    """The directory that holds a store, for commands that don't find it by themselves: at a mount, or by the registry.
+
+    A mount of ours may be gone by then, and what it shows is where it was.
+    """
+    lasting = any(mount.point == store.base_path for mount in mounts if not mount.is_ours())
+    return None if lasting or is_remembered(store) else place_of_store(store)
 
 
 def own_folder(store: Store) -> UserFolder:
     """The caller's folder, made if missing, with what a killed command left in stage/ completed or undone.
 
+    His registry names the store from now on.
     Raises  OSError; Untrusted
     """
     kernel = store.kernel
+    remember(store)
     folder = open_user(store, os.geteuid())
     if folder is None:
         from fusefs.store.new_folder import make_user  # only the first command on a volume needs it

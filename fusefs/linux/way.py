@@ -1,0 +1,116 @@
+"""A directory by a path that somebody wrote down, gone name by name: through no link and no mount of others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Container, Sequence
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import Mount
+
+_AUTOFS = b"autofs"
+_LINKS_MAX = 40
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Without O_DIRECTORY, which would wake an automount that rests. Source  follow_automount in the kernel's fs/namei.c"""
+
+
+def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Container[int]) -> bool:
+    """Whether only those who are trusted can have put a link into its directory."""
+    is_shared = directory.st_mode & _OTHERS_WRITE and not directory.st_mode & stat.S_ISVTX
+    return link.st_uid in trusted and directory.st_uid in trusted and not is_shared
+
+
+def open_way(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Container[int]) -> Fd:
+    """The directory (O_PATH) at an absolute path, which nobody need have meant well.
+
+    A link is followed only where nobody but those who are trusted can have put it. What another has mounted is not
+    asked for anything, and an automount that rests is left to rest: a name in one is looked up only if something is
+    mounted there.
+    mounts  as they were read just now
+    Raises  OSError: ELOOP for a link of others, EXDEV for a mount of others, ENOENT for what rests too
+    """
+    return _Way(kernel, mounts, trusted).go(path)
+
+
+class _Way:
+    """One way from the root."""
+
+    def __init__(self, kernel: Kernel, mounts: Sequence[Mount], trusted: Container[int]) -> None:
+        self._kernel = kernel
+        self._by_id = {mount.mnt_id: mount for mount in mounts}
+        self._points = {mount.point for mount in mounts if mount.fstype != _AUTOFS}
+        self._trusted = trusted
+        self._n_links = _LINKS_MAX
+
+    def go(self, path: bytes) -> Fd:
+        """Its end."""
+        names = _names(path)
+        fd, here, mount = self._kernel.open_path(b"/"), b"/", None
+        while names:
+            try:
+                name = names.pop()
+                there = os.path.join(here, name)
+                if mount is not None and mount.fstype == _AUTOFS and there not in self._points:
+                    raise _refusal(errno.ENOENT, there)
+                inner = Fd(os.open(name, _STEP, dir_fd=fd))
+                try:
+                    mount = self._mount_of(inner, there)
+                    st = self._kernel.fstat(inner)
+                    is_link = stat.S_ISLNK(st.st_mode)
+                    if is_link:
+                        start, added = self._target(fd, here, name, st)
+                    elif not stat.S_ISDIR(st.st_mode):
+                        raise _refusal(errno.ENOTDIR, there)
+                except BaseException:
+                    inner.close()
+                    raise
+            except BaseException:
+                fd.close()
+                raise
+            fd.close()
+            if is_link:
+                inner.close()
+                names += [*added, *_names(start)]
+                fd, here, mount = self._kernel.open_path(b"/"), b"/", None
+            else:
+                fd, here = inner, there
+        if mount is not None and mount.fstype == _AUTOFS:
+            fd.close()
+            raise _refusal(errno.ENOENT, here)
+        return fd
+
+    def _mount_of(self, fd: Fd, path: bytes) -> Mount:
+        """What a step led to; nothing else is asked of it before."""
+        mount = self._by_id.get(self._kernel.statx(fd).mnt_id)
+        if mount is None or mount.owner not in self._trusted:
+            raise _refusal(errno.EXDEV, path)
+        return mount
+
+    def _target(self, fd: Fd, here: bytes, name: bytes, link: os.stat_result) -> tuple[bytes, list[bytes]]:
+        """Where a link leads: an absolute path that was gone already or is the root, and names below it, last first."""
+        there = os.path.join(here, name)
+        if not self._n_links or not is_trusted_link(self._kernel.fstat(fd), link, self._trusted):
+            raise _refusal(errno.ELOOP, there)
+        self._n_links -= 1
+        target = os.readlink(name, dir_fd=fd)
+        parts = [part for part in target.split(b"/") if part not in (b"", b".")]
+        start = b"/" if target.startswith(b"/") else here
+        while parts and parts[0] == b"..":
+            start = os.path.dirname(start)
+            del parts[0]
+        if b".." in parts:
+            raise _refusal(errno.ELOOP, there)  # down and up again: through what, nobody knows
+        return start, parts[::-1]
+
+
+def _names(path: bytes) -> list[bytes]:
+    """The names of a path without `..`, last first."""
+    return [name for name in path.split(b"/") if name][::-1]
+
+
+def _refusal(number: int, path: bytes) -> OSError:
+    return OSError(number, os.strerror(number), path)

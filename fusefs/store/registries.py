@@ -1,0 +1,109 @@
+"""What users' registries name, for root: each read by a child with its user's uid, gone to through no link of his.
+
+Root hears of a user from the accounts, and of one whom these don't list from his folder in a store. A registry is
+looked for below the home that the accounts tell, since no other $XDG_STATE_HOME is told to root.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple
+
+from fusefs.linux.credentials import person
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import Mount, covering
+from fusefs.linux.patience import ask_each
+from fusefs.linux.places import STATE_BELOW_HOME
+from fusefs.linux.way import open_way
+from fusefs.store.leads import Lead, Word, follow
+from fusefs.store.registry import REGISTRY, decode, read_registry
+
+MOST_ACCOUNTS = 10_000
+_FOUND = b"found"
+
+
+class _Home(NamedTuple):
+    uid: int
+    path: bytes
+
+
+def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[Word]:
+    """The lines of all users' registries that lead somewhere now; needs root.
+
+    uids  who may be missing in the accounts' list, as a directory service need not list all
+    Nobody is waited for beyond a few seconds: who keeps his child from answering is passed over.
+    """
+    homes = _homes(kernel, uids)
+    words = [word for home in _with_registry(kernel, homes, mounts) for word in _words_of(kernel, home, mounts)]
+    yield from (word for word, lead in follow(kernel, words, mounts) if lead is Lead.THERE)
+
+
+def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_Home]:
+    homes = {**_accounts(kernel), **_known(uids)}
+    return [_Home(uid, path) for uid, path in homes.items() if uid != 0 and path.startswith(b"/")]
+
+
+def _accounts(kernel: Kernel) -> Mapping[int, bytes]:
+    """The homes of all whom the system lists, in time: a directory service may be far away."""
+
+    def ask(_nothing: None) -> bytes:
+        known = islice(pwd.getpwall(), MOST_ACCOUNTS)
+        return b"\0".join(b"%d:%s" % (one.pw_uid, os.fsencode(one.pw_dir)) for one in known)
+
+    ((_nothing, answer),) = ask_each((None,), ask, kernel.silent, lambda _nothing: pwd.__name__)
+    pairs = (one.partition(b":") for one in (answer or b"").split(b"\0") if one)
+    return {int(uid): path for uid, _colon, path in pairs}
+
+
+def _known(uids: Iterable[int]) -> Mapping[int, bytes]:
+    homes = {}
+    for uid in uids:
+        with suppress(KeyError):
+            homes[uid] = os.fsencode(pwd.getpwuid(uid).pw_dir)
+    return homes
+
+
+def _with_registry(kernel: Kernel, homes: Sequence[_Home], mounts: Sequence[Mount]) -> list[_Home]:
+    """Those where there seems to be a registry: most accounts have none, and cost a few calls."""
+
+    def ask(home: _Home) -> bytes:
+        try:
+            with _open_place(kernel, home, mounts) as directory:
+                st = os.stat(REGISTRY, dir_fd=directory, follow_symlinks=False)
+        except PermissionError:
+            return _FOUND  # root of another host may not look; its user's process does
+        except OSError:
+            return b""
+        return _FOUND if stat.S_ISREG(st.st_mode) and st.st_uid == home.uid else b""
+
+    asked = ask_each(homes, ask, kernel.silent, lambda home: covering(home.path, mounts))
+    return [home for home, answer in asked if answer == _FOUND]
+
+
+def _words_of(kernel: Kernel, home: _Home, mounts: Sequence[Mount]) -> list[Word]:
+    """What a user's registry says, as he reads it himself."""
+
+    def ask(_home: _Home) -> bytes:
+        try:
+            with (
+                _open_place(kernel, home, mounts) as place,
+                Fd(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)) as directory,
+            ):
+                return read_registry(directory)
+        except OSError:
+            return b""
+
+    # Who stops his own child has not made a mount silent: what is learnt of it is of him alone.
+    ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, person(home.uid))
+    return [Word(home.uid, line) for line in decode(answer or b"")]
+
+
+def _open_place(kernel: Kernel, home: _Home, mounts: Sequence[Mount]) -> Fd:
+    """The directory of a user's registry, through no link but root's, whoever asks. Raises  OSError"""
+    return open_way(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))
