@@ -19,7 +19,7 @@ from fusefs.linux.patience import ask_each
 from fusefs.linux.way import open_way
 from fusefs.store.layout import Store, open_store
 from fusefs.store.mounted import shown_of
-from fusefs.store.registry import Registered
+from fusefs.store.registry import Line
 from fusefs.store.sides import READABLE
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -43,7 +43,7 @@ class Word(NamedTuple):
     """A line of somebody's registry: of root's own, it is true; of a user's it is his word, for his own store alone."""
 
     uid: int
-    line: Registered
+    line: Line
 
 
 def trusted_on_the_way(uid: int) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ def follow(kernel: Kernel, words: Sequence[Word], mounts: Sequence[Mount]) -> It
         yield word, Lead.SILENT if answer is None else Lead(answer.decode() or Lead.ABSENT.value)
 
 
-def look(kernel: Kernel, one: Registered, mounts: Sequence[Mount], trusted: Container[int]) -> Lead:
+def look(kernel: Kernel, one: Line, mounts: Sequence[Mount], trusted: Container[int]) -> Lead:
     """Where a line leads. May take for ever"""
     try:
         base = open_way(kernel, one.path, mounts, trusted)
@@ -91,7 +91,7 @@ def look(kernel: Kernel, one: Registered, mounts: Sequence[Mount], trusted: Cont
         return Lead.GONE if _is_on(base, one) else Lead.ABSENT
 
 
-def _was_here(kernel: Kernel, one: Registered, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
+def _was_here(kernel: Kernel, one: Line, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
     """Whether the lowest directory that is left of a path is on the filesystem that a store was on."""
     path = one.path
     while path != b"/":
@@ -105,7 +105,7 @@ def _was_here(kernel: Kernel, one: Registered, mounts: Sequence[Mount], trusted:
     return False
 
 
-def _is_on(fd: Fd, one: Registered) -> bool:
+def _is_on(fd: Fd, one: Line) -> bool:
     return one.filesystem != 0 and os.fstatvfs(fd).f_fsid & (1 << 64) - 1 == one.filesystem
 
 

@@ -17,8 +17,8 @@ from fusefs.store.leads import Lead, Word, follow
 from fusefs.store.registry import (
     MAX_BYTES,
     MAX_LINES,
-    REGISTRY,
-    Registered,
+    STORES,
+    Line,
     decode,
     encode,
     open_directory,
@@ -29,7 +29,7 @@ _MODE = 0o600
 _GLANCES, _GLANCE_S = 50, 0.01
 
 
-def write(kernel: Kernel, one: Registered) -> bool:
+def write(kernel: Kernel, one: Line) -> bool:
     """Add a line to the caller's registry; whether it has it now: not if somebody else keeps the lock, or no room is.
 
     Raises  OSError
@@ -47,7 +47,7 @@ def write(kernel: Kernel, one: Registered) -> bool:
         text = b"".join(map(encode, kept))
         if len(text) > MAX_BYTES or len(kept) > MAX_LINES:
             return False
-        replace_file(os.path.join(path, REGISTRY), text, _MODE, is_durable=True)
+        replace_file(os.path.join(path, STORES), text, _MODE, is_durable=True)
         os.fsync(directory)
     return True
 
@@ -55,14 +55,14 @@ def write(kernel: Kernel, one: Registered) -> bool:
 def _lock(path: bytes) -> Fd | None:
     """The registry's lock. Whoever has it is about to write; a stopped one is not waited for long."""
     for _glance in range(_GLANCES):
-        lock = take(path, REGISTRY + b".lock")
+        lock = take(path, STORES + b".lock")
         if lock is not None:
             return lock
         time.sleep(_GLANCE_S)
     return None
 
 
-def _still_needed(kernel: Kernel, lines: Sequence[Registered], one: Registered) -> list[Registered]:
+def _still_needed(kernel: Kernel, lines: Sequence[Line], one: Line) -> list[Line]:
     """The lines that stay beside a new one; if there are too many, none that leads nowhere at the moment."""
     words = [Word(os.geteuid(), line) for line in lines]
     followed = [(word.line, lead) for word, lead in follow(kernel, words, read_mounts())]
@@ -73,7 +73,7 @@ def _still_needed(kernel: Kernel, lines: Sequence[Registered], one: Registered) 
     return [line for line, _lead in kept]
 
 
-def _replaces(one: Registered, line: Registered, lead: Lead) -> bool:
+def _replaces(one: Line, line: Line, lead: Lead) -> bool:
     """Whether a new line says of an old one's store where it is now."""
     if one.volume != line.volume:
         return False

@@ -22,7 +22,7 @@ from fusefs.linux.patience import ask_each
 from fusefs.linux.places import STATE_BELOW_HOME
 from fusefs.linux.way import open_way
 from fusefs.store.leads import Lead, Word, follow
-from fusefs.store.registry import REGISTRY, decode, read_registry
+from fusefs.store.registry import STORES, decode, read_registry
 
 MOST_ACCOUNTS = 10_000
 _FOUND = b"found"
@@ -75,7 +75,7 @@ def _with_registry(kernel: Kernel, homes: Sequence[_Home], mounts: Sequence[Moun
     def ask(home: _Home) -> bytes:
         try:
             with _open_place(kernel, home, mounts) as directory:
-                st = os.stat(REGISTRY, dir_fd=directory, follow_symlinks=False)
+                st = os.stat(STORES, dir_fd=directory, follow_symlinks=False)
         except PermissionError:
             return _FOUND  # root of another host may not look; its user's process does
         except OSError:

@@ -19,7 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.places import lasting_dir
 from fusefs.store.layout import Store
 
-REGISTRY = b"stores"
+STORES = b"stores"
 MAX_BYTES = 64 * 1024
 MAX_LINES = 1000
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -27,7 +27,7 @@ _LINE = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}) (\d{1,20}) (\d{1,20}) ([0-9
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/+,:@=")
 
 
-class Registered(NamedTuple):
+class Line(NamedTuple):
     """A line: a store, as it was when it was used last.
 
     identity    of `.trashd`
@@ -42,7 +42,7 @@ class Registered(NamedTuple):
     path: bytes
 
 
-def encode(one: Registered) -> bytes:
+def encode(one: Line) -> bytes:
     """Its line, with the newline."""
     handle, ino, btime_ns = one.identity
     quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in one.path)
@@ -50,7 +50,7 @@ def encode(one: Registered) -> bytes:
     return told.encode() + quoted + b"\n"
 
 
-def decode(text: bytes) -> list[Registered]:
+def decode(text: bytes) -> list[Line]:
     """What a registry says; what is no line of one is left out. Somebody else may have written all of it."""
     found = []
     for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
@@ -61,7 +61,7 @@ def decode(text: bytes) -> list[Registered]:
         path = re.sub(rb"%([0-9A-F]{2})", lambda byte: bytes([int(byte[1], 16)]), quoted)
         if is_volume_id(volume.decode()) and _is_plain(path):
             identity = Identity("" if handle == b"-" else handle.decode(), int(ino), int(btime_ns))
-            found.append(Registered(identity, VolumeId(volume.decode()), int(filesystem, 16), path))
+            found.append(Line(identity, VolumeId(volume.decode()), int(filesystem, 16), path))
     return found
 
 
@@ -80,7 +80,7 @@ def read_registry(dir_fd: int) -> bytes:
     """
     _must_be_own(os.fstat(dir_fd))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with Fd(os.open(REGISTRY, flags, dir_fd=dir_fd)) as fd:
+    with Fd(os.open(STORES, flags, dir_fd=dir_fd)) as fd:
         st = os.fstat(fd)
         _must_be_own(st)
         if not stat.S_ISREG(st.st_mode) or st.st_nlink != 1:
@@ -100,7 +100,7 @@ def open_directory(path: bytes) -> Fd:
     return Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def registered() -> list[Registered]:
+def registered() -> list[Line]:
     """What the caller's own registry names, the newest last; nothing if he has none that could be his."""
     try:
         return decode(_read_own())
@@ -115,7 +115,7 @@ def why_unread() -> tuple[bytes, str] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return os.path.join(lasting_dir(), REGISTRY), error.strerror or "it can't be read"
+        return os.path.join(lasting_dir(), STORES), error.strerror or "it can't be read"
     return None
 
 
@@ -124,10 +124,10 @@ def _read_own() -> bytes:
         return read_registry(directory)
 
 
-def describe(store: Store) -> Registered:
+def describe(store: Store) -> Line:
     """What a registry is to say of a store. Raises  OSError"""
     filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
-    return Registered(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store))
+    return Line(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store))
 
 
 def place_of_store(store: Store) -> bytes:
@@ -158,7 +158,7 @@ def is_remembered(store: Store) -> bool:
     return _has(text, encode(one)) or any(is_same(one, other) for other in decode(text))
 
 
-def is_same(one: Registered, other: Registered) -> bool:
+def is_same(one: Line, other: Line) -> bool:
     """Whether two lines mean one store at one place."""
     known = compare(one.identity, other.identity)
     return known is not Likelihood.OTHER and (one.volume, one.path) == (other.volume, other.path)

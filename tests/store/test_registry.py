@@ -18,7 +18,7 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.layout import Store, open_store
 from fusefs.store.leads import Word, open_registered
 from fusefs.store.registries import stores_of_users
-from fusefs.store.registry import MAX_LINES, Registered, decode, encode, is_remembered, registered, remember
+from fusefs.store.registry import MAX_LINES, Line, decode, encode, is_remembered, registered, remember
 from tests.support.command import done_well
 from tests.support.homes import ALICE, BOB, ROOTS, homes, registry_of, trashd_as
 from tests.support.store import init, raw, swap
@@ -28,7 +28,7 @@ from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-LINE = Registered(Identity("1:0a0b", 7, 9), VolumeId("0" * 32), 5, b"/srv/\xff with\nall")
+LINE = Line(Identity("1:0a0b", 7, 9), VolumeId("0" * 32), 5, b"/srv/\xff with\nall")
 
 
 @pytest.fixture(autouse=True)
