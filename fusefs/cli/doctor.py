@@ -15,12 +15,14 @@ from fusefs.core.errors import NotFound, Refused, TrashdError, UsageError, from_
 from fusefs.core.names import printable
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
+from fusefs.store.check_registry import check_registry, check_vouched
+from fusefs.store.discover import open_at
 from fusefs.store.find import each_folder
-from fusefs.store.layout import open_store
+from fusefs.store.layout import UserFolder
 from fusefs.store.listing import Entry
-from fusefs.store.mounted import open_shown
 
 EXIT_PROBLEMS = 1
 
@@ -80,7 +82,7 @@ def command(
     if forgotten is not None:
         return _forget(Kernel(), volumes, forgotten, ended, yes=yes, as_json=as_json)
     assert volume is not None
-    return _check(os.path.realpath(volume), repair, ended, as_json=as_json)
+    return _examine(os.path.realpath(volume), repair, ended, as_json=as_json)
 
 
 def _refuse_words(
@@ -146,11 +148,10 @@ def _ask(entry: Entry, why: str) -> None:
         raise Refused("nothing was given up")
 
 
-def _check(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
+def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
     kernel = Kernel()
     try:
-        base = open_shown(kernel, path)
-        store = open_store(kernel, base.fd, path, base.mounted)
+        store = open_at(kernel, path, read_mounts())
     except OSError as error:
         raise from_os(error, path) from error
     if store is None:
@@ -158,9 +159,9 @@ def _check(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) ->
     if repair:
         tended([path], kernel, ended)
     with store:
-        problems = [*check_store(store)]
+        problems = [*check_store(store), *check_registry(kernel, path)]
         lost: list[TrashdError] = []
-        for part in each_folder(kernel, [path], check_folder, list[Problem], lost):
+        for part in each_folder(kernel, [path], _check, list[Problem], lost):
             problems += part
         problems += [Problem(printable(path), error.message(), error.hint) for error in lost]
     for problem in dict.fromkeys(problems):
@@ -169,3 +170,7 @@ def _check(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) ->
         else:
             print(f"{printable(os.fsencode(problem.where))}: {problem.what}\n  hint: {problem.hint}")
     return EXIT_PROBLEMS if problems else 0
+
+
+def _check(folder: UserFolder) -> list[Problem]:
+    return [*check_vouched(folder), *check_folder(folder)]

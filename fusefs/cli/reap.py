@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from itertools import groupby
 
 import click
 
@@ -15,6 +16,7 @@ from fusefs.cli.tending import tended
 from fusefs.core.budget import Tempo
 from fusefs.core.errors import Incomplete, TrashdError, UsageError
 from fusefs.core.lifecycle import State
+from fusefs.core.names import printable
 from fusefs.core.report import Reaped, Report
 from fusefs.store.find import all_entries, find_container
 from fusefs.store.listing import Entry
@@ -60,7 +62,8 @@ def command(
 
     Without ID: all that have expired (as root: everybody's, each with its owner's authority). An orphan that is
     named, or --all, is reaped before its time only with --now. What is pinned goes only if it is named, or by
-    --pinned, which --all doesn't imply. What can't be deleted goes to quarantine. After Ctrl-C, or however it ended,
+    --pinned, which --all doesn't imply. A user's own store that is not in his registry may be a copy: what is in it
+    goes only if it is named. What can't be deleted goes to quarantine. After Ctrl-C, or however it ended,
     the next reap goes on where it was.
 
     Where a trash store in an orphan holds something, the reaper leaves that store and what it holds, and the rest of
@@ -87,12 +90,14 @@ def command(
         raise UsageError("--now alone", "name those that may go before their time (trashd list)")
     kernel = tended(volumes)
     lost: list[TrashdError] = []
-    early, left = [], []
+    early, left, unserved = [], [], []
     if identifiers:
         chosen = [find_container(kernel, volumes, one) for one in identifiers]
         early = [entry for entry in chosen if not now and _waits(entry)]
     else:
-        chosen = [entry for entry in all_entries(kernel, volumes, lost) if entry.state in _REAPABLE]
+        found = [entry for entry in all_entries(kernel, volumes, lost) if entry.state in _REAPABLE]
+        chosen = [entry for entry in found if entry.is_served]
+        unserved = [entry for entry in found if not entry.is_served and (now or not _waits(entry))]
         if everything or pinned:
             own = [entry for entry in chosen if entry.uid == os.geteuid()]
             chosen = [entry for entry in own if (pinned if _is_pinned(entry) else everything)]
@@ -103,6 +108,7 @@ def command(
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
     _tell_left(left, as_json=as_json)
+    _tell_unserved(unserved, as_json=as_json)
     is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else has_expired
     how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or (Incomplete.exit_code if early or lost else 0)
@@ -121,6 +127,21 @@ def _tell_left(left: Sequence[Entry], *, as_json: bool) -> None:
     elif left:
         stay = "1 pinned orphan stays" if len(left) == 1 else f"{len(left)} pinned orphans stay"
         output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
+
+
+def _tell_unserved(unserved: Sequence[Entry], *, as_json: bool) -> None:
+    """Say what is left in stores that may be copies, and how it would go."""
+    if as_json:
+        for entry in unserved:
+            output.as_json(Reaped(entry.id, "unregistered", Report(0, (), 0)))
+        return
+    for base, several in groupby(sorted(unserved, key=Entry.base_path), key=Entry.base_path):
+        n_left, where = len(list(several)), printable(base)
+        stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
+        output.warn(
+            f"{stay} in {where}/.trashd, which may be a copy: nobody has registered that store. "
+            f"Its owner does by: trashd init {where}; an ID reaps one of them"
+        )
 
 
 def _waits(entry: Entry) -> bool:

@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
-from fusefs.core.errors import NoBacking, NotPermitted, TrashdError
-from fusefs.core.names import printable
+from fusefs.core.errors import NoBacking, NotPermitted, TrashdError, Untrusted
+from fusefs.core.names import STORE, printable
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, read_mounts
-from fusefs.store.folders import Refusal, all_users, open_user, why_refused
-from fusefs.store.layout import Store, UserFolder, open_store
+from fusefs.linux.mountinfo import Mount, covering, read_mounts
+from fusefs.linux.patience import ask_each
+from fusefs.store.folders import Refusal, all_users, named_users, open_user, why_refused
+from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
+from fusefs.store.leads import Lead, Word, follow, open_registered
 from fusefs.store.mounted import open_shown
 from fusefs.store.pointers import lower_stores
+from fusefs.store.registry import registered
 
 _NO_VOLUMES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "
     b"binfmt_misc configfs fusectl rpc_pipefs nsfs squashfs erofs iso9660".split()
 )
+_FOUND = b"found"
 
 
-def discover(kernel: Kernel, paths: Iterable[bytes] = ()) -> Iterator[Store]:
-    """The trusted stores that matter for some paths, or all that can be seen; whoever takes one closes it.
+def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
+    """The stores that matter for some paths, or all that are known; whoever takes one closes it.
 
-    paths  each stands for the stores at it and above it; without any: those at every mount point and those
-           above the working directory
-    Raises NoBacking if one of the paths is in a mount of ours whose backing tree we can't use
+    They are trusted ones; root gets users' own as well, each for its owner alone.
+    paths   each stands for the stores at it and above it; without any: those at every mount point, those above the
+            working directory, and those that a registry names: the caller's, and for root all users'
+    silent  gets the mount points that don't answer, and are passed over; paths that are named are waited for
+    Raises  NoBacking if one of the paths is in a mount of ours whose backing tree we can't use
     """
     seen: set[tuple[int, int]] = set()
-    mounts = read_mounts()
     asked = [os.path.realpath(path) for path in paths]
-    for path in _bases(asked, mounts):
-        try:
-            base = open_shown(kernel, path, mounts)
-            store = open_store(kernel, base.fd, path, base.mounted)
-        except NoBacking:
-            if path in asked:
-                raise
-            continue
-        except (OSError, TrashdError):
-            continue  # nothing there for us; `trashd doctor PATH` says why
-        if store is None:
-            continue
+    for store in _named(kernel, asked) if asked else _everywhere(kernel, [] if silent is None else silent):
         with ExitStack() as owned:
             owned.enter_context(store)
             st = kernel.fstat(store.fd)
@@ -53,17 +47,89 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = ()) -> Iterator[Store]:
         yield store
 
 
-def _bases(paths: list[bytes], mounts: list[Mount]) -> Iterator[bytes]:
-    if not paths:
-        yield from mount_points(mounts)
-        paths = [os.path.realpath(os.getcwdb())]
-    for path in paths:
-        yield from _upwards(path)
+def _named(kernel: Kernel, asked: list[bytes]) -> Iterator[Store]:
+    mounts = read_mounts()
+    for path in dict.fromkeys(above for one in asked for above in _upwards(one)):
+        try:
+            store = open_at(kernel, path, mounts)
+        except NoBacking:
+            if path in asked:
+                raise
+            continue
+        except (OSError, TrashdError):
+            continue  # nothing there for us; `trashd doctor PATH` says why
+        if store is not None:
+            yield store
+
+
+def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
+    mounts = read_mounts()
+    users: set[int] = set()
+    for path in _answering(kernel, mounts, silent):
+        with suppress(OSError, TrashdError):  # it is gone by now
+            store = open_at(kernel, path, mounts)
+            if store is not None:
+                if store.owner == 0 == os.geteuid():
+                    users |= named_users(store)
+                yield store
+    for word in _words(kernel, mounts, users):
+        store = open_registered(kernel, word, mounts)
+        if store is not None:
+            yield store
+
+
+def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:
+    """The mount points with a store, and the directories above us; a child looks, as who asks a dead one waits."""
+
+    def ask(path: bytes) -> bytes:
+        try:
+            store = open_at(kernel, path, mounts)
+        except (OSError, TrashdError):
+            return b""
+        return _FOUND if store is not None else b""
+
+    paths = mount_points(mounts)
+    with suppress(FileNotFoundError):  # where we are was removed
+        paths = list(dict.fromkeys([*paths, *_upwards(os.getcwdb())]))
+    for path, answer in ask_each(paths, ask, kernel.silent, lambda path: covering(path, mounts)):
+        if answer is None:
+            silent.append(path)
+        elif answer == _FOUND:
+            yield path
+
+
+def _words(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[Word]:
+    """What registries name."""
+    own = [Word(os.geteuid(), line) for line in registered()]
+    yield from (word for word, lead in follow(kernel, own, mounts) if lead is Lead.THERE)
+    if os.geteuid() == 0:
+        from fusefs.store.registries import stores_of_users  # users are spared it
+
+        yield from stores_of_users(kernel, mounts, users)
+
+
+def open_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
+    """The store in a directory; None if there is none. Root opens a user's own one for that user alone.
+
+    Raises  OSError; Untrusted; NoBacking
+    """
+    shown = open_shown(kernel, path, mounts)
+    try:
+        return open_store(kernel, shown.fd, path, shown.mounted)
+    except Untrusted:
+        if os.geteuid() != 0:
+            raise
+    shown = open_shown(kernel, path, mounts)
+    return open_store(kernel, shown.fd, path, shown.mounted, of=kernel.stat(shown.fd, STORE).st_uid or None)
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
-    """Where there may be a store; mounts of ours first, so that a store has the path by which people know it."""
-    volumes = [mount for mount in mounts if mount.fstype not in _NO_VOLUMES]
+    """Where there may be a store; mounts of ours first, so that a store has the path by which people know it.
+
+    What another user has mounted is no place for one: his program could show anything, or hang.
+    """
+    owners = trusted_owners(os.geteuid())
+    volumes = [mount for mount in mounts if mount.fstype not in _NO_VOLUMES and mount.owner in owners]
     return list(dict.fromkeys(mount.point for mount in sorted(volumes, key=lambda mount: not mount.is_ours())))
 
 
@@ -77,9 +143,10 @@ def _upwards(path: bytes) -> Iterator[bytes]:
 def folders(store: Store, refused: list[Refusal] | None = None) -> Iterator[UserFolder]:
     """The users' folders of a store that concern the caller: root sees all; whoever takes one closes it.
 
+    A user's own store serves him alone.
     refused  gets what is called so and is none
     """
-    yield from all_users(store, [] if refused is None else refused, os.geteuid() or None)
+    yield from all_users(store, [] if refused is None else refused, os.geteuid() or store.owner or None)
 
 
 def with_lower(folder: UserFolder) -> Iterator[UserFolder]:

@@ -35,16 +35,18 @@ def each_folder(
     kind: Any,
     lost: list[TrashdError] | None = None,
     refused: list[Problem] | None = None,
+    silent: list[bytes] | None = None,
 ) -> Iterator[T]:
     """`body` for each user's folder, lower stores included, each in a process of its owner.
 
     kind    the result's type
     lost    gets the errors of folders that could not be looked at: one user must not stop the command for all
     refused gets what is called like a folder and is none
+    silent  gets the mount points that don't answer
     Raises  the first such error, when all folders are done, if nobody gave `lost`
     """
     errors: list[TrashdError] = [] if lost is None else lost
-    for store in discover(kernel, volumes):
+    for store in discover(kernel, volumes, silent):
         strangers: list[Refusal] = []
         with store:
             for folder in folders(store, strangers):
@@ -67,30 +69,41 @@ def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: Visible 
     return [body(one) for one in with_lower(folder)]
 
 
-def all_entries(kernel: Kernel, volumes: Sequence[bytes], lost: list[TrashdError] | None = None) -> list[Entry]:
+def all_entries(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    lost: list[TrashdError] | None = None,
+    silent: list[bytes] | None = None,
+) -> list[Entry]:
     """The entries of all folders, oldest first.
 
     A store reached by two ways is listed once, and a container that changes its state meanwhile is what it became.
-    lost, Raises  as for `each_folder`
+    lost, silent, Raises  as for `each_folder`
     """
     found = {
         (entry.path.rsplit(b"/", 2)[0], entry.id): entry
-        for part in each_folder(kernel, volumes, lambda folder: list(entries(folder)), list[Entry], lost)
+        for part in each_folder(kernel, volumes, _entries, list[Entry], lost, silent=silent)
         for entry in part
     }
     return sorted(found.values(), key=lambda entry: entry.id)
+
+
+def _entries(folder: UserFolder) -> list[Entry]:
+    return list(entries(folder))
 
 
 def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = ()) -> list[str]:
     """Tend all folders that the caller may see; what could not be settled, in words. ended: as for `recover`"""
     lost: list[TrashdError] = []
     refused: list[Problem] = []
+    silent: list[bytes] = []
 
     def act(folder: UserFolder) -> list[str]:
         return [*tend(folder, ended), *give_what_is_left(folder)]
 
-    settled = [line for part in each_folder(kernel, volumes, act, list[str], lost, refused) for line in part]
-    return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused)]
+    settled = [line for part in each_folder(kernel, volumes, act, list[str], lost, refused, silent) for line in part]
+    passed_over = (f"{printable(path)} does not answer: passed over" for path in silent)
+    return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused), *passed_over]
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> Entry:
@@ -103,11 +116,13 @@ def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) ->
             f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {_LEAST_CHARS} characters of it"
         )
     lost: list[TrashdError] = []
-    listed = all_entries(kernel, volumes, lost)
+    silent: list[bytes] = []
+    listed = all_entries(kernel, volumes, lost, silent)
     exact = [entry for entry in listed if entry.id == identifier]
     found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not found:
-        raise lost[0] if lost else NotFound(os.fsencode(identifier))
+        hint = f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
+        raise lost[0] if lost else NotFound(os.fsencode(identifier), hint)
     if len(found) > 1:
         raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
     return found[0]

@@ -108,6 +108,11 @@ def take_census(store: Store, only: int | None = None) -> Census:
     return census
 
 
+def named_users(store: Store) -> set[int]:
+    """The users whose names there are in a store; who has no folder there may have one of them. Raises  OSError"""
+    return set(_names(store.kernel, store.u_fd))
+
+
 def why_refused(folder: UserFolder) -> str:
     """Why a folder that is open is not its user's; empty if it is."""
     kernel = folder.store.kernel

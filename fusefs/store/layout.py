@@ -65,6 +65,7 @@ class Store(NamedTuple):
     fd, u_fd   `.trashd` and `.trashd/u`
     owner      uid of `.trashd`
     mounted    the base as a mount of ours shows it (O_PATH); None where none does
+    is_named   whether it was found by its user's word: a pointer in his folder, or his registry
     """
 
     kernel: Kernel
@@ -75,6 +76,7 @@ class Store(NamedTuple):
     volume: Volume
     owner: int
     mounted: Fd | None = None
+    is_named: bool = False
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""

@@ -128,4 +128,4 @@ def open_registered(kernel: Kernel, word: Word, mounts: list[Mount]) -> Store | 
         if store.volume.id != line.volume or compare(kernel.identify(store.fd), line.identity) is Likelihood.OTHER:
             return None
         owned.pop_all()
-    return store
+    return store._replace(is_named=True)

@@ -16,6 +16,7 @@ from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
 from fusefs.core.wire import decode
 from fusefs.store.claim import open_record
 from fusefs.store.layout import UserFolder
+from fusefs.store.registry import is_vouched
 
 
 class Entry(NamedTuple):
@@ -25,6 +26,7 @@ class Entry(NamedTuple):
     origin    full path that the tree came from; None for what was dropped
     problem   why its record can't be read; the other fields are then empty
     failures  why it is in quarantine, as far as the record had room; `n_failed` of them
+    is_served whether it goes by itself when it is due; else only who names it has it reaped
     """
 
     id: ContainerId
@@ -40,6 +42,7 @@ class Entry(NamedTuple):
     n_failed: int
     problem: str
     failures: tuple[Failure, ...] = ()
+    is_served: bool = True
 
     def base_path(self) -> bytes:
         """The directory that holds the store."""
@@ -48,6 +51,12 @@ class Entry(NamedTuple):
 
 def entries(folder: UserFolder) -> Iterator[Entry]:
     """The containers of one user in all states, oldest first; to be run as that user."""
+    is_served = is_vouched(folder.store)
+    for entry in _entries(folder):
+        yield entry if is_served else entry._replace(is_served=False)
+
+
+def _entries(folder: UserFolder) -> Iterator[Entry]:
     kernel = folder.store.kernel
     for state in State:
         names = folder.list(state)

@@ -113,4 +113,4 @@ def lower_stores(folder: UserFolder) -> Iterator[Store]:
         except (OSError, TrashdError):
             continue
         if found is not None:
-            yield found
+            yield found._replace(is_named=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from fusefs.store.leads import Lead, Word, follow
 from fusefs.store.registry import STORES, decode, read_registry
 
 MOST_ACCOUNTS = 10_000
+_MOST_UNLISTED = 1000
 _FOUND = b"found"
 
 
@@ -45,28 +46,22 @@ def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int]
 
 
 def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_Home]:
-    homes = {**_accounts(kernel), **_known(uids)}
-    return [_Home(uid, path) for uid, path in homes.items() if uid != 0 and path.startswith(b"/")]
+    """Where the system says that users are at home, in time: a directory service may be far away."""
 
-
-def _accounts(kernel: Kernel) -> Mapping[int, bytes]:
-    """The homes of all whom the system lists, in time: a directory service may be far away."""
-
-    def ask(_nothing: None) -> bytes:
-        known = islice(pwd.getpwall(), MOST_ACCOUNTS)
-        return b"\0".join(b"%d:%s" % (one.pw_uid, os.fsencode(one.pw_dir)) for one in known)
-
-    ((_nothing, answer),) = ask_each((None,), ask, kernel.silent, lambda _nothing: pwd.__name__)
-    pairs = (one.partition(b":") for one in (answer or b"").split(b"\0") if one)
-    return {int(uid): path for uid, _colon, path in pairs}
-
-
-def _known(uids: Iterable[int]) -> Mapping[int, bytes]:
-    homes = {}
-    for uid in uids:
+    def ask(uid: int | None) -> bytes:
         with suppress(KeyError):
-            homes[uid] = os.fsencode(pwd.getpwuid(uid).pw_dir)
-    return homes
+            known = islice(pwd.getpwall(), MOST_ACCOUNTS) if uid is None else (pwd.getpwuid(uid),)
+            return b"\0".join(b"%d:%s" % (one.pw_uid, os.fsencode(one.pw_dir)) for one in known)
+        return b""
+
+    def homes_of(asked: Sequence[int | None]) -> dict[int, bytes]:
+        answers = (answer or b"" for _uid, answer in ask_each(asked, ask, kernel.silent, lambda _uid: pwd.__name__))
+        pairs = (one.partition(b":") for answer in answers for one in answer.split(b"\0") if one)
+        return {int(uid): path for uid, _colon, path in pairs}
+
+    homes = homes_of((None,))
+    homes |= homes_of([*islice((uid for uid in sorted(uids) if uid not in homes), _MOST_UNLISTED)])
+    return [_Home(uid, path) for uid, path in homes.items() if uid != 0 and path.startswith(b"/")]
 
 
 def _with_registry(kernel: Kernel, homes: Sequence[_Home], mounts: Sequence[Mount]) -> list[_Home]:

@@ -158,6 +158,26 @@ def is_remembered(store: Store) -> bool:
     return _has(text, encode(one)) or any(is_same(one, other) for other in decode(text))
 
 
+def is_vouched(store: Store) -> bool:
+    """Whether somebody who may says of a store that it is no copy: root of his by having made it, a user of his own.
+
+    To be asked by its user. What nobody vouches for is shown and restored from, and nothing in it is reaped unasked. A
+    user who can have no registry vouches for what he uses.
+    """
+    return store.owner == 0 or store.is_named or is_remembered(store) or not _has_place()
+
+
+def _has_place() -> bool:
+    """Whether the caller has a registry, or could have one."""
+    try:
+        path = lasting_dir()
+    except FileNotFoundError:
+        return False
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.access(path, os.W_OK | os.X_OK)
+
+
 def is_same(one: Line, other: Line) -> bool:
     """Whether two lines mean one store at one place."""
     known = compare(one.identity, other.identity)

@@ -1,0 +1,250 @@
+"""What commands find that are not told where to look: stores in homes, below mounts that are gone, past dead ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import Done, fast_paths_off, trashd
+from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
+from tests.support.silent import silent_fuse
+from tests.support.tree import make_tree
+from tests.support.volumes import bind_mount, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ELSEWHERE = Path("/")
+SILENT_FOR_S = 60
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Alice's, on a disk of its own whose root is not hers, with /dev/fuse open to all, as udev makes it."""
+    with homes(ALICE, BOB) as made, tmpfs_volume(options=["dev"]) as devices:
+        node = devices / "fuse"
+        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+        node.chmod(0o666)
+        with bind_mount(node, Path("/dev/fuse")):
+            yield made[ALICE]
+
+
+def his(path: Path, uid: int = ALICE) -> Path:
+    """A tree that belongs to a user."""
+    for one in (path, *path.rglob("*")):
+        os.chown(one, uid, uid)
+    return path
+
+
+def listed(done: Done) -> list[dict[str, Any]]:
+    assert done.code == 0, done
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def swapped_at_home(home: Path, *options: str) -> dict[str, Any]:
+    """What is said of a directory that Alice swaps where the store is in her home."""
+    his(make_tree(home / "job", {"file": "x"}))
+    (told,) = trashd_as(ALICE, home, "swap", "--json", *options, home / "job").objects()
+    assert told["store"] == f"{home}/.trashd/u/{ALICE}"
+    return dict(told)
+
+
+def undo(told: dict[str, Any]) -> list[str]:
+    return str(told["restore"]).split()[1:]
+
+
+def test_a_store_in_a_home_is_listed_from_anywhere(home: Path) -> None:
+    told = swapped_at_home(home)
+    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [told["id"]]
+
+
+def test_the_undo_line_works_from_anywhere_and_need_not_say_where(home: Path) -> None:
+    told = swapped_at_home(home)
+    assert told["volume"] is None
+    assert trashd_as(ALICE, home, *undo(told)).code == 0
+    assert (home / "job/file").exists()
+
+
+def test_an_undo_line_says_where_if_nothing_can_be_remembered(home: Path) -> None:
+    his(make_tree(home / "job", {"file": "x"}))
+    nowhere = Path("/nonexistent")
+    (told,) = trashd_as(ALICE, nowhere, "swap", "--json", home / "job").objects()
+    assert told["volume"] == str(home)
+    assert trashd_as(ALICE, nowhere, *undo(told)).code == 0
+    assert (home / "job/file").exists()
+
+
+def test_root_lists_what_is_in_a_home_and_nobody_else_does(home: Path) -> None:
+    told = swapped_at_home(home)
+    assert [(one["id"], one["uid"]) for one in listed(trashd("list", "--json", cwd=ELSEWHERE))] == [(told["id"], ALICE)]
+    assert listed(trashd_as(BOB, home.with_name(f"user{BOB}"), "list", "--json")) == []
+
+
+def test_roots_reap_takes_what_has_expired_in_a_home_as_its_user(home: Path) -> None:
+    told = swapped_at_home(home, "--keep-for", "0s")
+    done = trashd("reap", "--json", cwd=ELSEWHERE)
+    assert [(one["id"], one["lost"]) for one in done.objects()] == [(told["id"], None)]
+    assert os.listdir(home / f".trashd/u/{ALICE}/orphans") == []
+    assert sorted(os.listdir(home / ".trashd/u")) == [str(ALICE)]
+
+
+def test_root_restores_from_a_home_by_the_id_alone(home: Path) -> None:
+    told = swapped_at_home(home)
+    assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
+    assert (home / "job/file").stat().st_uid == ALICE
+
+
+def test_root_takes_nothing_over_in_a_users_own_store(home: Path) -> None:
+    swapped_at_home(home)
+    for words in (("list",), ("reap",), ("doctor", home), ("quarantine", "list")):
+        assert trashd(*words, cwd=ELSEWHERE).code == 0
+    assert {path.stat().st_uid for path in (home / ".trashd", *(home / ".trashd").rglob("*"))} == {ALICE}
+
+
+@pytest.mark.needs("fuse")
+def test_what_was_swapped_in_a_users_own_mount_is_found_when_that_is_gone(home: Path) -> None:
+    source, mounted = his(make_tree(home / "src", {"d": {"file": "x"}})), his(make_tree(home / "mnt", {}))
+    without = [word for option in fast_paths_off() for word in ("-o", option)]
+    assert trashd_as(ALICE, home, "mount", source, mounted, *without).code == 0
+    (told,) = trashd_as(ALICE, home, "swap", "--json", mounted / "d").objects()
+    assert trashd_as(ALICE, home, "umount", mounted).code == 0
+    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [told["id"]]
+    assert [one["id"] for one in listed(trashd("list", "--json", cwd=ELSEWHERE))] == [told["id"]]
+    assert trashd_as(ALICE, home, *undo(told)).code == 0
+    assert (source / "d/file").exists()
+
+
+@pytest.fixture
+def copy(home: Path) -> Path:
+    """A copy of a directory of Alice's, with her store in it, where one orphan has expired."""
+    work = his(make_tree(home / "work", {"job": {"file": "x"}}))
+    (told,) = trashd_as(ALICE, home, "swap", "--json", "--keep-for", "0s", work / "job").objects()
+    assert told["store"].startswith(str(home / ".trashd"))
+    shutil.copytree(home, home.with_name("copy"), symlinks=True)
+    return his(home.with_name("copy"))
+
+
+def test_a_reap_leaves_what_is_in_a_copy_and_says_so(home: Path, copy: Path) -> None:
+    done = trashd_as(ALICE, home, "reap", "--volume", copy)
+    assert done.code == 0
+    assert "1 orphan stays" in done.err
+    assert f"trashd init {copy}" in done.err
+    assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
+
+
+def test_all_of_ones_own_are_not_those_of_a_copy(home: Path, copy: Path) -> None:
+    done = trashd_as(ALICE, home, "reap", "--all", "--now", "--json", "--volume", copy)
+    assert [one["lost"] for one in done.objects()] == ["unregistered"]
+    assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
+
+
+def test_root_leaves_what_is_in_a_copy(copy: Path) -> None:
+    assert trashd("reap", "--volume", copy).code == 0
+    assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
+
+
+def test_a_copy_is_listed_and_restored_from(home: Path, copy: Path) -> None:
+    (one,) = listed(trashd_as(ALICE, home, "list", "--json", "--volume", copy))
+    assert one["is_served"] is False
+    assert trashd_as(ALICE, home, "restore", "--volume", copy, one["id"], "--to", copy / "back").code == 0
+    assert (copy / "back/file").exists()
+
+
+def test_an_id_reaps_in_a_copy(home: Path, copy: Path) -> None:
+    (one,) = listed(trashd_as(ALICE, home, "list", "--json", "--volume", copy))
+    assert trashd_as(ALICE, home, "reap", "--volume", copy, one["id"]).code == 0
+    assert os.listdir(copy / f".trashd/u/{ALICE}/orphans") == []
+
+
+def test_init_by_its_owner_vouches_for_a_copy(home: Path, copy: Path) -> None:
+    assert trashd_as(ALICE, home, "init", copy).code == 0
+    assert trashd_as(ALICE, home, "reap", "--volume", copy).code == 0
+    assert os.listdir(copy / f".trashd/u/{ALICE}/orphans") == []
+
+
+@pytest.mark.needs("fuse")
+def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path) -> None:
+    told = swapped_at_home(home)
+    with tmpfs_volume() as volume:
+        (volume / "dead").mkdir()
+        with silent_fuse(volume / "dead", 0):
+            done = trashd("list", "--json", cwd=ELSEWHERE)
+            assert [one["id"] for one in listed(done)] == [told["id"]]
+            assert done.err.splitlines() == [f"trashd: warning: {volume}/dead does not answer: passed over"]
+
+
+@pytest.mark.needs("fuse")
+@pytest.mark.parametrize("words", [("reap",), ("quarantine", "list"), ("reap", "--all", "--now")])
+@pytest.mark.usefixtures("home")
+def test_commands_go_on_where_a_mount_does_not_answer(words: tuple[str, ...]) -> None:
+    with tmpfs_volume() as volume:
+        (volume / "dead").mkdir()
+        with silent_fuse(volume / "dead", 0):
+            done = trashd(*words, cwd=ELSEWHERE)
+            assert (done.code, done.err.count("does not answer")) == (0, 1)
+
+
+@pytest.mark.needs("fuse")
+def test_an_id_that_is_nowhere_may_be_where_nobody_answers(home: Path) -> None:
+    told = swapped_at_home(home)
+    with tmpfs_volume() as volume:
+        (volume / "dead").mkdir()
+        with silent_fuse(volume / "dead", 0):
+            done = trashd("restore", "20261121T032253.555Z-job-2fe7e4cb8ba8", cwd=ELSEWHERE)
+            assert done.code == 5
+            assert f"{volume}/dead, which does not answer" in done.err
+            assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
+
+
+@pytest.mark.needs("fuse")
+def test_a_users_own_dead_mount_is_not_asked_for_anything(home: Path) -> None:
+    dead = his(make_tree(home / "dead", {}))
+    with silent_fuse(dead, ALICE):
+        done = trashd("list", cwd=ELSEWHERE)
+        assert (done.code, done.err) == (0, "no orphans\n")
+
+
+def test_a_registry_is_not_looked_for_where_the_user_says_so_to_himself_alone(home: Path) -> None:
+    his(make_tree(home / "job", {}))
+    state = his(make_tree(home / "state", {}))
+    (told,) = trashd_as(ALICE, home, "swap", "--json", home / "job", XDG_STATE_HOME=str(state)).objects()
+    assert not registry_of(home).exists()
+    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json", XDG_STATE_HOME=str(state)))] == [
+        told["id"]
+    ]
+    assert listed(trashd("list", "--json", cwd=ELSEWHERE)) == []
+
+
+def test_doctor_tells_of_a_copy_and_of_what_would_vouch_for_it(home: Path, copy: Path) -> None:
+    for done in (trashd_as(ALICE, home, "doctor", "--json", copy), trashd("doctor", "--json", copy)):
+        (problem,) = [one for one in done.objects() if one["where"] == f"{copy}/.trashd"]
+        assert f"trashd init {copy}" in problem["hint"]
+    assert trashd_as(ALICE, home, "doctor", home).code == 0
+
+
+def test_doctor_tells_of_a_store_that_is_gone_until_the_next_one_is_used(home: Path) -> None:
+    swapped_at_home(home)
+    inner = his(make_tree(home / "inner", {}))
+    assert trashd_as(ALICE, home, "init", inner).code == 0
+    shutil.rmtree(inner)
+    (problem,) = trashd_as(ALICE, home, "doctor", "--json", home).objects()
+    assert problem["where"] == f"{inner}/.trashd"
+    his(make_tree(home / "other", {}))
+    assert trashd_as(ALICE, home, "init", home / "other").code == 0
+    assert trashd_as(ALICE, home, "doctor", home).out == ""
+
+
+def test_doctor_tells_of_a_registry_that_others_can_write(home: Path) -> None:
+    told = swapped_at_home(home)
+    registry_of(home).chmod(0o666)
+    (problem,) = trashd_as(ALICE, home, "doctor", "--json", home).objects()[:1]
+    assert problem["where"] == str(registry_of(home))
+    assert listed(trashd_as(ALICE, home, "list", "--json")) == []
+    registry_of(home).chmod(0o600)
+    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [told["id"]]
