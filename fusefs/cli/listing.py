@@ -7,6 +7,7 @@ import time
 import click
 
 from fusefs.cli import output
+from fusefs.cli.asking import left_s
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.tending import tended
 from fusefs.core.durations import format_duration
@@ -45,7 +46,7 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:
-            output.as_json({**output.plain(entry), "restorable_for_s": _left_s(entry, now_ns)})
+            output.as_json({**output.plain(entry), "restorable_for_s": left_s(entry, now_ns)})
         return max(codes, default=0)
     if not found:
         click.echo("no orphans", err=True)
@@ -56,12 +57,8 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     return max(codes, default=0)
 
 
-def _left_s(entry: Entry, now_ns: int) -> int | None:
-    return None if entry.expires_ns is None else (entry.expires_ns - now_ns) // 1_000_000_000
-
-
 def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
-    left = _left_s(entry, now_ns)
+    left = left_s(entry, now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     shown = "-" if entry.state in _PAST else kept
     state = _TOLD.get(entry.state, entry.state.value) + (" (partly reaped)" if entry.partial else "")

@@ -10,6 +10,7 @@ from itertools import groupby
 import click
 
 from fusefs.cli import output
+from fusefs.cli.asking import ask_about, tell_would_go
 from fusefs.cli.options import json_option, tempo_options, volume_option
 from fusefs.cli.reaping import How, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.tending import tended
@@ -30,6 +31,8 @@ _MOST_THREADS = 64
 @click.option("--all", "everything", is_flag=True, help="All of your own orphans but the pinned ones.")
 @click.option("--pinned", is_flag=True, help="All of your own that are pinned (trashd keep); only with --now.")
 @click.option("--now", is_flag=True, help="Don't wait for their retention to end.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only say which would go.")
+@click.option("--yes", is_flag=True, help="Don't ask before several go before their time.")
 @click.option(
     "--threads",
     "n_workers",
@@ -48,6 +51,8 @@ def command(
     everything: bool,
     pinned: bool,
     now: bool,
+    dry: bool,
+    yes: bool,
     n_workers: int | None,
     max_rate: int | None,
     max_bytes: int | None,
@@ -69,6 +74,9 @@ def command(
     Where a trash store in an orphan holds something, the reaper leaves that store and what it holds, and the rest of
     the orphan goes. --with-stores deletes it too; an orphan that is pinned in it stays all the same.
 
+    On a terminal it asks before more than one goes before its time; --yes is the answer. Without a terminal, and with
+    --json, it never asks. --dry-run says which would go, and deletes nothing.
+
     With --paced it goes as trashd reaper does: others on the disk should not notice. With --max-rate or --max-bytes
     never faster than that. Files are looked at before they go then, and large ones are cut in steps of 64 MiB.
 
@@ -76,6 +84,7 @@ def command(
     Examples:
       trashd reap
       trashd reap --now 20261121T032253.555Z-job-2fe7e4cb8ba8
+      trashd reap --dry-run
       trashd reap --wait
       trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
@@ -107,11 +116,17 @@ def command(
         click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
-    _tell_left(left, as_json=as_json)
-    _tell_unserved(unserved, as_json=as_json)
+    _tell_left([] if dry and as_json else left, as_json=as_json)
+    _tell_unserved([] if dry and as_json else unserved, as_json=as_json)
+    refused = Incomplete.exit_code if early or lost else 0
+    if dry:
+        tell_would_go(due, as_json=as_json)
+        return refused
+    if not yes:
+        ask_about([entry for entry in due if _waits(entry)], as_json=as_json)
     is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else has_expired
     how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
-    return reap_all(kernel, volumes, due, how, as_json=as_json) or (Incomplete.exit_code if early or lost else 0)
+    return reap_all(kernel, volumes, due, how, as_json=as_json) or refused
 
 
 def _is_pinned(entry: Entry) -> bool:

@@ -18,6 +18,7 @@ from fusefs.store.verbs import remove_path
 from tests.support.bulk import fill
 from tests.support.command import TRASHD, done_well, environment, swapped, trashd
 from tests.support.store import raw
+from tests.support.terminal import Terminal
 from tests.support.tree import IMMUTABLE, make_tree, set_flags
 
 pytestmark = pytest.mark.needs("root")
@@ -161,6 +162,67 @@ def test_nothing_that_we_say_proposes_to_reap_all_before_its_time() -> None:
     pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/man/*"), *root.glob("tests/cli/golden/*")]
     pages += root.glob("fusefs/**/*.py")
     assert [path for path in pages if "--all --now" in path.read_text().replace("\\", "")] == []
+
+
+# The dry run, and the question
+
+
+@pytest.mark.parametrize("options", [("--all", "--now"), ("--all",), ("--pinned", "--now"), ()])
+@pytest.mark.parametrize("json_option", [(), ("--json",)])
+def test_dry_run_says_what_the_same_reap_then_takes(
+    volume: Path, options: tuple[str, ...], json_option: tuple[str, ...]
+) -> None:
+    expired, waiting, kept = (make_orphan(volume, name) for name in ("expired", "waiting", "kept"))
+    done_well("keep", expired, "--for", "0", "--volume", volume)
+    done_well("keep", kept, "--volume", volume)
+    told = done_well("reap", *options, "--dry-run", *json_option, "--volume", volume).out
+    assert set(os.listdir(volume / ".trashd/u/0/orphans")) == {expired, waiting, kept}
+    done_well("reap", *options, "--volume", volume)
+    gone = {expired, waiting, kept} - set(os.listdir(volume / ".trashd/u/0/orphans"))
+    assert {one for one in (expired, waiting, kept) if one in told} == gone
+
+
+def test_dry_run_tells_programs_what_list_tells(volume: Path) -> None:
+    make_orphan(volume)
+    (told,) = done_well("reap", "--all", "--now", "--dry-run", "--json", "--volume", volume).objects()
+    (listed,) = done_well("list", "--json", "--volume", volume).objects()
+    assert {**told, "restorable_for_s": 0} == {**listed, "restorable_for_s": 0}
+
+
+def test_dry_run_of_what_is_still_kept_has_the_exit_code_of_the_reap(volume: Path) -> None:
+    identifier = make_orphan(volume)
+    assert trashd("reap", "--dry-run", identifier, "--volume", volume).code == 13
+
+
+@pytest.mark.parametrize(("typed", "code", "n_left"), [("y\n", 0, 0), ("n\n", 3, 2), ("\n", 3, 2)])
+def test_on_a_terminal_it_asks_before_several_go_before_their_time(
+    volume: Path, typed: str, code: int, n_left: int
+) -> None:
+    for name in ("a", "b"):
+        make_orphan(volume, name)
+    terminal = Terminal("reap", "--all", "--now", "--volume", volume)
+    terminal.wait_for("Delete these 2 for good, before their time? [y/N]:")
+    assert len(os.listdir(volume / ".trashd/u/0/orphans")) == 2
+    terminal.type(typed)
+    assert (terminal.end(), len(os.listdir(volume / ".trashd/u/0/orphans"))) == (code, n_left)
+
+
+@pytest.mark.parametrize("case", ["one", "expired", "--yes", "--json"])
+def test_on_a_terminal_nobody_is_asked_about(volume: Path, case: str) -> None:
+    identifiers = [make_orphan(volume, name) for name in ("a", "b")]
+    words = identifiers[:1] if case == "one" else ["--all"]
+    if case == "expired":
+        done_well("keep", identifiers[0], "--for", "0", "--volume", volume)
+    words += [case] if case.startswith("--") else []
+    terminal = Terminal("reap", "--now", "--volume", volume, *words)
+    assert (terminal.end(), "[y/N]" in terminal.seen) == (0, False)
+
+
+def test_all_leaves_what_is_pinned_whatever_is_answered(volume: Path) -> None:
+    kept, *_others = [make_orphan(volume, name) for name in ("kept", "a", "b")]
+    done_well("keep", kept, "--volume", volume)
+    done_well("reap", "--all", "--now", "--yes", "--volume", volume)
+    assert os.listdir(volume / ".trashd/u/0/orphans") == [kept]
 
 
 # The stop
