@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from fusefs.cli import output
 from fusefs.cli.fast import Batch, Verb, swap_all
 from fusefs.cli.stop import Stop
+from fusefs.cli.waiting import tell_came
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, UsageError, from_os
 from fusefs.core.goal import Goal, Met
@@ -94,7 +95,8 @@ class _Line(AbstractContextManager["_Line"]):
 
     def tell(self, came: int, expected: int, what: str) -> None:
         """So much came, and this goes on."""
-        self._draw(f"waiting: {format_size(came)} of {format_size(expected)} came back{self._enough}; {what}")
+        own = format_size(min(came, expected))
+        self._draw(f"waiting: {own} of {format_size(expected)} came back{self._enough}; {what}")
 
     def _draw(self, text: str) -> None:
         if self._is_shown:
@@ -140,9 +142,8 @@ def _came(met: Met) -> str:
     waited = met.waited
     if not waited.expected_bytes:
         return "nothing was waited for"
-    came = f"{format_size(waited.came_bytes)} came back of the {format_size(waited.expected_bytes)}"
     inodes = "" if met.goal.n_inodes is None else f"{met.came_inodes or 0:,} inodes and "
-    return f"{inodes}{came} that were swapped away"
+    return inodes + tell_came(waited.came_bytes, waited.expected_bytes, "swapped away")
 
 
 def _next_step(base: bytes, ids: tuple[ContainerId, ...], reason: Reason) -> str:

@@ -1,7 +1,8 @@
-"""`--wait[=GOAL]`: an option whose value is typed with `=` or not at all, so that it takes no directory for it."""
+"""`--wait[=GOAL]`: an option whose value may be left out, and which takes no directory for it."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -42,13 +43,25 @@ class Waiting(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give `--wait` its value where it has none: click would take the next word, a directory, for it."""
         takes_next = {name for one in self.params if _takes_a_word(one) for name in one.opts}
-        told = list(args)
-        for i, word in enumerate(args):
-            if word == "--" and (i == 0 or args[i - 1] not in takes_next):
-                break
-            if word == _NAME and (i == 0 or args[i - 1] not in takes_next):
-                told[i] = f"{_NAME}={ALL.text}"
-        return super().parse_args(ctx, told)
+        told, left = [], list(args)
+        while left and left[0] != "--":
+            word = left.pop(0)
+            if word == _NAME:
+                word = f"{_NAME}={left.pop(0) if left and _is_goal(left[0]) else ALL.text}"
+            told.append(word)
+            if word in takes_next:
+                told += left[:1]
+                del left[:1]
+        return super().parse_args(ctx, [*told, *left])
+
+
+def _is_goal(word: str) -> bool:
+    """Whether the word after the option is its value: a goal, and the name of nothing here."""
+    try:
+        parse_goal(word)
+    except ValueError:
+        return False
+    return not os.path.lexists(word)
 
 
 def _takes_a_word(param: click.Parameter) -> bool:

@@ -14,7 +14,7 @@ from fusefs.core.errors import Incomplete
 from fusefs.core.names import ContainerId, printable
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
-from fusefs.core.space import Survey, Waited, total
+from fusefs.core.space import Survey, Waited, tolerance_bytes, total
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.listing import Entry
@@ -83,9 +83,20 @@ class Waits:
         return codes
 
 
+def tell_came(came_bytes: int, expected_bytes: int, what: str) -> str:
+    """What came back, for people: of the filesystem's space that came what was expected is these trees', no more."""
+    own_bytes = min(came_bytes, expected_bytes)
+    others_bytes = came_bytes - own_bytes
+    told = f"{format_size(own_bytes)} came back of the {format_size(expected_bytes)} that were {what}"
+    if others_bytes > tolerance_bytes(expected_bytes):
+        told += f" (others gave back {format_size(others_bytes)} meanwhile)"
+    return told
+
+
 def _draw(came_bytes: int, expected_bytes: int) -> None:
     if sys.stderr.isatty():
-        text = f"\rwaiting: {format_size(max(came_bytes, 0))} of {format_size(expected_bytes)} came back \x1b[K"
+        own = format_size(min(max(came_bytes, 0), expected_bytes))
+        text = f"\rwaiting: {own} of {format_size(expected_bytes)} came back \x1b[K"
         os.write(2, text.encode())
 
 
@@ -95,8 +106,7 @@ def _tell(base: bytes, waited: Waited, *, as_json: bool) -> int:
     else:
         if sys.stderr.isatty():
             os.write(2, b"\r\x1b[K")
-        came, expected = format_size(waited.came_bytes), format_size(waited.expected_bytes)
-        print(f"{printable(base)}: {came} came back of the {expected} that were reaped")
+        print(f"{printable(base)}: {tell_came(waited.came_bytes, waited.expected_bytes, 'reaped')}")
         for reason in waited.reasons:
             print(f"  {format_size(reason.n_bytes)}: {reason.detail}")
     return 0 if waited.is_well() else Incomplete.exit_code

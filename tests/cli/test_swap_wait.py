@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fusefs.cli.waiting import tell_came
 from fusefs.core.status import Phase
 from tests.support.command import TRASHD, Done, environment, trashd
 from tests.support.mounted import trashd_mount
@@ -89,7 +90,7 @@ def test_each_volume_is_told_by_itself(volume: Path) -> None:
         assert (two["volume"], kinds(two)) == (str(other), ["nobody"])
 
 
-def test_people_are_told_what_came(volume: Path) -> None:
+def test_people_are_told_whatdescribe_came(volume: Path) -> None:
     with small_reaper(volume):
         done = trashd("swap", "--wait", make_victim(volume))
     assert done.code == 0
@@ -345,11 +346,31 @@ def test_the_value_does_not_swallow_the_directory(volume: Path) -> None:
     assert list(victim.iterdir()) == []
 
 
-def test_a_value_is_typed_with_an_equals_sign_alone(volume: Path) -> None:
+@pytest.mark.parametrize("goal", ["50%", "100G", "inodes:1M", "done", "4096"])
+def test_a_value_may_be_typed_with_a_space_as_with_an_equals_sign(volume: Path, goal: str) -> None:
     with own_runtime_dir():
-        done = trashd("swap", "--wait", "50%", make_victim(volume))
-    assert done.code == 13
-    assert "50%" in done.err
+        done, told = waited("--wait", goal, make_victim(volume))
+    assert (done.code, done.err, told["goal"]) == (13, "", goal.lower())
+
+
+def test_a_directory_that_is_called_like_a_goal_is_the_directory(volume: Path) -> None:
+    victim = make_victim(volume, "100G")
+    with own_runtime_dir():
+        done = trashd("swap", "--json", "--wait", "100G", cwd=volume)
+    assert done.objects()[-1]["goal"] == "done"
+    assert list(victim.iterdir()) == []
+
+
+def test_what_is_no_goal_is_a_directory(volume: Path) -> None:
+    with own_runtime_dir():
+        done = trashd("swap", "--wait", "missing", make_victim(volume))
+    assert (done.code, "Not found: " in done.err) == (13, True)
+
+
+def test_what_others_gave_back_is_not_told_as_this_ones() -> None:
+    told = "4.00 KiB came back of the 4.00 KiB that were swapped away"
+    assert tell_came(8192, 4096, "swapped away") == told
+    assert tell_came(68 << 20, 4096, "swapped away") == f"{told} (others gave back 68.0 MiB meanwhile)"
 
 
 def test_the_word_may_be_another_options_value_or_a_directorys_name(volume: Path) -> None:
