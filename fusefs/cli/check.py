@@ -8,13 +8,14 @@ from fusefs.cli import dry_run
 from fusefs.cli.options import PathBytes, every_path, json_option
 
 
-@click.command("check", short_help="Say what a swap would do, touching nothing.", no_args_is_help=True)
+@click.command("check", short_help="Say what a swap would do, without doing it.", no_args_is_help=True)
 @click.argument("paths", type=PathBytes(), nargs=-1, metavar="DIR…")
 @json_option
 def command(paths: tuple[bytes, ...], as_json: bool) -> int:
-    """Say what a swap of each directory would do, without touching anything.
+    """Say what a swap of each directory would do, without doing it; the exit code is the one that swap would have.
 
-    Exit code 0: it can be swapped; 3: something stands against it, and is named.
+    What only trying tells is tried: empty directories are made beside DIR and where its store is or would be, and
+    removed again. DIR stays where it is, and what is in it is not touched.
 
     \b
     Examples:

@@ -6,29 +6,28 @@ from collections.abc import Iterable
 
 from fusefs.cli import output
 from fusefs.cli.swepttext import counted
-from fusefs.core.errors import Refused, TrashdError
+from fusefs.core.errors import TrashdError
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.preflight import Preflight, preflight
 
 
-def tell(paths: Iterable[bytes], *, as_json: bool, keep: tuple[str, ...] = ()) -> int:
-    """Look at each directory and print it; the exit code of the first thing that stands against a swap."""
+def tell(paths: Iterable[bytes], *, as_json: bool, keep: tuple[str, ...] = (), unlike: bool = False) -> int:
+    """Look at each directory and print it; the exit code that a swap of them would have."""
     kernel = Kernel()
-    code = 0
+    codes = []
     for path in paths:
         try:
-            found = preflight(kernel, path, keep)
+            found = preflight(kernel, path, keep, unlike=unlike)
         except TrashdError as error:
-            code = code or output.failed(error, as_json=as_json)
+            codes.append(output.failed(error, as_json=as_json))
             continue
         if as_json:
             output.as_json(found)
         else:
             _tell(found)
-        if found.refusals:
-            code = code or Refused.exit_code
-    return code
+        codes.append(found.exit_code)
+    return output.exit_code(codes)
 
 
 def _tell(found: Preflight) -> None:
@@ -37,11 +36,12 @@ def _tell(found: Preflight) -> None:
     if found.store is not None:
         print(f"  store    {printable(found.store)}{'' if found.exists else ' (would be made)'}")
     how = {"exchange": "one atomic exchange", "two-rename": "two renames: the name is missing for a moment"}
-    print(f"  method   {how.get(found.method, 'exchange if the filesystem can (tried when the store is made)')}")
+    if found.method in how:
+        print(f"  method   {how[found.method]}")
     if found.project:
         print(f"  project  {found.project}: its quota counts the orphan until it is reaped")
     if found.unlike:
-        print(f"  unlike   {', '.join(found.unlike)} can't be given to the fresh directory (--unlike accepts it)")
+        print(f"  unlike   the fresh directory would have {', '.join(found.unlike)}")
     if found.kept:
         print(f"  keep     {output.names(found.kept)}")
     if found.n_holders:

@@ -77,7 +77,7 @@ def command(
     """
     paths = every_path(directories, null=null)
     if dry:
-        return dry_run.tell(paths, as_json=as_json, keep=keep)
+        return dry_run.tell(paths, as_json=as_json, keep=keep, unlike=unlike)
     verb = _verb(for_owner=for_owner, now=now)
     is_given_up = goal is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for

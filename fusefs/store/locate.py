@@ -163,7 +163,7 @@ def ancestors(victim: Located) -> Iterator[tuple[RelPath, bytes]]:
 def existing_stores(kernel: Kernel, victim: Located, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
     """The trusted stores among the victim's ancestors, highest first; whoever takes one closes it."""
     for relative, path in ancestors(victim):
-        base = _open_ancestor(kernel, victim, relative)
+        base = open_ancestor(kernel, victim, relative)
         try:
             store = open_store(kernel, base.fd, path, base.mounted)
         except Untrusted as error:
@@ -173,7 +173,7 @@ def existing_stores(kernel: Kernel, victim: Located, untrusted: list[Untrusted])
             yield relative, store
 
 
-def _open_ancestor(kernel: Kernel, victim: Located, relative: RelPath) -> Sides:
+def open_ancestor(kernel: Kernel, victim: Located, relative: RelPath) -> Sides:
     """One of the directories above the victim. Raises  OSError ESTALE if its mount shows another one there"""
     base = Sides(victim.root_fd, victim.mounted_root).beneath(kernel, relative)
     if victim.mounted_root is not None and base.mounted is None:
@@ -224,7 +224,7 @@ def stores_for(kernel: Kernel, victim: Located) -> Iterator[Offered]:
 def _make_missing(kernel: Kernel, victim: Located, relative: RelPath, path: bytes) -> Store | None:
     """A new store at an ancestor; None if there is somebody else's: not to be trusted, not to be made again."""
     with ExitStack() as owned:
-        base = owned.enter_context(_open_ancestor(kernel, victim, relative))
+        base = owned.enter_context(open_ancestor(kernel, victim, relative))
         try:
             kernel.stat(base.fd, STORE)
         except FileNotFoundError:
@@ -242,5 +242,5 @@ def unmake_at(kernel: Kernel, victim: Located, relative: RelPath) -> None:
     """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
     from fusefs.store.unmake import unmake_store
 
-    with suppress(OSError, TrashdError), _open_ancestor(kernel, victim, relative) as base:
+    with suppress(OSError, TrashdError), open_ancestor(kernel, victim, relative) as base:
         unmake_store(kernel, base, os.path.join(victim.root_path, relative))

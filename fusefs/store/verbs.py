@@ -162,8 +162,11 @@ def point_to(kernel: Kernel, victim: Located, relative: RelPath, leave: Callable
 
 def explain(error: OSError, victim: Victim) -> TrashdError:
     """The error for a person, with the reason where the kernel's word hides it."""
-    if error.errno in (errno.EPERM, errno.EACCES) and is_frozen(victim.fd):
-        return NotPermitted(victim.path(), "it is immutable or append-only (lsattr -d); chattr -ia first, as root")
+    if error.errno in (errno.EPERM, errno.EACCES):
+        for fd, what in ((victim.fd, "it"), (victim.parent_fd, "the directory that it is in")):
+            if is_frozen(fd):
+                hint = f"{what} is immutable or append-only (lsattr -d); chattr -ia first, as root"
+                return NotPermitted(victim.path(), hint)
     if error.errno == errno.ESTALE and victim.mounted_root is not None:
         return NoBacking(victim.root_path + b": it shows another directory than its source")
     return from_os(error, victim.path())

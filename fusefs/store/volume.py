@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import NoStore, Untrusted
@@ -78,19 +79,26 @@ def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
 
 
 def _build(kernel: Kernel, base: Sides, new: Name) -> None:
-    """A store under another name, locked while it is in the making, then renamed.
+    """A store under another name, then renamed. Raises  as `unfinished`"""
+    with unfinished(kernel, base, new), suppress(FileExistsError):
+        kernel.rename_free(base.names(), new, base.names(), STORE)
+        _sync_dir(kernel, base.fd)
+
+
+@contextmanager
+def unfinished(kernel: Kernel, base: Sides, new: Name | None = None) -> Iterator[Fd]:
+    """A whole store under a name that nobody looks for, locked; gone again unless the block gives it another one.
 
     Raises  OSError; FileNotFoundError if an init was faster than the lock
     """
+    new = new or Name(NEW_PREFIX + os.urandom(6).hex().encode())
     kernel.mkdir(base.fd, new)
     try:
         with kernel.open_dir(base.fd, new) as fd:
             if kernel.is_local(fd) and not kernel.lock(fd):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
             _fill(kernel, fd)
-            with suppress(FileExistsError):
-                kernel.rename_free(base.names(), new, base.names(), STORE)
-                _sync_dir(kernel, base.fd)
+            yield fd
     finally:
         discard_unfinished(kernel, base, new)
 
