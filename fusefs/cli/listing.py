@@ -7,6 +7,7 @@ import time
 import click
 
 from fusefs.cli import output
+from fusefs.cli.ages import watched
 from fusefs.cli.asking import left_s
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.tending import tended
@@ -42,7 +43,7 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
-    found = all_entries(kernel, volumes, lost)
+    found = all_entries(kernel, volumes, lost, watched(notes=False))
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:
@@ -65,6 +66,6 @@ def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
     note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
         return (entry.id, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
-    age = format_duration((now_ns - entry.created_ns) // 1_000_000_000)
+    age = format_duration((now_ns - entry.created_ns - entry.clock_set_ns) // 1_000_000_000)
     swept = " (swept)" if entry.method is Method.SWEEP else ""
     return (entry.id, age, shown, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
 import click
 
 from fusefs.cli import output
+from fusefs.cli.ages import Cutoffs
 from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.planning import Telling
 from fusefs.cli.stop import Stop
@@ -54,11 +54,12 @@ def command(
     """
     if runs and checks:
         raise UsageError("--run with --check", "it is one or the other")
-    now_ns = time.time_ns()
+    cutoffs = Cutoffs(Kernel(), notes=runs)
+    now_ns = cutoffs.now.wall_ns
     paths = files or _own()
     try:
         # A draft may be looked at whoever wrote it; what is done must be what we, or root, wrote.
-        rules = load_plan(paths, now_ns, is_trusting=bool(files) and not runs)
+        rules = load_plan(paths, now_ns, cutoffs.ago, is_trusting=bool(files) and not runs)
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=checks)
         return BadConfig.exit_code
@@ -69,6 +70,7 @@ def command(
         if rules and not as_json:
             print(f"{counted(len(rules), 'rule')}, no problems")
         return 0
+    cutoffs.tell()
     return _carry_out(rules, now_ns, Tempo(max_rate, max_bytes), runs=runs, paced=paced, as_json=as_json)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 import click
 
 from fusefs.cli import output
+from fusefs.cli.ages import tell_kept_by_clock, watched
 from fusefs.cli.asking import ask_about, tell_would_go
 from fusefs.cli.options import json_option, tempo_options, volume_option
 from fusefs.cli.reaping import How, has_expired, is_named, is_unpinned, reap_all
@@ -97,14 +99,14 @@ def command(
         raise UsageError("--pinned without --now", "what is pinned has no term that could end: say --now, too")
     if now and not (identifiers or everything or pinned):
         raise UsageError("--now alone", "name those that may go before their time (trashd list)")
-    kernel = tended(volumes)
+    kernel, clocks = tended(volumes), watched()
     lost: list[TrashdError] = []
     early, left, unserved = [], [], []
     if identifiers:
-        chosen = [find_container(kernel, volumes, one) for one in identifiers]
+        chosen = [find_container(kernel, volumes, one, clocks) for one in identifiers]
         early = [entry for entry in chosen if not now and _waits(entry)]
     else:
-        found = [entry for entry in all_entries(kernel, volumes, lost) if entry.state in _REAPABLE]
+        found = [entry for entry in all_entries(kernel, volumes, lost, clocks) if entry.state in _REAPABLE]
         chosen = [entry for entry in found if entry.is_served]
         unserved = [entry for entry in found if not entry.is_served and (now or not _waits(entry))]
         if everything or pinned:
@@ -112,6 +114,8 @@ def command(
             chosen = [entry for entry in own if (pinned if _is_pinned(entry) else everything)]
             left = [] if pinned else [entry for entry in own if _is_pinned(entry)]
     due = [entry for entry in chosen if now or not _waits(entry)]
+    if not now and not as_json:
+        tell_kept_by_clock([entry for entry in chosen if _waits(entry)], time.time_ns())
     if not due and not early and not as_json:
         click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
     for entry in early:
@@ -124,7 +128,8 @@ def command(
         return refused
     if not yes:
         ask_about([entry for entry in due if _waits(entry)], as_json=as_json)
-    is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else has_expired
+    expired = partial(has_expired, clocks=clocks)
+    is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else expired
     how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or refused
 

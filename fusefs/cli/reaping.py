@@ -13,6 +13,7 @@ from fusefs.cli.bar import Shows, bar
 from fusefs.cli.stop import Stop
 from fusefs.cli.waiting import Waits
 from fusefs.core.budget import Tempo
+from fusefs.core.clock import Clock
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, from_os
 from fusefs.core.names import printable
@@ -20,6 +21,7 @@ from fusefs.core.record import Record
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.moments import moment
 from fusefs.store.claim import Lost
 from fusefs.store.find import act_on, find_container
 from fusefs.store.layout import UserFolder
@@ -40,10 +42,11 @@ def is_unpinned(record: Record) -> bool:
     return record.expires_ns() is not None
 
 
-def has_expired(record: Record) -> bool:
-    """Whether its term has ended (I11)."""
-    expires_ns = record.expires_ns()
-    return expires_ns is not None and expires_ns <= time.time_ns()
+def has_expired(record: Record, clocks: tuple[Clock, ...] = ()) -> bool:
+    """Whether its term has ended (I11). clocks: what is remembered of the wall clock"""
+    now = moment(Kernel(), clocks)
+    expires_ns = record.expires_ns(now)
+    return expires_ns is not None and expires_ns <= now.wall_ns
 
 
 class How(NamedTuple):

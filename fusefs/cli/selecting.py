@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
 import click
 
+from fusefs.cli.ages import Cutoffs
 from fusefs.cli.options import Decorator
 from fusefs.core.criteria import (
     check_exclude,
@@ -66,15 +67,16 @@ class Typed(NamedTuple):
 
     def selection(self, kernel: Kernel) -> Selection:
         """The selection. Raises  UsageError; NotFound for a file whose time was meant"""
-        now_ns = kernel.now_ns()
-        by = self._by()
+        cutoffs = Cutoffs(kernel, notes=bool(self.older))
+        now_ns, by = cutoffs.now.wall_ns, self._by()
         try:
-            times = [TimeBound(by, before_ns=_when(kernel, text, by, now_ns)) for text in self.older]
+            times = [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in self.older]
             times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in self.newer]
             types = common_types(self.types)
             least, most = common_depths(self.depths)
         except ValueError as error:
             raise UsageError(str(error)) from error
+        cutoffs.tell()
         return Selection(
             self.names, self.inames, self.paths, self.regexes, self.excludes, types, self.sizes, tuple(times),
             self.uids, self.gids, self.empty, least, most,
@@ -94,10 +96,10 @@ class Typed(NamedTuple):
                 raise UsageError(" with ".join(f"--by {field}" for field in fields), hint)
 
 
-def _when(kernel: Kernel, text: str, field: Field, now_ns: int) -> int:
+def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Callable[[int], int] | None = None) -> int:
     """A moment. Raises  ValueError, TrashdError"""
     if not is_path(text):
-        return parse_when(text, now_ns, time.mktime)
+        return parse_when(text, now_ns, time.mktime, cutoff_ns)
     try:
         with kernel.open_path(os.fsencode(text), os.O_PATH) as fd:
             if field == "btime":

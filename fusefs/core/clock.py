@@ -55,6 +55,38 @@ class Clock(NamedTuple):
         return self.eras[-1].ahead_ns
 
 
+class Moment(NamedTuple):
+    """Now, by both clocks, and what is remembered of the one that may be set.
+
+    wall_ns  CLOCK_REALTIME
+    boot_ns  CLOCK_BOOTTIME
+    boot     the boot's id: boot_ns of another boot says nothing
+    clocks   what services and commands before remember, brought up to now; the one that makes younger counts
+    """
+
+    wall_ns: int
+    boot_ns: int
+    boot: str
+    clocks: tuple[Clock, ...] = ()
+
+    def since(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
+        """The time since something, negative for what is from the future: by the clock that nobody sets, if that was
+        noted in this boot; by the wall clock otherwise, as far as it is not known to have been set.
+        """
+        if boot_ns is not None and boot == self.boot and boot_ns <= self.boot_ns:
+            return self.boot_ns - boot_ns
+        return min([self.wall_ns - wall_ns, *(told_age_ns(clock, wall_ns) for clock in self.clocks)])
+
+    def set_ns(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
+        """By how much the wall clock was set forward since then, negative for back; 0 for less than a second."""
+        set_ns = self.wall_ns - wall_ns - self.since(wall_ns, boot_ns, boot)
+        return set_ns if abs(set_ns) >= STEP_NS else 0
+
+    def cutoff_ns(self, span_ns: int) -> int:
+        """The wall time before which all that has a time is so old at least, as far as is known."""
+        return min([self.wall_ns - span_ns, *(cutoff_ns(clock, span_ns) for clock in self.clocks)])
+
+
 class Sight(NamedTuple):
     """When the service first saw an orphan, and how old it held it to be then.
 
@@ -97,7 +129,7 @@ def jumped(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
 
 def see(clock: Clock, created_ns: int) -> Sight:
     """The first sight of an orphan; keep it as long as the orphan is known."""
-    return Sight(clock.boot_ns, _told_age_ns(clock, created_ns))
+    return Sight(clock.boot_ns, told_age_ns(clock, created_ns))
 
 
 class Sights:
@@ -132,10 +164,10 @@ def age_ns(clock: Clock, created_ns: int, sight: Sight) -> int:
              so that one from the future gets old too.
     """
     since_ns = max(0, clock.boot_ns - sight.boot_ns)
-    return min(sight.age_ns + since_ns, max(_told_age_ns(clock, created_ns), since_ns))
+    return min(sight.age_ns + since_ns, max(told_age_ns(clock, created_ns), since_ns))
 
 
-def _told_age_ns(clock: Clock, created_ns: int) -> int:
+def told_age_ns(clock: Clock, created_ns: int) -> int:
     """The age by the record's wall time alone: the least of those that the eras allow, 0 if none does.
 
     None does for a record from the future, or from a time that the wall clock jumped over: another host's clock.
@@ -149,6 +181,18 @@ def _told_age_ns(clock: Clock, created_ns: int) -> int:
         if made_ns <= end_ns and (made_ns >= era.since_ns or era is clock.eras[0])
     ]
     return min(ages, default=0)
+
+
+def cutoff_ns(clock: Clock, span_ns: int) -> int:
+    """The wall time before which all that has a time is so old at least, whenever the wall clock was set.
+
+    Of an era that lasted into that span its files may be: where the wall clock was behind in it, they look older than
+    they are. Of the eras before nothing is too young, whatever it says.
+    """
+    now_ns = clock.true_ns()
+    ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
+    ahead = (era.ahead_ns for era, end_ns in zip(clock.eras, ends, strict=True) if end_ns >= now_ns - span_ns)
+    return now_ns - span_ns + min(ahead)
 
 
 def encode(clock: Clock) -> bytes:

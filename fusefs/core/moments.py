@@ -32,13 +32,19 @@ def is_path(text: str) -> bool:
     return "/" in text
 
 
-def parse_when(text: str, now_ns: int, local_s: Callable[[CivilTime], float]) -> int:
+def parse_when(
+    text: str,
+    now_ns: int,
+    local_s: Callable[[CivilTime], float],
+    cutoff_ns: Callable[[int], int] | None = None,
+) -> int:
     """Nanoseconds since the epoch from `7d` (before now), `2026-11-01`, `2026-11-01T12:00:00+01:00`, `@1793491200`.
 
     A date is its first moment. Without a zone it is local time. A number alone is refused: find means days by it, a
     duration seconds.
-    local_s  seconds since the epoch of a local time: time.mktime
-    Raises   ValueError with a message for the person who typed it
+    local_s    seconds since the epoch of a local time: time.mktime
+    cutoff_ns  the moment so many nanoseconds ago; None: by `now_ns` alone
+    Raises     ValueError with a message for the person who typed it
     """
     if found := _SECONDS.fullmatch(text):
         sign, whole, part = found.groups(default="")
@@ -52,7 +58,8 @@ def parse_when(text: str, now_ns: int, local_s: Callable[[CivilTime], float]) ->
             raise ValueError(f"{text!r}: there is no unit {found[1]!r}: s, m (minutes), h, d or w")
     elif not re.fullmatch(r"(?:[0-9]+[smhdw])+", text):
         raise ValueError(f"{text!r} is not a time: {_HOW}")
-    return now_ns - parse_duration(text) * SECOND_NS
+    span_ns = parse_duration(text) * SECOND_NS
+    return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
 
 
 def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], float]) -> int:

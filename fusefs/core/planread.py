@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fusefs.core import criteria, kinds
@@ -26,6 +27,7 @@ class World(NamedTuple):
 
     now_ns            wall time, from which ages are counted
     local_s           see moments.parse_when
+    cutoff_ns         the same, for what has to be older
     uid_of, gid_of    numbers for names; ValueError with a message for a name that nobody has
     """
 
@@ -33,6 +35,7 @@ class World(NamedTuple):
     local_s: Callable[[CivilTime], float]
     uid_of: Callable[[str], int]
     gid_of: Callable[[str], int]
+    cutoff_ns: Callable[[int], int] | None = None
 
 
 def _text(found: Any) -> str:
@@ -313,16 +316,16 @@ class _Building:
         return older + newer
 
     def _age(self) -> Age | None:
-        older_ns = self._read("older", self._moment)
+        older_ns = self._read("older", partial(self._moment, cutoff_ns=self._world.cutoff_ns))
         return None if older_ns is None else Age(self._fields(), older_ns)
 
     def _fields(self) -> tuple[Field, ...]:
         return tuple(field for field in _FIELDS if field in self._get("by", otherwise=("mtime",)))
 
-    def _moment(self, text: str) -> int:
+    def _moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
         if is_path(text):
             raise ValueError(f"{text!r}: a plan knows durations and dates, no times of files")
-        return parse_when(text, self._world.now_ns, self._world.local_s)
+        return parse_when(text, self._world.now_ns, self._world.local_s, cutoff_ns)
 
     def _check_unit(self) -> None:
         for key in filter(self._has, _NOT_OF_UNITS):

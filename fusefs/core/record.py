@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import re
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
+
+if TYPE_CHECKING:
+    from fusefs.core.clock import Moment
 
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
@@ -110,7 +113,7 @@ class Record(NamedTuple):
     kept         directories that stay in view (`swap --keep`), while files do so by a link; None if nothing was kept
     moved_ns     the filesystem's own clock just before the tree came: what was moved later was not given (security.md);
                  of a sweep, when all had come; None in records made before, where the container's birth tells
-    boot_ns      CLOCK_BOOTTIME of `boot`, read before `created_ns`: by the two a wall clock that is set back is seen
+    boot_ns      CLOCK_BOOTTIME of `boot`, read before `created_ns`: by the two a wall clock that is set is seen
     taken_from   uid of the user whose container the tree is (store/seize.py): what only he can move is not in doubt
     entered      directories of others that a stopped reap had begun to empty
     partial      the reaper had begun: the tree is not whole any more
@@ -144,9 +147,22 @@ class Record(NamedTuple):
     failures: tuple[Failure, ...] = ()
     unknown: tuple[tuple[str, Any], ...] = ()
 
-    def expires_ns(self) -> int | None:
-        """Wall time after which it may be reaped; None for never."""
-        return None if self.retention_s is None else self.created_ns + self.retention_s * 1_000_000_000
+    def expires_ns(self, now: Moment | None = None) -> int | None:
+        """Wall time after which it may be reaped; None for never.
+
+        now  tells it as the wall clock runs now, should that have been set since the record was made
+        """
+        if self.retention_s is None:
+            return None
+        return self.created_ns + self.retention_s * 1_000_000_000 + (0 if now is None else self.clock_set_ns(now))
+
+    def clock_set_ns(self, now: Moment) -> int:
+        """By how much the wall clock was set forward since it was made; negative for back."""
+        return now.set_ns(self.created_ns, self.boot_ns, self.boot)
+
+    def age_ns(self, now: Moment) -> int:
+        """The time since it was made, negative if its maker's clock was ahead of ours."""
+        return now.since(self.created_ns, self.boot_ns, self.boot)
 
 
 def encode(record: Record) -> bytes:

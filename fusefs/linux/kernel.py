@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, ExitStack
 from fusefs.core.identity import Identity
 from fusefs.linux import libc
 from fusefs.linux.fd import Fd
+from fusefs.linux.host import boot_clock_ns
 
 Gate = Callable[[str], None]
 Refused = list[tuple[str, int]]
@@ -203,6 +204,10 @@ class Kernel:
     def now_ns(self) -> int:
         """Wall time."""
         return time.time_ns()
+
+    def boot_ns(self) -> int:
+        """Time since the boot, suspended or not; nobody sets it."""
+        return boot_clock_ns()
 
     # Changing names.
 

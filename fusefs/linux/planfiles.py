@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fusefs.core.document import Source
 from fusefs.core.errors import BadConfig, Problem
@@ -22,10 +22,13 @@ def plan_dir() -> bytes | None:
     return None if above is None else os.path.join(above, _HERE)
 
 
-def load_plan(paths: Sequence[bytes], now_ns: int, *, is_trusting: bool) -> tuple[Rule, ...]:
+def load_plan(
+    paths: Sequence[bytes], now_ns: int, cutoff_ns: Callable[[int], int], *, is_trusting: bool
+) -> tuple[Rule, ...]:
     """The rules in files, and in the drop-ins in directories, sorted by name.
 
     now_ns       from when ages are counted
+    cutoff_ns    the moment before which all is so many nanoseconds old
     is_trusting  whoever the files belong to: a draft is looked at before it is installed
     Raises       BadConfig with all that is wrong in any of them
     """
@@ -47,7 +50,7 @@ def load_plan(paths: Sequence[bytes], now_ns: int, *, is_trusting: bool) -> tupl
                 problems += error.problems
     rules: tuple[Rule, ...] = ()
     try:
-        rules = read_plan(sources, World(now_ns, time.mktime, uid_of, gid_of))
+        rules = read_plan(sources, World(now_ns, time.mktime, uid_of, gid_of, cutoff_ns))
     except BadConfig as error:
         problems += error.problems
     if problems:

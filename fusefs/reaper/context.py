@@ -12,12 +12,12 @@ from fusefs.core.clock import Clock, jumped
 from fusefs.core.config import Config
 from fusefs.core.events import Event, Kind
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.moments import clocks_ns
 from fusefs.reaper.flood import Flood
 from fusefs.reaper.forker import Forker
 from fusefs.reaper.watcher import Watcher
 
 T = TypeVar("T")
-_MOMENT_NS = 100_000_000
 
 
 class Context:
@@ -92,15 +92,6 @@ class Context:
         self._is_told = True
         at_ns = time.time_ns()
         self._tell(Event(kind, at_ns, volume, uid, identifier, origin, n_entries, n_bytes, seconds, detail))
-
-
-def clocks_ns() -> tuple[int, int]:
-    """CLOCK_REALTIME and CLOCK_BOOTTIME, of one moment: a stall between the two would look like a jump of the first."""
-    while True:
-        began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        wall_ns, boot_ns = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        if boot_ns - began_ns < _MOMENT_NS:
-            return wall_ns, boot_ns
 
 
 def boot_s() -> float:

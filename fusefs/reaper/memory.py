@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 
 from fusefs.core import clock
 from fusefs.core.clock import Clock
 from fusefs.linux.host import boot_id
+from fusefs.linux.moments import clocks_ns
 from fusefs.linux.places import make_dir
 from fusefs.linux.replacing import replace_file
-from fusefs.reaper.context import clocks_ns
 
 _LOG = logging.getLogger(__name__)
 _FILE = b"clock.json"
+_COMMANDS_FILE = b"clock-of-commands.json"
 _MOST_BYTES = 4096
 
 
@@ -21,17 +23,46 @@ def load_clock(state: bytes) -> tuple[int, Clock]:
     """When the last service looked last (wall time, now if there was none), and the clock as it left it, brought up
     to now; without one the wall clock is believed.
     """
-    saved = None
     try:
-        with open(os.path.join(state, _FILE), "rb") as file:
-            saved = clock.decode(file.read(_MOST_BYTES))
-    except FileNotFoundError:
-        pass
+        saved = _read(state, _FILE)
     except OSError as error:
         _LOG.warning("what the last service remembered can't be read: %s", error.strerror)
+        saved = None
+    now = _up_to_now(saved)
+    return now.wall_ns if saved is None else saved.wall_ns, now
+
+
+def _read(state: bytes, name: bytes) -> Clock | None:
+    """What was saved; None for nothing, or what is not understood. Raises  OSError"""
+    try:
+        with open(os.path.join(state, name), "rb") as file:
+            return clock.decode(file.read(_MOST_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def _up_to_now(saved: Clock | None) -> Clock:
     now_ns, boot_ns = clocks_ns()
-    began = clock.started(now_ns, boot_ns, boot_id(), saved)
-    return now_ns if saved is None else saved.wall_ns, began
+    return clock.started(now_ns, boot_ns, boot_id(), saved)
+
+
+def watched_clocks(state: bytes, *, notes: bool) -> tuple[Clock, ...]:
+    """What the service and the commands of a state directory remember of the wall clock, each brought up to now.
+
+    notes  note now for the next command, which then learns of a clock that is set between the two; or not, where
+           that can't be written
+    """
+    clocks = []
+    for name in (_FILE, _COMMANDS_FILE):
+        saved = None
+        with suppress(OSError):
+            saved = _read(state, name)
+        clocks.append(_up_to_now(saved))
+    with suppress(OSError):
+        if notes:
+            make_dir(state)
+            replace_file(os.path.join(state, _COMMANDS_FILE), clock.encode(clocks[-1]), 0o600, is_durable=False)
+    return tuple(clocks)
 
 
 def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:

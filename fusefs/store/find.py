@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from fusefs.core.clock import Clock
 from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.moments import moment
 from fusefs.linux.mountinfo import below, is_inside
 from fusefs.store.adopt import Problem
 from fusefs.store.authority import as_owner
@@ -73,23 +75,24 @@ def all_entries(
     kernel: Kernel,
     volumes: Sequence[bytes],
     lost: list[TrashdError] | None = None,
+    clocks: tuple[Clock, ...] = (),
     silent: list[bytes] | None = None,
 ) -> list[Entry]:
     """The entries of all folders, oldest first.
 
     A store reached by two ways is listed once, and a container that changes its state meanwhile is what it became.
+    clocks        what is remembered of the wall clock
     lost, silent, Raises  as for `each_folder`
     """
+    now = moment(kernel, clocks)
     found = {
         (entry.path.rsplit(b"/", 2)[0], entry.id): entry
-        for part in each_folder(kernel, volumes, _entries, list[Entry], lost, silent=silent)
+        for part in each_folder(
+            kernel, volumes, lambda folder: list(entries(folder, now)), list[Entry], lost, silent=silent
+        )
         for entry in part
     }
     return sorted(found.values(), key=lambda entry: entry.id)
-
-
-def _entries(folder: UserFolder) -> list[Entry]:
-    return list(entries(folder))
 
 
 def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = ()) -> list[str]:
@@ -106,9 +109,10 @@ def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = 
     return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused), *passed_over]
 
 
-def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> Entry:
+def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()) -> Entry:
     """The one container with that id, or whose id begins or ends with it.
 
+    clocks  what is remembered of the wall clock
     Raises  NotFound; UsageError if several have it, or it is too short to be meant
     """
     if len(identifier) < _LEAST_CHARS:
@@ -117,7 +121,7 @@ def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) ->
         )
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    listed = all_entries(kernel, volumes, lost, silent)
+    listed = all_entries(kernel, volumes, lost, clocks, silent)
     exact = [entry for entry in listed if entry.id == identifier]
     found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not found:

@@ -11,6 +11,7 @@ from fusefs.core.errors import BadRecord, Busy, NotFound, Refused
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.moments import moment
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import rewrite
@@ -80,23 +81,25 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> Kept:
     if isinstance(held, Lost):
         raise _gone(folder, container)
     with held:
-        retention_s = _retention_s(held.record.created_ns, folder.store.kernel.now_ns(), term)
+        now = moment(folder.store.kernel)
+        # Where the wall clock was set, whoever goes by it and whoever knows better both keep it so long.
+        retention_s = _retention_s(max(held.record.age_ns(now), now.wall_ns - held.record.created_ns), term)
         record = held.record._replace(retention_s=retention_s)
         if record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
             folder.store.kernel.chmod(held.fd, _MODE)  # what it was: the reaper, who watches orphans/, is told of that
             folder.store.kernel.fsync(held.fd)  # the name too: who pinned it relies on it after a power failure
-        return Kept(container, retention_s, record.expires_ns())
+        return Kept(container, retention_s, record.expires_ns(now))
 
 
-def _retention_s(created_ns: int, now_ns: int, term: Term) -> int | None:
+def _retention_s(age_ns: int, term: Term) -> int | None:
     """A term as records have it: seconds from the creation."""
     if isinstance(term, Release):
         return DEFAULT_RETENTION_S
     if term.seconds is None:
         return None
     # Whole seconds: not a moment less than was asked for, and for none at all not a moment more.
-    age_s = (now_ns - created_ns) // _S + (1 if term.seconds else 0)
+    age_s = age_ns // _S + (1 if term.seconds else 0)
     wanted_s = min(max(0, age_s + term.seconds), DURATION_MAX_S)
     # Exactly the usual term would mean that nobody asked for anything.
     return wanted_s + 1 if wanted_s == DEFAULT_RETENTION_S else wanted_s

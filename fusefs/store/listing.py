@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fusefs.core.clock import Moment
 from fusefs.core.errors import BadRecord
 from fusefs.core.events import show
 from fusefs.core.lifecycle import State
@@ -27,6 +28,7 @@ class Entry(NamedTuple):
     problem   why its record can't be read; the other fields are then empty
     failures  why it is in quarantine, as far as the record had room; `n_failed` of them
     is_served whether it goes by itself when it is due; else only who names it has it reaped
+    expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
     """
 
     id: ContainerId
@@ -43,20 +45,21 @@ class Entry(NamedTuple):
     problem: str
     failures: tuple[Failure, ...] = ()
     is_served: bool = True
+    clock_set_ns: int = 0
 
     def base_path(self) -> bytes:
         """The directory that holds the store."""
         return self.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/u/FOLDER/STATE/ID
 
 
-def entries(folder: UserFolder) -> Iterator[Entry]:
+def entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
     """The containers of one user in all states, oldest first; to be run as that user."""
     is_served = is_vouched(folder.store)
-    for entry in _entries(folder):
+    for entry in _entries(folder, now):
         yield entry if is_served else entry._replace(is_served=False)
 
 
-def _entries(folder: UserFolder) -> Iterator[Entry]:
+def _entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
     kernel = folder.store.kernel
     for state in State:
         names = folder.list(state)
@@ -73,7 +76,7 @@ def _entries(folder: UserFolder) -> Iterator[Entry]:
                         open_record(kernel, fd, folder.uid) as record_fd,
                     ):
                         record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
-                    yield _entry(folder, state, ContainerId(text), record)
+                    yield _entry(folder, state, ContainerId(text), record, now)
                 except FileNotFoundError:
                     continue  # moved meanwhile, or being made
                 except (BadRecord, OSError) as error:
@@ -81,7 +84,7 @@ def _entries(folder: UserFolder) -> Iterator[Entry]:
                     yield unreadable(folder, state, name, told)
 
 
-def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record) -> Entry:
+def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Moment) -> Entry:
     base = folder.store.base_path
     return Entry(
         id=container,
@@ -91,12 +94,13 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         origin=None if record.origin is None else os.path.join(base, record.origin) if record.origin else base,
         method=record.method,
         created_ns=record.created_ns,
-        expires_ns=record.expires_ns(),
+        expires_ns=record.expires_ns(now),
         note=record.note,
         partial=record.partial,
         n_failed=len(record.failures),
         problem="",
         failures=record.failures,
+        clock_set_ns=record.clock_set_ns(now),
     )
 
 

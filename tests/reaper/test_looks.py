@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fusefs.core.record import Method
-from fusefs.reaper.context import clocks_ns
+from fusefs.linux.moments import clocks_ns
 from fusefs.reaper.messages import Look, Page, Seen
 from fusefs.reaper.user import User
 from tests.reaper.test_user import BASE, looked_at, new_intake, new_user, part_of

@@ -18,6 +18,7 @@ from fusefs.core.policy import Known, Rules, due_at_s
 from fusefs.core.record import Record
 from fusefs.core.wire import decode
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.moments import moment
 from fusefs.store.find import find_container
 from fusefs.store.keep import For, Kept, Release, Term, keep_by_id
 from fusefs.store.stage import Options
@@ -75,16 +76,36 @@ def test_released_it_has_the_usual_term(volume: Path) -> None:
 
 def test_kept_for_just_the_usual_term_is_not_taken_for_nothing_asked(volume: Path) -> None:
     identifier = orphan_in(volume).id
-    created_ns = record_in(volume, identifier).created_ns
+    record = record_in(volume, identifier)
+    created_ns = record.created_ns
 
     class Frozen(Kernel):
         def now_ns(self) -> int:
             return created_ns
 
+        def boot_ns(self) -> int:
+            return record.boot_ns or 0
+
     kept = keep(volume, identifier, For(DEFAULT_RETENTION_S), Frozen())
     due_s = due_at_s(Known(identifier, created_ns, kept.retention_s), Rules(retention_s=600), started(created_ns, 0))
     assert due_s is not None
     assert due_s > DEFAULT_RETENTION_S - 600
+
+
+@pytest.mark.parametrize("ahead_s", [40 * 86_400, -40 * 86_400])
+def test_kept_so_long_from_now_whatever_the_clock_was_set_to(volume: Path, ahead_s: int) -> None:
+    identifier = orphan_in(volume).id
+
+    class Set(Kernel):
+        def now_ns(self) -> int:
+            return super().now_ns() + ahead_s * 10**9
+
+    keep(volume, identifier, For(3 * 86_400), Set())
+    for kernel in (Kernel(), Set()):
+        now = moment(kernel)
+        expires_ns = record_in(volume, identifier).expires_ns(now)
+        assert expires_ns is not None
+        assert expires_ns - now.wall_ns >= 3 * 86_400 * 10**9
 
 
 def test_longest_term_fits_a_record(volume: Path) -> None:

@@ -8,7 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.clock import ERAS_MAX, STEP_NS, Clock, Era, Sights, age_ns, decode, encode, jumped, see, started
+from fusefs.core.clock import (
+    ERAS_MAX,
+    STEP_NS,
+    Clock,
+    Era,
+    Moment,
+    Sights,
+    age_ns,
+    cutoff_ns,
+    decode,
+    encode,
+    jumped,
+    see,
+    started,
+)
 
 S = 1_000_000_000
 DAY = 86_400 * S
@@ -117,6 +131,41 @@ def test_what_was_seen_gets_no_older_than_the_time_that_went_by(happening: list[
     play(world, happening)
     passed_ns = world.true_ns - at_ns
     assert passed_ns <= age_ns(world.clock, told_ns, sight) <= sight.age_ns + passed_ns
+
+
+@given(steps, st.integers(0, 60 * DAY))
+def test_no_jump_makes_a_file_older_than_it_is(happening: list[Step], span_ns: int) -> None:
+    world = World()
+    for file in play(world, happening):
+        if file.told_ns < cutoff_ns(world.clock, span_ns):
+            assert world.true_ns - file.true_ns >= span_ns
+
+
+@given(steps, st.integers(0, 60 * DAY))
+def test_when_nobody_set_the_clock_for_so_long_it_is_believed(happening: list[Step], span_ns: int) -> None:
+    world = World()
+    play(world, happening)
+    world.pass_by(span_ns + S)
+    assert cutoff_ns(world.clock, span_ns) == world.wall_ns - span_ns
+
+
+@given(steps, st.booleans())
+def test_what_noted_both_clocks_has_its_age_whoever_set_one_and_remembers_nothing(
+    happening: list[Step], remembers: bool
+) -> None:
+    world = World()
+    told_ns, boot_ns, true_ns = world.wall_ns, world.boot_ns(), world.true_ns
+    play(world, happening)
+    now = Moment(world.wall_ns, world.boot_ns(), "boot", (world.clock,) if remembers else ())
+    assert now.since(told_ns, boot_ns, "boot") == world.true_ns - true_ns
+
+
+@given(steps)
+def test_what_was_made_in_another_boot_has_the_age_that_is_remembered(happening: list[Step]) -> None:
+    world = World()
+    for orphan in play(world, happening):
+        now = Moment(world.wall_ns, world.boot_ns(), "boot", (world.clock,))
+        assert now.since(orphan.told_ns, 1, "another boot") <= world.true_ns - orphan.true_ns
 
 
 @given(steps)

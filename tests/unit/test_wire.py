@@ -49,6 +49,7 @@ RECORD = st.builds(
     boot=TEXT,
     superblock=TEXT,
     created_ns=st.integers(0, 2**63 - 1),
+    boot_ns=st.none() | st.integers(0, 2**63 - 1),
     retention_s=st.none() | st.integers(0, DURATION_MAX_S),
     note=TEXT,
     lent_mode=st.none() | st.integers(0, 0o7777),
