@@ -24,7 +24,6 @@ from fusefs.core.errors import (
     Busy,
     Incomplete,
     NotFound,
-    NotPermitted,
     Refused,
     TrashdError,
     UsageError,
@@ -32,7 +31,7 @@ from fusefs.core.errors import (
 )
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure
+from fusefs.core.record import CAME_IN, MAX_FAILURES, NOTE_MAX_CHARS, Failure
 from fusefs.core.report import Reaped, Report
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
@@ -57,7 +56,7 @@ def command() -> None:
       trashd quarantine list
       trashd quarantine retry 2fe7e4cb8ba8      the cause is gone: reap it again
       trashd quarantine restore 2fe7e4cb8ba8    take back what is left of it
-      trashd quarantine delete 2fe7e4cb8ba8     as root: delete it whoever's it is
+      trashd quarantine delete 2fe7e4cb8ba8     delete it, with what came in after the swap; root: whoever's it is
     """
 
 
@@ -140,7 +139,7 @@ def restore_command(identifier: str, to: bytes | None, volumes: tuple[bytes, ...
     return tell_restored(restore_by_id(kernel, volumes, entry, None, to), as_json=as_json)
 
 
-@command.command("delete", short_help="As root: delete it whoever's it is.", no_args_is_help=True)
+@command.command("delete", short_help="Delete it all the same; as root, whoever's it is.", no_args_is_help=True)
 @click.argument("identifiers", nargs=-1, required=True, metavar="ID…")
 @click.option("--yes", is_flag=True, help="Don't ask; needed where there is no terminal.")
 @click.option("--with-stores", is_flag=True, help="Trash stores in it go too, but for what is pinned there.")
@@ -149,19 +148,21 @@ def restore_command(identifier: str, to: bytes | None, volumes: tuple[bytes, ...
 def delete_command(
     identifiers: tuple[str, ...], yes: bool, with_stores: bool, volumes: tuple[bytes, ...], as_json: bool
 ) -> int:
-    """Delete it with root's own authority: everything in it, also what its owner may not delete.
+    """Delete it all the same: of your own, also the directories that came in, or were changed, after the swap.
 
-    Other people's files and directories go too, and what is immutable or append-only. If one of the IDs is wrong,
-    nothing is deleted. What even root can't delete is in root's own quarantine afterwards, under a new id.
+    A reap leaves those that somebody else can have moved there: look first whether they are yours to delete. You
+    delete no more by this than rm -rf would at this moment.
+
+    Root deletes it whoever's it is: other people's files and directories go too, and what is immutable or
+    append-only. What even root can't delete, and what came in after the swap and can have been moved by a third, is
+    in root's own quarantine afterwards, under a new id; of that, root deletes everything. If one of the IDs is wrong,
+    nothing is deleted.
 
     \b
     Examples:
       trashd quarantine delete 2fe7e4cb8ba8
       trashd quarantine delete --yes 2fe7e4cb8ba8 3fc2b800eb1e
     """
-    if os.geteuid() != 0:
-        hint = "its owner can: trashd quarantine retry ID, or restore ID; an administrator runs this as root"
-        raise NotPermitted("only root deletes what its owner can't", hint)
     if not yes and not (sys.stdin and sys.stdin.isatty()):  # None: it was closed
         raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
     kernel = tended(volumes)
@@ -198,6 +199,9 @@ def _show(found: list[Entry]) -> None:
         if entry is not None and not entry.problem:
             for reason in _reasons(entry.failures):
                 print(f"  {reason}")
+            if any(failure.call == CAME_IN for failure in entry.failures):
+                print(f"  trashd quarantine restore {entry.id} takes it back,")
+                print(f"  trashd quarantine delete {entry.id} deletes it")
 
 
 def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
@@ -224,7 +228,8 @@ def _reasons(failures: Sequence[Failure]) -> list[str]:
 def _ask(chosen: Sequence[Entry]) -> None:
     for entry in chosen:
         click.echo(f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}", err=True)
-    if not click.confirm("Delete this for good, whoever's files are in it?", err=True):
+    whose = "whoever's files are in it" if os.geteuid() == 0 else "with what came in after the swap"
+    if not click.confirm(f"Delete this for good, {whose}?", err=True):
         raise Refused("nothing was deleted")
 
 
@@ -245,10 +250,12 @@ def _delete(
         kept = reaped.id if report.n_failed or report.stopped else None
         output.as_json({**output.plain(reaped), "id": entry.id, "kept_as": kept})
     elif report.stopped:
-        print(f"{entry.id}: {report.removed:,} removed, then stopped; trashd reap goes on with what is root's now:")
+        whose = "it" if reaped.id == entry.id else "what is root's now"
+        print(f"{entry.id}: {report.removed:,} removed, then stopped; trashd reap goes on with {whose}:")
         print(f"  {reaped.id}")
     elif report.n_failed:
-        print(f"{entry.id}: {report.removed:,} removed, {report.n_failed:,} could not be; in root's quarantine it is")
+        where = "quarantine" if reaped.id == entry.id else "root's quarantine"
+        print(f"{entry.id}: {report.removed:,} removed, {report.n_failed:,} could not be; in {where} it is")
         print(f"  {reaped.id}")
         for line in _reasons(report.failures):
             print(f"  {line}")
@@ -260,7 +267,7 @@ def _delete(
 def _by_force(
     kernel: Kernel, volumes: Sequence[bytes], entry: Entry, shows: Shows, stop: Stop, *, with_stores: bool
 ) -> Reaped:
-    """Reap it as root's own, which it is made first."""
+    """Reap it as the caller's own; root makes it that first."""
     from fusefs.reaper.engine import Wishes
     from fusefs.reaper.reap import reap
 
@@ -274,5 +281,9 @@ def _by_force(
             for warning in seized.warnings:
                 output.warn(warning)
             container = seized.id
-        wishes = Wishes(progress=shows.advance, stops=stop, by_force=True, with_stores=with_stores)
+        # Of one's own this is the word of a person, who looked: no command and no service says it for him.
+        is_own = container == entry.id
+        wishes = Wishes(
+            progress=shows.advance, stops=stop, by_force=own.uid == 0, with_stores=with_stores, without_doubt=is_own
+        )
         return reap(own, container, wishes)

@@ -83,29 +83,18 @@ def make_directory(folder: UserFolder, container: ContainerId) -> Fd:
         return kernel.open_dir(stage, container.encode())
 
 
-def superblock_of(kernel: Kernel, fd: Fd) -> str:
-    """The filesystem that an fd is on as this kernel has it mounted: who sees the same one has the same locks.
+def superblock_of(st: os.stat_result) -> str:
+    """The filesystem that something is on as this kernel has it mounted: who sees the same one has the same locks.
 
     Its number is another's only when it is gone, and with it all who had a lock by it.
     """
-    device = kernel.fstat(fd).st_dev
-    return f"{os.major(device)}:{os.minor(device)}"
-
-
-def told_of(kernel: Kernel, fd: Fd, record: Record, boot_ns: int) -> Record:
-    """A first record with what its container tells: its superblock, and the filesystem's clock before anything came.
-
-    fd       the container, in which something was just made
-    boot_ns  CLOCK_BOOTTIME before the record's `created_ns`
-    """
-    moved_ns = kernel.fstat(fd).st_ctime_ns if record.moved_ns is None else record.moved_ns
-    return record._replace(superblock=superblock_of(kernel, fd), moved_ns=moved_ns, boot_ns=boot_ns)
+    return f"{os.major(st.st_dev)}:{os.minor(st.st_dev)}"
 
 
 def touch(kernel: Kernel, fd: Fd) -> int:
     """The filesystem's own clock, ns: by a change of a container that changes nothing else."""
     kernel.chmod(fd, 0o700)
-    return kernel.fstat(fd).st_ctime_ns
+    return max(0, kernel.fstat(fd).st_ctime_ns)
 
 
 def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:

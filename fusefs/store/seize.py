@@ -71,7 +71,7 @@ def _taken(kernel: Kernel, fd: Fd, uid: int) -> Taken:
     """What came into a user's container later than it was made is judged by root's reaper (reaper/given.py)."""
     st = kernel.fstat(fd)
     is_his_alone = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
-    return Taken(kernel.statx(fd, asks=True).btime_ns, uid if is_his_alone else None)
+    return Taken(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_his_alone else None)
 
 
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:

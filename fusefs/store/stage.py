@@ -19,7 +19,16 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_clock_ns, boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, ensure_ballast, with_room
-from fusefs.store.container import Held, create_record, dissolve, fill_record, make_directory, new_id, told_of, touch
+from fusefs.store.container import (
+    Held,
+    create_record,
+    dissolve,
+    fill_record,
+    make_directory,
+    new_id,
+    superblock_of,
+    touch,
+)
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, take_reserve
@@ -116,14 +125,14 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
     """The same, of a container made now, whatever was kept for a full volume."""
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
-        container, boot_ns = new_id(kernel, name), boot_clock_ns()
+        container = new_id(kernel, name)
         with ExitStack() as owned:
             try:
                 fd = owned.enter_context(make_directory(folder, container))
                 fresh = None
                 if method in _NEEDS_FRESH:
                     fresh = owned.enter_context(_make_fresh(kernel, fd, method))
-                record = told_of(kernel, fd, draft(container, fresh), boot_ns)
+                record = _told(kernel, fd, container, fresh, draft)
                 owned.enter_context(create_record(folder.store, fd, record))
             except BaseException as error:
                 _discard_unmade(folder, container)
@@ -133,6 +142,18 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
                 raise
             return Staged(Held(folder, container, State.STAGE, fd, record, owned.pop_all()), fresh)
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _told(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, draft: Draft) -> Record:
+    """A first record, with what the container itself tells: its superblock, and the clocks before anything came.
+
+    fd  in which something was just made or changed
+    """
+    boot_ns = boot_clock_ns()  # first: a stall between the two must not hide that the wall clock is set back
+    record = draft(container, fresh)
+    st = kernel.fstat(fd)
+    moved_ns = max(0, st.st_ctime_ns) if record.moved_ns is None else record.moved_ns
+    return record._replace(superblock=superblock_of(st), moved_ns=moved_ns, boot_ns=boot_ns)
 
 
 def _make_fresh(kernel: Kernel, container_fd: Fd, method: Method) -> Fd:
@@ -169,14 +190,14 @@ def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft
             return None
         fd, spare = taken
         fresh = owned.enter_context(kernel.open_dir(fd, TREE))
-        container, boot_ns = new_id(kernel, name), boot_clock_ns()
+        container = new_id(kernel, name)
         prepared = fresh if method in _NEEDS_FRESH else None
         if method is Method.TWO_RENAME:
             kernel.rename(fd, TREE, fd, FRESH)
         elif prepared is None:
             kernel.rmdir(fd, TREE)
         touch(kernel, fd)  # it was made long ago
-        record = told_of(kernel, fd, draft(container, prepared), boot_ns)
+        record = _told(kernel, fd, container, prepared, draft)
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
         move_to_stage(folder, container)

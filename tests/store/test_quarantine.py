@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import BadRecord, Busy, NotFound, NotPermitted, Refused, UsageError
+from fusefs.core.errors import BadRecord, Busy, NotFound, Refused, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import hold
@@ -264,10 +264,13 @@ def test_what_root_took_and_could_not_delete_is_restorable_elsewhere(volume: Pat
     assert os.listdir(volume / "left/tree/roots") == ["mount"]
 
 
-def test_only_root_deletes(volume: Path) -> None:
+def test_its_owner_deletes_what_he_may_and_no_more(volume: Path) -> None:
     entry = stuck(volume)
-    assert as_user(ALICE, partial(delete, volume, entry.id)) == NotPermitted.exit_code
+    assert as_user(ALICE, partial(delete, volume, entry.id)) == 13
     assert (Path(os.fsdecode(entry.path)) / "tree/roots/file").read_text() == "root's"
+    free(entry)
+    assert as_user(ALICE, partial(delete, volume, entry.id)) == 0
+    assert entries(volume) == []
 
 
 def test_one_wrong_id_stops_it_before_anything_is_deleted(volume: Path) -> None:

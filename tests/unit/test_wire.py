@@ -15,7 +15,7 @@ from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, make_id
-from fusefs.core.record import RECORD_MAX_BYTES, Failure, Heir, KeptDirectory, Method, Record, encode
+from fusefs.core.record import RECORD_MAX_BYTES, Entered, Failure, Heir, KeptDirectory, Method, Record, encode
 from fusefs.core.wire import decode
 from tests.unit.test_lifecycle import record_of
 
@@ -35,6 +35,7 @@ KNOWN = {"format", *Record._fields} - {"unknown"}
 KEPT = st.none() | st.dictionaries(NAME, st.integers(0, 2**64 - 1), max_size=3).map(
     lambda inos: tuple(KeptDirectory(Name(name), ino) for name, ino in inos.items())
 )
+COUNT = st.none() | st.integers(0, 2**63 - 1)
 UNKNOWN = st.dictionaries((TEXT | st.just("unknown")).filter(lambda key: key not in KNOWN), JSON, max_size=3)
 RECORD = st.builds(
     Record,
@@ -57,6 +58,12 @@ RECORD = st.builds(
     target=st.none() | PATH,
     heir=st.none() | st.builds(Heir, st.integers(0, 2**32 - 2), st.none() | st.integers(0, DURATION_MAX_S)),
     kept=KEPT,
+    moved_ns=COUNT,
+    boot_ns=COUNT,
+    taken_from=COUNT,
+    entered=st.dictionaries(TEXT, st.integers(0, 2**63 - 1), max_size=3).map(
+        lambda times: tuple(Entered(*one) for one in times.items())
+    ),
     partial=st.booleans(),
     failures=st.lists(st.builds(Failure, st.binary(max_size=20), st.integers(1, 133), TEXT), max_size=3).map(tuple),
     unknown=UNKNOWN.map(lambda fields: tuple(fields.items())),
@@ -90,13 +97,16 @@ def test_decoding_any_bytes_raises_nothing_but_bad_record(text: bytes) -> None:
         decode(text)
 
 
-@given(st.sampled_from(sorted({*FIELDS, "kept"})), JSON)
+@given(st.sampled_from(sorted({*FIELDS, "kept", "moved_ns", "boot_ns", "taken_from", "entered"})), JSON)
 @example("note", "\ud800")
 @example("origin", "%FF/%zz")
 @example("created_ns", 10**400)
 @example("retention_s", -1)
 @example("victim", {"handle": "", "ino": 10**30, "btime_ns": 0})
 @example("lent_mode", 0o10000)
+@example("moved_ns", -1)
+@example("entered", {"1:00": "now"})
+@example("entered", {str(n): n for n in range(1000)})
 @example("kept", {})
 @example("kept", {"a/b": 1})
 @example("kept", {"..": 1})
