@@ -31,8 +31,10 @@ class Lost(Enum):
 def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     """The record's fd, not locked yet; to be read only where the volume is read-only.
 
-    Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user with no other
-            name: he may have put a FIFO, a link to somebody's file, or a gigabyte there
+    It may have another name, as a backup by hard links gives it: in a folder that only its owner can enter nobody but
+    he can have put it there, and root; and whoever changes a record replaces it.
+    Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user that nobody else
+            can write to by such a name: he may have put a FIFO, a link to somebody's file, or a gigabyte there
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -51,7 +53,8 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     try:
         st = kernel.fstat(fd)
         # No name at all is nobody's trick: it was replaced or removed meanwhile, which whoever locks it will see.
-        if not stat.S_ISREG(st.st_mode) or st.st_nlink > 1 or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
+        is_others_too = st.st_nlink > 1 and st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not stat.S_ISREG(st.st_mode) or is_others_too or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
             raise BadRecord(f"not an ordinary small file of uid {uid}")
     except BaseException:
         fd.close()

@@ -68,10 +68,16 @@ def is_stocked(folder: UserFolder) -> bool:
 
 
 def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
-    """Whether it is as it was made: a spare file that a killed swap wrote into has lost its blocks."""
+    """Whether it is as it was made: a spare file that a killed swap wrote into has lost its blocks.
+
+    One that got another name is not to be written into.
+    """
     try:
         with kernel.open_dir(reserve, READY) as fd:
-            return sorted(kernel.list(fd)) == [SPARE, TREE] and kernel.stat(fd, SPARE).st_size == 0
+            if sorted(kernel.list(fd)) != [SPARE, TREE]:
+                return False
+            spare = kernel.stat(fd, SPARE)
+            return spare.st_size == 0 and spare.st_nlink == 1
     except FileNotFoundError:
         return False
 
@@ -120,8 +126,9 @@ def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
             spare = owned.enter_context(_open_file(kernel, fd, SPARE))
         except FileNotFoundError:
             return None
-    # A command that was faster has made a record of it, and may be through with everything by now.
-    is_ours = kernel.lock(spare) and kernel.is_named(spare, fd, SPARE)
+    # A command that was faster has made a record of it, and may be through with everything by now. In place is written
+    # only to what has no other name: a backup by hard links would have the same record.
+    is_ours = kernel.lock(spare) and kernel.is_named(spare, fd, SPARE) and kernel.fstat(spare).st_nlink == 1
     return (fd, spare) if is_ours else None
 
 

@@ -20,7 +20,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import place_of, read_mounts
 from fusefs.store.claim import Lost
-from fusefs.store.layout import RECORD, USERS, UserFolder, is_regular
+from fusefs.store.layout import RECORD, USERS, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.remove import remove
 from fusefs.store.scope import mount_of
@@ -77,7 +77,8 @@ def _taken(kernel: Kernel, fd: Fd, uid: int) -> Taken:
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     """The record's fd, looked at before it is opened: root's open of a device node that a user put there would act."""
     with kernel.open_beneath(container_fd, RECORD) as there:
-        if not is_regular(kernel, there) or kernel.fstat(there).st_uid != uid:
+        st = kernel.fstat(there)
+        if not stat.S_ISREG(st.st_mode) or st.st_uid != uid:
             raise BadRecord(f"not an ordinary file of uid {uid}")
         return kernel.reopen(there, os.O_RDWR | os.O_NONBLOCK)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +13,25 @@ import pytest
 
 from fusefs.core.errors import Occupied, Refused, TrashdError
 from fusefs.core.lifecycle import State
-from tests.support.store import entries, init, place, reap_now, recover_all, remove, restore, swap
+from fusefs.linux.kernel import Kernel
+from fusefs.store.keep import For, keep_by_id
+from tests.support.orphans import command
+from tests.support.store import (
+    assert_silent,
+    entries,
+    folder_of,
+    init,
+    place,
+    raw,
+    reap_now,
+    recover_all,
+    remove,
+    restore,
+    swap,
+)
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import full, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -53,6 +69,12 @@ def volumes() -> Iterator[Volumes]:
         init(source)
         make_tree(source / "alice", Dir(owner=(ALICE, ALICE)))
         yield Volumes(source, copy)
+
+
+def attempt(act: Callable[[], object]) -> None:
+    """Do it, whether it works or not."""
+    with suppress(TrashdError):
+        act()
 
 
 def swapped(volume: Path, name: str = "job") -> str:
@@ -164,3 +186,64 @@ def test_recovery_loses_nothing_of_a_copy_that_was_made_in_the_middle_of_a_resto
     with pytest.raises(TrashdError):
         as_user(ALICE, lambda: restore(volumes.copy, identifier))
     assert (place(volumes.copy, identifier) / "tree/results").read_text() == "hers"
+
+
+# Second links, as a backup with `cp -al` makes them
+
+
+def link_everything(volume: Path, to: Path) -> None:
+    """Give each file of Alice's folder another name."""
+    subprocess.run(["cp", "-al", folder_of(volume, ALICE), to], check=True)
+
+
+def test_records_with_a_second_link_are_listed_kept_and_restored(volumes: Volumes) -> None:
+    volume = volumes.source
+    identifier = swapped(volume)
+    link_everything(volume, volume / "backup")
+    record = place(volume, identifier) / "record.json"
+    before = record.read_bytes()
+    assert record.stat().st_nlink == 2
+    [entry] = as_user(ALICE, lambda: entries(volume))
+    assert entry.problem == ""
+    as_user(ALICE, lambda: keep_by_id(Kernel(), [raw(volume)], entry, For(None)))
+    assert record.stat().st_nlink == 1
+    assert (volume / "backup/orphans" / identifier / "record.json").read_bytes() == before
+    as_user(ALICE, lambda: restore(volume, identifier))
+    assert (volume / "alice/job/results").read_text() == "hers"
+    recover_all(volume)
+    assert_silent(volume)
+
+
+def test_a_swap_on_a_full_volume_writes_into_no_file_of_a_backup(volumes: Volumes) -> None:
+    volume = volumes.copy
+    init(volume)
+    make_tree(volume / "alice", Dir(owner=(ALICE, ALICE)))
+    swapped(volume)
+    link_everything(volume, volume / "backup")
+    as_user(ALICE, lambda: make_tree(volume / "alice/second", {"more": "hers"}))
+    spare = volume / "backup/reserve/ready/spare"
+    with full(volume):
+        attempt(lambda: as_user(ALICE, lambda: swap(volume / "alice/second")))
+        assert spare.stat().st_size == 0
+    recover_all(volume)
+    assert (folder_of(volume, ALICE) / "reserve/ready/spare").stat().st_nlink == 1
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_record_that_others_can_write_to_by_another_name_is_nobodys_word(volumes: Volumes, mode: int) -> None:
+    identifier = swapped(volumes.source)
+    record = place(volumes.source, identifier) / "record.json"
+    record.chmod(mode)
+    (volumes.source / "shared").hardlink_to(record)
+    [entry] = as_user(ALICE, lambda: entries(volumes.source))
+    assert "not an ordinary small file" in entry.problem
+
+
+def test_root_deletes_from_quarantine_what_has_a_record_with_a_second_link(volumes: Volumes) -> None:
+    identifier = swapped(volumes.source)
+    make_tree(place(volumes.source, identifier) / "tree" / "roots", {"file": "root's"})
+    reap_now(volumes.source, identifier)
+    (volumes.source / "second").hardlink_to(place(volumes.source, identifier) / "record.json")
+    assert command(volumes.source, "quarantine", "delete", identifier, "--yes") == 0
+    assert entries(volumes.source) == []

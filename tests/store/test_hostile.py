@@ -210,11 +210,6 @@ def _hard_link_to_roots(record: Path) -> None:
     record.hardlink_to(record.parents[5] / "canary" / "secret")
 
 
-def _hard_link_to_own(record: Path) -> None:
-    (record.parents[5] / "alice" / "saved").rename(record)
-    (record.parents[5] / "alice" / "other-name").hardlink_to(record)
-
-
 def _gigabyte(record: Path) -> None:
     (record.parents[5] / "alice" / "saved").rename(record)
     os.truncate(record, 1 << 30)
@@ -235,7 +230,6 @@ def _text(content: bytes, record: Path) -> None:
         _socket,
         _link_to_roots,
         _hard_link_to_roots,
-        _hard_link_to_own,
         _gigabyte,
         _directory,
         partial(_text, b""),
