@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -127,9 +128,30 @@ def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str, cl
     if not found:
         hint = f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
         raise lost[0] if lost else NotFound(os.fsencode(identifier), hint)
-    if len(found) > 1:
+    if len({entry.id for entry in found}) > 1:
         raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
-    return found[0]
+    return found[0] if len(found) == 1 else _the_one_in(volumes, found)
+
+
+def _the_one_in(volumes: Sequence[bytes], found: Sequence[Entry]) -> Entry:
+    """Of containers with one id, in copies of a volume, the one in a volume that was named.
+
+    Above a volume its copy may be mounted: to name one stands for those above it too, so that the nearest is meant.
+    Raises  UsageError if that does not tell them apart
+    """
+    named = [os.path.realpath(volume) for volume in volumes]
+    there = [entry for entry in found if any(is_inside(one, entry.base_path()) for one in named)]
+    depth = max((len(entry.base_path()) for entry in there), default=0)
+    nearest = [entry for entry in there if len(entry.base_path()) == depth]
+    if len(nearest) == 1 and len(named) == 1:
+        return nearest[0]
+    bases = sorted({entry.base_path() for entry in found})
+    if len(bases) == 1:
+        where = " and in ".join(printable(entry.path) for entry in found[:2])
+        raise UsageError(f"{found[0].id} is in {where}", "look at both with ls, and take one out with mv")
+    where = " and in ".join(map(printable, bases))
+    hint = " or ".join(f"--volume {shlex.quote(printable(base))}" for base in bases)
+    raise UsageError(f"{found[0].id} is in {where}", f"one is a copy of the other; say which is meant: {hint}")
 
 
 def act_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,9 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.errors import Occupied, Refused, TrashdError
+from fusefs.core.errors import Occupied, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
+from fusefs.store.find import find_container
 from fusefs.store.keep import For, keep_by_id
 from tests.support.orphans import command
 from tests.support.store import (
@@ -31,7 +33,7 @@ from tests.support.store import (
 )
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user
-from tests.support.volumes import full, loop_volume, tmpfs_volume
+from tests.support.volumes import bind_mount, full, loop_volume, mount_of, sync, tmpfs_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
 
@@ -247,3 +249,61 @@ def test_root_deletes_from_quarantine_what_has_a_record_with_a_second_link(volum
     (volumes.source / "second").hardlink_to(place(volumes.source, identifier) / "record.json")
     assert command(volumes.source, "quarantine", "delete", identifier, "--yes") == 0
     assert entries(volumes.source) == []
+
+
+# Copies that are mounted at the same time
+
+
+def test_two_mounted_copies_are_told_apart_by_volume_and_the_message_says_so(volumes: Volumes) -> None:
+    identifier = swapped(volumes.source)
+    _by_cp(volumes.source, volumes.copy)
+    kernel, both = Kernel(), [raw(volumes.source), raw(volumes.copy)]
+    with pytest.raises(UsageError) as caught:
+        find_container(kernel, both, identifier[:-2])
+    told = f"{caught.value.message()} {caught.value.hint}"
+    assert "could be" not in told
+    for volume in volumes:
+        assert f"--volume {volume}" in told
+        assert find_container(kernel, [raw(volume)], identifier).base_path() == raw(volume)
+
+
+def test_a_copy_mounted_in_its_original_is_the_one_that_is_named(volumes: Volumes) -> None:
+    identifier = swapped(volumes.source)
+    _by_cp(volumes.source, volumes.copy)
+    inner = volumes.source / "copy"
+    inner.mkdir()
+    with bind_mount(volumes.copy, inner):
+        for volume in (volumes.source, inner):
+            assert find_container(Kernel(), [raw(volume)], identifier).base_path() == raw(volume)
+        os.chown(inner / "alice/job", ALICE, ALICE)
+        (inner / "alice/job").rmdir()
+        as_user(ALICE, lambda: restore(inner, identifier))
+        assert (inner / "alice/job/results").read_text() == "hers"
+        assert [entry.id for entry in entries(volumes.source)] == [identifier]
+
+
+def test_an_image_mounted_beside_its_original_is_a_volume_of_its_own() -> None:
+    with loop_volume("ext4", 16) as original:
+        init(original)
+        make_tree(original / "alice", Dir(owner=(ALICE, ALICE)))
+        identifier = swapped(original)
+        entry = mount_of(original)
+        assert entry is not None
+        sync(original)
+        image = original.parent / "image"
+        subprocess.run(["dd", f"if={os.fsdecode(entry.source)}", f"of={image}", "bs=1M", "status=none"], check=True)
+        there = original.parent / "copy"
+        there.mkdir()
+        subprocess.run(["mount", "-o", "loop", image, there], check=True)
+        try:
+            with pytest.raises(UsageError, match=" and in "):
+                find_container(Kernel(), [raw(original), raw(there)], identifier)
+            as_user(ALICE, lambda: restore(there, identifier))
+            assert (there / "alice/job/results").read_text() == "hers"
+            assert_silent(there)
+            as_user(ALICE, lambda: restore(original, identifier))
+            assert (original / "alice/job/results").read_text() == "hers"
+        finally:
+            unmount(there)
+            there.rmdir()
+            image.unlink()
