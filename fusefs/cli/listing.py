@@ -12,7 +12,7 @@ from fusefs.cli.asking import left_s
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.tending import tended
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import TrashdError
+from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable
 from fusefs.core.record import Method
@@ -55,6 +55,8 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
     for line in output.aligned(rows):
         print(line)
+    if any(entry.problem for entry in found):
+        output.warn(f"of what is unreadable {WAY_OUT}")
     return max(codes, default=0)
 
 

@@ -15,7 +15,8 @@ from fusefs.cli.waiting import Waits
 from fusefs.core.budget import Tempo
 from fusefs.core.clock import Clock
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import Incomplete, TrashdError, from_os
+from fusefs.core.errors import SETTLE, Incomplete, Refused, TrashdError, from_os
+from fusefs.core.lifecycle import State
 from fusefs.core.names import printable
 from fusefs.core.record import Record
 from fusefs.core.report import Reaped
@@ -110,6 +111,8 @@ def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, 
     from fusefs.reaper.paced import led
     from fusefs.reaper.reap import reap
 
+    if entry.state in (State.STAGE, State.RESTORING):
+        raise Refused(f"{entry.id} is half done, in {entry.state.value}/", SETTLE)
     # Whoever sees a slow reap go by wants to know how long it takes.
     counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from fusefs.core.errors import WAY_OUT, TrashdError, from_os
+from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError, from_os
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id, printable
@@ -36,7 +36,6 @@ from fusefs.store.sides import DIRECTORY
 from fusefs.store.stage import identify_at
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
-_SETTLE = f"{_RECOVER}; what it can't: {WAY_OUT}"
 _EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED)}
 _MOMENT_S = 0.2
 """Far longer than a command needs from the end of a record to that of its container."""
@@ -109,7 +108,7 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
         if state is State.QUARANTINE or set(kernel.list(fd)) - removed:
             yield Problem(where, "no record (I3)", WAY_OUT)
         else:
-            yield Problem(where, "no record: left by a killed command", _SETTLE)
+            yield Problem(where, "no record: left by a killed command", SETTLE)
 
 
 def check_container(folder: UserFolder, state: State, name: bytes) -> list[Problem]:
@@ -152,7 +151,7 @@ def _is_no_directory(folder: UserFolder, state: State, name: bytes) -> bool:
 def _check_held(held: Held, where: str) -> Iterator[Problem]:
     kernel, record = held.folder.store.kernel, held.record
     if held.state in (State.STAGE, State.RESTORING):
-        yield Problem(where, f"left by a killed command ({record.method.value})", _SETTLE)
+        yield Problem(where, f"left by a killed command ({record.method.value})", SETTLE)
         return
     extra = set(kernel.list(held.fd)) - _EXPECTED
     if held.state is State.ORPHANS:

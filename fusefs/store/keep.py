@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.durations import DEFAULT_RETENTION_S, DURATION_MAX_S
-from fusefs.core.errors import BadRecord, Busy, NotFound, Refused
+from fusefs.core.errors import SETTLE, BadRecord, Busy, NotFound, Refused
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
@@ -25,8 +25,8 @@ _MODE = 0o700
 _ELSEWHERE = {
     State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it"),
     State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd quarantine restore takes it back"),
-    State.RESTORING: ("is being restored", "trashd list shows where it is"),
-    State.STAGE: ("is not an orphan yet", "trashd doctor --repair completes what a killed swap left"),
+    State.RESTORING: ("is being restored", SETTLE),
+    State.STAGE: ("is not an orphan yet", SETTLE),
 }
 
 

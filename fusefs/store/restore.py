@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
-from fusefs.core.errors import Busy, NotFound, NotPermitted, Occupied, Refused, TrashdError
+from fusefs.core.errors import SETTLE, Busy, NotFound, NotPermitted, Occupied, Refused, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
@@ -137,7 +137,21 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
             if held.record.partial:
                 _let_forget(held)
             return Claim(held, source, tree)
-    raise NotFound(container)
+    raise _elsewhere(folder, container)
+
+
+def _elsewhere(folder: UserFolder, container: ContainerId) -> NotFound | Busy | Refused:
+    """Why there is nothing to claim."""
+    for state in (State.STAGE, State.RESTORING):
+        if container.encode() in folder.list(state):
+            with suppress(OSError, TrashdError):
+                held = hold(folder, state, container)
+                if held is Lost.BUSY:
+                    return Busy(container)
+                if isinstance(held, Held):
+                    held.owned.close()
+            return Refused(f"{container} is half done, in {state.value}/", SETTLE)
+    return NotFound(container)
 
 
 def _open_tree(held: Held) -> Fd | None:

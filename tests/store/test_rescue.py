@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,7 +26,8 @@ from fusefs.core.errors import (
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.rescue import Forgotten, Rescued, find_thing, forget, rescue
-from tests.support.orphans import EXPIRED, orphan_in
+from tests.support.orphans import EXPIRED, command, orphan_in
+from tests.support.scenes import DyingAfter
 from tests.support.store import (
     Before,
     assert_silent,
@@ -188,6 +190,44 @@ def test_its_hint_names_the_command_that_takes_it_out(volume: Path, make: Callab
     assert hints
     assert all(WAY_OUT in hint for hint in hints)
     taken(volume, where.name)
+
+
+@pytest.mark.parametrize(
+    "words", [("restore",), ("keep",), ("reap", "--now"), ("quarantine", "delete", "--yes")], ids=" ".join
+)
+@pytest.mark.parametrize("make", [with_cut_record, kept_in_stage, kept_in_restoring], ids=lambda make: make.__name__)
+def test_each_command_that_refuses_it_says_how_to_get_it_out(
+    volume: Path, make: Callable[[Path], Path], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = make(volume).name
+    capsys.readouterr()
+    assert command(volume, *words, name) != 0
+    *_, hint = capsys.readouterr().err.splitlines()
+    assert WAY_OUT in hint or "trashd list" in hint
+    taken(volume, name)
+
+
+def test_a_list_of_what_is_unreadable_says_how_to_get_it_out(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = with_cut_record(volume).name
+    assert command(volume, "list") == 0
+    assert WAY_OUT in capsys.readouterr().err
+    taken(volume, name)
+
+
+def test_what_a_copy_of_a_volume_has_that_nobody_can_settle_is_taken_out(volume: Path) -> None:
+    """A swap was killed, then everything copied: identities prove nothing there."""
+    make_tree(volume / "vol", {"job": {"a": "1"}})
+    init(volume / "vol")
+    (volume / ".trashd").rename(volume / "upper")
+    in_child(partial(swap, volume / "vol/job", Kernel(DyingAfter("exchange"))))
+    shutil.copytree(volume / "vol", volume / "copy", symlinks=True)
+    copied = volume / "copy"
+    (container,) = copied.glob(".trashd/u/0/stage/*")
+    assert recover_all(copied)
+    taken(copied, container.name, volume / "rescued")
+    assert (volume / "rescued/tree/a").read_text() == "1"
+    assert_silent(copied)
+    (volume / "upper").rename(volume / ".trashd")
 
 
 # What is in order stays
