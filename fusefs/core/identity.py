@@ -11,6 +11,10 @@ _SUBVOLUME_INO = 256
 """The number of each btrfs subvolume's own directory."""
 
 
+MARK = "mark:"
+"""How a handle begins that is no file handle, but what was written on a directory of ours that nothing else tells."""
+
+
 class Likelihood(Enum):
     """What comparing two identities can tell."""
 
@@ -23,7 +27,8 @@ class Identity(NamedTuple):
     """One incarnation of one inode on one volume.
 
     handle    `type:hex` from name_to_handle_at (inode and generation); empty where the filesystem has none
-              that lasts (FUSE handles hold the nodeid, which changes with every forget)
+              that lasts (FUSE handles hold the nodeid, which changes with every forget). Where there is no birth
+              time either, `mark:` and the random digits in an xattr that a swap gives its fresh directory
     ino       inode number; 0 where it does not last (FUSE without birth times: libfuse numbers as it goes)
     btime_ns  birth time in nanoseconds; 0 where the filesystem keeps none
 
@@ -40,8 +45,9 @@ def compare(a: Identity | None, b: Identity | None) -> Likelihood:
     """Say whether two identities mean one incarnation of one inode; total.
 
     Handles decide where both have one; else number and birth time; a number alone proves nothing when
-    it agrees, since numbers are reused, and proves the contrary when it does not. What a btrfs snapshot has of an
-    inode is taken for it: after a rollback there is nothing else (`is_in_snapshot` tells the two apart).
+    it agrees, since numbers are reused, and proves the contrary when it does not. A mark that is missing proves
+    nothing: attributes get lost. What a btrfs snapshot has of an inode is taken for it: after a rollback there is
+    nothing else (`is_in_snapshot` tells the two apart).
     """
     if a is None or b is None:
         return Likelihood.UNKNOWN
@@ -59,6 +65,11 @@ def compare(a: Identity | None, b: Identity | None) -> Likelihood:
     if a.btime_ns and b.btime_ns:
         return Likelihood.SAME if a.btime_ns == b.btime_ns else Likelihood.OTHER
     return Likelihood.UNKNOWN
+
+
+def is_marked(identity: Identity | None) -> bool:
+    """Whether it is a directory that a swap has marked."""
+    return identity is not None and identity.handle.startswith(MARK)
 
 
 def is_in_snapshot(a: Identity, b: Identity) -> bool:

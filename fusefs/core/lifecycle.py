@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.record import Method, Record
 
 
@@ -76,8 +76,9 @@ def decide_stage(
     if record.method is Method.EXCHANGE:
         if is_victim is Likelihood.SAME:
             return StageAction.FORWARD
-        is_fresh = compare(tree, record.fresh) is Likelihood.SAME
-        return StageAction.BACK if is_fresh else StageAction.KEEP
+        if compare(tree, record.fresh) is Likelihood.SAME:
+            return StageAction.BACK
+        return StageAction.FORWARD if _lacks_the_mark(tree, record, is_victim) else StageAction.KEEP
     # The other methods put nothing under `tree` but what they moved there, so that an identity which
     # proves nothing (network filesystems) is enough; one that contradicts is not.
     if is_victim is Likelihood.OTHER:
@@ -102,6 +103,7 @@ def decide_restoring(
     is_victim = compare(tree, record.victim)
     # Dropped things may have no recorded identity; nothing but the tree was ever under `tree` there.
     exchanged = record.method is Method.EXCHANGE and is_victim is not Likelihood.SAME
+    exchanged = exchanged and not _lacks_the_mark(tree, record, is_victim)
     if is_victim is Likelihood.OTHER or exchanged:
         return RestoringAction.KEEP
     if record.method is Method.SWEEP:
@@ -109,3 +111,11 @@ def decide_restoring(
     if fresh is not None and name is None:
         return RestoringAction.PLACE
     return RestoringAction.GIVE_BACK
+
+
+def _lacks_the_mark(tree: Identity, record: Record, is_victim: Likelihood) -> bool:
+    """Whether it may well be the victim, and is not the fresh directory, which was marked.
+
+    If that has lost its mark it is adopted as an orphan, empty: nothing is lost by it.
+    """
+    return is_victim is Likelihood.UNKNOWN and is_marked(record.fresh) and not is_marked(tree)

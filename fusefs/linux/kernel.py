@@ -19,6 +19,7 @@ from fusefs.core.identity import Identity
 from fusefs.linux import libc
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_clock_ns
+from fusefs.linux.mark import mark, read_mark, unmark
 
 Gate = Callable[[str], None]
 Refused = list[tuple[str, int]]
@@ -148,13 +149,27 @@ class Kernel:
         return self.filesystem(fd) in _LOCAL - {OVERLAY_MAGIC}
 
     def identify(self, fd: int) -> Identity:
-        """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given."""
+        """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given,
+        but for one that was marked (linux.mark).
+        """
         self._gate("identify")
         x = libc.statx(fd)
         lasts = libc.statfs_type(fd) != FUSE_MAGIC
         handle = libc.format_handle(libc.handle_of(fd)) if lasts else ""
+        if not handle and not x.btime_ns:
+            handle = read_mark(fd)
         # libfuse numbers inodes as it goes and forgets: without a birth time beside it such a number proves nothing.
         return Identity(handle, x.ino if lasts or x.btime_ns else 0, x.btime_ns)
+
+    def mark(self, fd: int) -> None:
+        """Mark a directory of ours, so that `identify` knows it again where nothing else tells."""
+        self._gate("setxattr")
+        mark(fd)
+
+    def unmark(self, fd: int) -> None:
+        """Take the mark off. Raises  OSError"""
+        self._gate("removexattr")
+        unmark(fd)
 
     def is_named(self, fd: int, dir_fd: int, name: bytes) -> bool:
         """Whether a name means what an fd holds: certain, since a number is not reused while an fd has it."""

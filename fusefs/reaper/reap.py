@@ -22,6 +22,7 @@ from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
 from fusefs.store.mounted import refuse_mounted
+from fusefs.store.origin import Origin
 from fusefs.store.stage import restock
 
 _NAME_MAX_BYTES = 4000
@@ -84,6 +85,8 @@ def _survey(kernel: Kernel, container: Fd, wishes: Wishes) -> Survey | None:
 def _retire(held: Held, report: Report) -> Report:
     """The container goes too; a late writer who still has a directory of it open makes that fail (ENOTEMPTY)."""
     try:
+        with Origin(held) as origin:
+            origin.unmark()
         dissolve(held)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
 
-from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
@@ -76,6 +76,14 @@ class Origin:
             if compare(self._kernel.identify(fd), lent_to) is Likelihood.SAME:
                 with self.visible() as visible:
                     take_back(self._held, fd, mode, visible)
+
+    def unmark(self) -> None:
+        """Take the mark off our fresh directory, if that has the name still: nobody asks for it any more."""
+        fresh = self._held.record.fresh
+        if is_marked(fresh) and self.parent_fd is not None:
+            with suppress(OSError), self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY) as fd:
+                if compare(self._kernel.identify(fd), fresh) is Likelihood.SAME:
+                    self._kernel.unmark(fd)
 
     def place(self, move_to_it: Move) -> bool:
         """Move something of the container to the name and end its loan; whether it could, the name being free."""

@@ -30,6 +30,10 @@ from fusefs.store.stage import lend, loan, take_back
 from fusefs.store.visible import NO_EXCHANGE, Direct, Move, Visible
 from fusefs.store.way_back import way_back
 
+_UNKNOWABLE = (
+    "this filesystem does not tell whether that is the fresh directory of the swap, in which something was written: "
+    "move what is in it aside, or restore it elsewhere with --to PATH"
+)
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
 
 
@@ -275,8 +279,7 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
     except FileNotFoundError as error:
         raise Occupied(destination.path, "its name comes and goes; try again") from error
     with fresh:
-        if not _is_our_fresh(kernel, held, fresh):
-            raise Occupied(destination.path)
+        _check_our_fresh(kernel, held, fresh, destination)
         lent = loan(kernel.fstat(fresh))
         if lent != held.record.lent_fresh:
             held = rewrite(held, held.record._replace(lent_fresh=lent))
@@ -292,19 +295,21 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
     return held
 
 
-def _is_our_fresh(kernel: Kernel, held: Held, fd: Fd) -> bool:
-    """Whether the name has the directory that the swap put there.
+def _check_our_fresh(kernel: Kernel, held: Held, fd: Fd, destination: Destination) -> None:
+    """Raise Occupied unless the name has the directory that the swap put there.
 
-    Where identities prove nothing (network filesystems), any directory may make way that holds nothing but what the
-    swap kept in view.
+    Where identities prove nothing (network filesystems without attributes), any directory may make way that holds
+    nothing but what the swap kept in view.
     """
     likelihood = compare(kernel.identify(fd), held.record.fresh)
-    if likelihood is not Likelihood.UNKNOWN or held.record.fresh is None:
-        return likelihood is Likelihood.SAME
-    if not stat.S_ISDIR(kernel.fstat(fd).st_mode):
-        return False
+    if likelihood is Likelihood.SAME:
+        return
+    is_directory = stat.S_ISDIR(kernel.fstat(fd).st_mode)
+    if likelihood is Likelihood.OTHER or held.record.fresh is None or not is_directory:
+        raise Occupied(destination.path)
     with kernel.open_dir(fd) as readable, kernel.open_beneath(held.fd, TREE) as tree:
-        return kernel.is_empty(readable) or holds_only_kept(held, readable, tree)
+        if not (kernel.is_empty(readable) or holds_only_kept(held, readable, tree)):
+            raise Occupied(destination.path, _UNKNOWABLE)
 
 
 def _exchange_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted
-from fusefs.core.identity import Identity
+from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Heir, Method, Record
@@ -220,7 +220,7 @@ def _record(
         method=method,
         origin=join(relative, victim.name),
         parent=kernel.identify(victim.parent_fd),
-        fresh=None if fresh is None else kernel.identify(fresh),
+        fresh=None if fresh is None else _known(kernel, fresh),
         victim=kernel.identify(victim.fd),
         host=host_id(),
         boot=boot_id(),
@@ -233,6 +233,15 @@ def _record(
         moved_ns=None if options.taken is None else options.taken.born_ns,
         taken_from=None if options.taken is None else options.taken.uid,
     )
+
+
+def _known(kernel: Kernel, fresh: Fd) -> Identity:
+    """The identity of a fresh directory, which is marked if its filesystem gives it none that proves anything."""
+    identity = kernel.identify(fresh)
+    if compare(identity, identity) is Likelihood.UNKNOWN:
+        kernel.mark(fresh)
+        identity = kernel.identify(fresh)
+    return identity
 
 
 def loan(st: os.stat_result) -> int | None:

@@ -90,10 +90,13 @@ NOT_BTRFS = (f"1:{INODE}{TOP}{GENERATION}", f"1:{INODE}{SNAPSHOT}{GENERATION}")
         (Identity(BTRFS, 256, 5), Identity(SNAPPED, 256, 5), UNKNOWN),  # subvolumes themselves
         (Identity(NOT_BTRFS[0], 257, 5), Identity(NOT_BTRFS[1], 257, 5), OTHER),
         (Identity("77:", 257, 5), Identity(SNAPPED, 257, 5), OTHER),
+        (Identity("mark:aa", 0, 0), Identity("mark:aa", 0, 0), SAME),
+        (Identity("mark:aa", 0, 0), Identity("mark:bb", 0, 0), OTHER),
+        (Identity("mark:aa", 0, 0), Identity("", 0, 0), UNKNOWN),  # attributes get lost
         (Identity(BTRFS, 257, 5), Identity("", 257, 5), SAME),  # a record from where handles are not given
     ],
 )
-def test_what_a_snapshot_has_of_an_inode_is_told_by_number_generation_and_birth_time(
+def test_a_snapshots_inode_is_told_by_number_generation_and_birth_time_and_a_marked_one_by_its_mark(
     a: Identity, b: Identity, expected: Likelihood
 ) -> None:
     assert (compare(a, b), compare(b, a)) == (expected, expected)

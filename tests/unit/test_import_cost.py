@@ -12,7 +12,8 @@ HEAVY = {
 OURS = {
     "cli.fast", "cli.main", "cli.output",
     "core.durations", "core.errors", "core.identity", "core.lifecycle", "core.names", "core.record",
-    "linux.fd", "linux.host", "linux.kernel", "linux.libc", "linux.likeness", "linux.mountinfo", "linux.places",
+    "linux.fd", "linux.host", "linux.kernel", "linux.libc", "linux.likeness", "linux.mark", "linux.mountinfo",
+    "linux.places",
     "store.ballast", "store.below", "store.container", "store.folders", "store.inner", "store.layout", "store.locate",
     "store.refuse", "store.registry", "store.reserve", "store.stage", "store.scope", "store.sides", "store.swap",
     "store.verbs",

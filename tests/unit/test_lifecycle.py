@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,3 +135,24 @@ def test_every_state_but_the_first_is_entered_and_every_one_left_by_a_move() -> 
 
 def test_no_move_leads_back_into_stage() -> None:
     assert all(to is not State.STAGE for _source, to in LEGAL_MOVES)
+
+
+PLAIN, MARKED, REMARKED = Identity("", 0, 0), Identity("mark:" + "a" * 32, 0, 0), Identity("mark:" + "b" * 32, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("victim", "tree", "staged", "restoring"),
+    [
+        (PLAIN, MARKED, StageAction.BACK, RestoringAction.RETIRE),
+        (PLAIN, PLAIN, StageAction.FORWARD, RestoringAction.GIVE_BACK),
+        (PLAIN, REMARKED, StageAction.KEEP, RestoringAction.KEEP),
+        (REMARKED, REMARKED, StageAction.FORWARD, RestoringAction.GIVE_BACK),  # an earlier swap's fresh directory
+        (REMARKED, MARKED, StageAction.BACK, RestoringAction.RETIRE),
+    ],
+)
+def test_where_nothing_else_lasts_the_mark_of_the_fresh_directory_tells(
+    victim: Identity, tree: Identity, staged: StageAction, restoring: RestoringAction
+) -> None:
+    record = record_of(fresh=MARKED, victim=victim)
+    assert decide_stage(record, tree, None, None) is staged
+    assert decide_restoring(record, tree, None, None) is restoring

@@ -1,0 +1,32 @@
+"""A mark on a directory, for filesystems where nothing else tells whether it is the one that was there before."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+
+from fusefs.core.identity import MARK
+
+XATTR = "user.trashd.fresh"
+_DIGITS = re.compile(rb"[0-9a-f]{32}")
+
+
+def mark(fd: int) -> None:
+    """Mark a directory of ours, which is open for reading, if its filesystem has attributes for that."""
+    with suppress(OSError):
+        os.setxattr(fd, XATTR, os.urandom(16).hex().encode())
+
+
+def unmark(fd: int) -> None:
+    """Take the mark off again. Raises  OSError"""
+    os.removexattr(b"/proc/self/fd/%d" % fd, XATTR)
+
+
+def read_mark(fd: int) -> str:
+    """The mark of what an fd of any kind holds, as a handle; empty if there is none, or none that could be ours."""
+    try:
+        digits = os.getxattr(b"/proc/self/fd/%d" % fd, XATTR)
+    except OSError:
+        return ""
+    return MARK + digits.decode() if _DIGITS.fullmatch(digits) else ""
