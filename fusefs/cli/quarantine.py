@@ -31,7 +31,8 @@ from fusefs.core.errors import (
 )
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.record import CAME_IN, MAX_FAILURES, NOTE_MAX_CHARS, Failure
+from fusefs.core.reasons import CAME_IN
+from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure
 from fusefs.core.report import Reaped, Report
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel

@@ -59,7 +59,6 @@ RECORD = st.builds(
     heir=st.none() | st.builds(Heir, st.integers(0, 2**32 - 2), st.none() | st.integers(0, DURATION_MAX_S)),
     kept=KEPT,
     moved_ns=COUNT,
-    boot_ns=COUNT,
     taken_from=COUNT,
     entered=st.dictionaries(TEXT, st.integers(0, 2**63 - 1), max_size=3).map(
         lambda times: tuple(Entered(*one) for one in times.items())
