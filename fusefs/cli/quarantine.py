@@ -31,7 +31,6 @@ from fusefs.core.errors import (
 )
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.reasons import CAME_IN
 from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure
 from fusefs.core.report import Reaped, Report
 from fusefs.linux.credentials import user_name
@@ -200,9 +199,6 @@ def _show(found: list[Entry]) -> None:
         if entry is not None and not entry.problem:
             for reason in _reasons(entry.failures):
                 print(f"  {reason}")
-            if any(failure.call == CAME_IN for failure in entry.failures):
-                print(f"  trashd quarantine restore {entry.id} takes it back,")
-                print(f"  trashd quarantine delete {entry.id} deletes it")
 
 
 def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ WORDS = {
     "directory above it), or trashd reap --with-stores ID deletes it too",
     PINNED: "kept in a trash store, and nothing deletes that from above; trashd restore it, or release it "
     "(trashd keep --release), with --volume DIR, where DIR is the directory above that store",
-    CAME_IN: "it came in, or was changed, after the swap: who could move it need not be who may delete it",
+    CAME_IN: "it came in, or was changed, after the swap: who could move it need not be who may delete it; "
+    "trashd quarantine restore ID takes it back, trashd quarantine delete ID deletes it",
 }
 """What a person is told of each."""

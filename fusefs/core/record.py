@@ -103,6 +103,7 @@ class Record(NamedTuple):
     victim       the tree; a sweep makes it, and puts into it what it takes
     host, boot   machine id (or host name) and boot id of whoever made it, or was the last to restore it
     created_ns   wall time
+    boot_ns      the same by CLOCK_BOOTTIME of that boot, which nobody sets; None: not told
     retention_s  seconds until it may be reaped; None means never unless asked
     superblock   as what his kernel had the filesystem mounted: major:minor, one mount of it at a time; empty: not told
     lent_mode    permission bits that the victim had before its owner lent himself more for the rename; None
@@ -113,7 +114,6 @@ class Record(NamedTuple):
     kept         directories that stay in view (`swap --keep`), while files do so by a link; None if nothing was kept
     moved_ns     the filesystem's own clock just before the tree came: what was moved later was not given (security.md);
                  of a sweep, when all had come; None in records made before, where the container's birth tells
-    boot_ns      CLOCK_BOOTTIME of `boot`, read before `created_ns`: by the two a wall clock that is set is seen
     taken_from   uid of the user whose container the tree is (store/seize.py): what only he can move is not in doubt
     entered      directories of others that a stopped reap had begun to empty
     partial      the reaper had begun: the tree is not whole any more
@@ -133,6 +133,7 @@ class Record(NamedTuple):
     created_ns: int
     retention_s: int | None
     superblock: str = ""
+    boot_ns: int | None = None
     note: str = ""
     lent_mode: int | None = None
     lent_fresh: int | None = None
@@ -140,7 +141,6 @@ class Record(NamedTuple):
     heir: Heir | None = None
     kept: tuple[KeptDirectory, ...] | None = None
     moved_ns: int | None = None
-    boot_ns: int | None = None
     taken_from: int | None = None
     entered: tuple[Entered, ...] = ()
     partial: bool = False
@@ -181,6 +181,8 @@ def encode(record: Record) -> bytes:
         fields[key] = identity and identity._asdict()
     if not record.superblock:
         del fields["superblock"]
+    if record.boot_ns is None:
+        del fields["boot_ns"]
     if record.heir is None:
         del fields["heir"]
     else:
@@ -189,7 +191,7 @@ def encode(record: Record) -> bytes:
         del fields["kept"]
     else:
         fields["kept"] = {quote(one.name): one.ino for one in record.kept}
-    for key in ("moved_ns", "boot_ns", "taken_from"):
+    for key in ("moved_ns", "taken_from"):
         if fields[key] is None:
             del fields[key]
     if record.entered:

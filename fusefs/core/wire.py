@@ -61,6 +61,7 @@ class _Record(msgspec.Struct):
     created_ns: _Count
     retention_s: _Count | None
     superblock: _Word = ""
+    boot_ns: _Count | None = None
     note: Annotated[str, msgspec.Meta(max_length=NOTE_MAX_CHARS)] = ""
     lent_mode: _Mode | None = None
     lent_fresh: _Mode | None = None
@@ -68,7 +69,6 @@ class _Record(msgspec.Struct):
     heir: _Heir | None = None
     kept: dict[str, _Ino] | None = None
     moved_ns: _Count | None = None
-    boot_ns: _Count | None = None
     taken_from: _Count | None = None
     entered: Annotated[dict[_Word, _Count], msgspec.Meta(max_length=MAX_ENTERED)] = {}
     partial: bool = False
@@ -115,6 +115,7 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         host=wire.host,
         boot=wire.boot,
         superblock=wire.superblock,
+        boot_ns=wire.boot_ns,
         created_ns=wire.created_ns,
         retention_s=wire.retention_s,
         note=wire.note,
@@ -124,7 +125,6 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         heir=None if wire.heir is None else Heir(wire.heir.uid, wire.heir.retention_s),
         kept=None if wire.kept is None else tuple(KeptDirectory(_name(n), ino) for n, ino in wire.kept.items()),
         moved_ns=wire.moved_ns,
-        boot_ns=wire.boot_ns,
         taken_from=wire.taken_from,
         entered=tuple(Entered(*one) for one in wire.entered.items()),
         partial=wire.partial,

@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, ExitStack
 from fusefs.core.identity import Identity
 from fusefs.linux import libc
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_clock_ns
 from fusefs.linux.mark import mark, read_mark, unmark
 
 Gate = Callable[[str], None]
@@ -222,7 +221,7 @@ class Kernel:
 
     def boot_ns(self) -> int:
         """Time since the boot, suspended or not; nobody sets it."""
-        return boot_clock_ns()
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     # Changing names.
 

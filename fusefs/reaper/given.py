@@ -23,7 +23,7 @@ from contextlib import suppress
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Record
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_clock_ns, boot_id
+from fusefs.linux.host import boot_id
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.store.layout import TREE
 
@@ -128,4 +128,4 @@ def _since_ns(kernel: Kernel, container: Fd, record: Record) -> int:
     if record.boot_ns is None or record.boot != boot_id():
         return record.moved_ns
     then_ns = record.created_ns - record.boot_ns
-    return record.moved_ns + min(0, kernel.now_ns() - boot_clock_ns() - then_ns)
+    return record.moved_ns + min(0, kernel.now_ns() - kernel.boot_ns() - then_ns)

@@ -60,6 +60,7 @@ def take_in(
                 host=host_id(),
                 boot=boot_id(),
                 created_ns=kernel.now_ns(),
+                boot_ns=kernel.boot_ns(),
                 retention_s=retention_s,
                 note=note,
                 lent_mode=lent,

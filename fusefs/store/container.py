@@ -83,11 +83,16 @@ def make_directory(folder: UserFolder, container: ContainerId) -> Fd:
         return kernel.open_dir(stage, container.encode())
 
 
-def superblock_of(st: os.stat_result) -> str:
-    """The filesystem that something is on as this kernel has it mounted: who sees the same one has the same locks.
+def superblock_of(kernel: Kernel, fd: Fd) -> str:
+    """The filesystem that an fd is on as this kernel has it mounted: who sees the same one has the same locks.
 
     Its number is another's only when it is gone, and with it all who had a lock by it.
     """
+    return superblock_in(kernel.fstat(fd))
+
+
+def superblock_in(st: os.stat_result) -> str:
+    """The same, as a look at the fd told it."""
     return f"{os.major(st.st_dev)}:{os.minor(st.st_dev)}"
 
 

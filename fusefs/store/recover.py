@@ -157,7 +157,7 @@ def may_be_alive(held: Held, ended: Collection[str]) -> Kept | None:
     if kernel.is_local(held.fd) or record.boot in ended:
         return None
     is_of_this_boot = record.boot == boot_id()
-    if is_of_this_boot and record.superblock == superblock_of(kernel.fstat(held.fd)):
+    if is_of_this_boot and record.superblock == superblock_of(kernel, held.fd):
         return None
     who = "somebody by another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
     what = f"{who}, in boot {show(record.boot)}, may still be working on it"

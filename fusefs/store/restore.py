@@ -127,10 +127,8 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
                 if not folder.store.kernel.is_local(held.fd):
                     # Or its maker would take us for a dead one of his.
-                    here = superblock_of(folder.store.kernel.fstat(held.fd))
-                    boot = boot_id()
-                    boot_ns = record.boot_ns if record.boot == boot else None
-                    record = record._replace(host=host_id(), boot=boot, boot_ns=boot_ns, superblock=here)
+                    here = superblock_of(folder.store.kernel, held.fd)
+                    record = record._replace(host=host_id(), boot=boot_id(), boot_ns=None, superblock=here)
                 if record != held.record:
                     held = with_room(folder, FOR_USER, partial(rewrite, held, record))
                 tree = _open_tree(held)

@@ -16,7 +16,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Heir, Method, Record
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_clock_ns, boot_id, host_id
+from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, ensure_ballast, with_room
 from fusefs.store.container import (
@@ -26,7 +26,7 @@ from fusefs.store.container import (
     fill_record,
     make_directory,
     new_id,
-    superblock_of,
+    superblock_in,
     touch,
 )
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
@@ -145,15 +145,14 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
 
 
 def _told(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, draft: Draft) -> Record:
-    """A first record, with what the container itself tells: its superblock, and the clocks before anything came.
+    """A first record, with what the container itself tells: its superblock, and the time before anything came.
 
     fd  in which something was just made or changed
     """
-    boot_ns = boot_clock_ns()  # first: a stall between the two must not hide that the wall clock is set back
     record = draft(container, fresh)
     st = kernel.fstat(fd)
     moved_ns = max(0, st.st_ctime_ns) if record.moved_ns is None else record.moved_ns
-    return record._replace(superblock=superblock_of(st), moved_ns=moved_ns, boot_ns=boot_ns)
+    return record._replace(superblock=superblock_in(st), moved_ns=moved_ns)
 
 
 def _make_fresh(kernel: Kernel, container_fd: Fd, method: Method) -> Fd:
@@ -225,6 +224,7 @@ def _record(
         host=host_id(),
         boot=boot_id(),
         created_ns=kernel.now_ns(),
+        boot_ns=kernel.boot_ns(),
         retention_s=options.retention_s if options.heir is None else None,
         note=options.note,
         lent_mode=loan(victim.stat),

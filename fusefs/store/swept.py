@@ -189,6 +189,7 @@ def _record(
         host=host_id(),
         boot=boot_id(),
         created_ns=kernel.now_ns(),
+        boot_ns=kernel.boot_ns(),
         retention_s=options.retention_s,
         note=options.note,
     )

@@ -330,7 +330,7 @@ def test_the_list_says_why_and_what_to_do(quick_volume: Path, capsys: pytest.Cap
     quarantine(quick_volume, "list")
     told = capsys.readouterr().out
     assert "tree/in: it came in, or was changed, after the swap" in told
-    assert f"trashd quarantine delete {identifier}" in told
+    assert "trashd quarantine delete ID" in told
 
 
 # Writers that go on
