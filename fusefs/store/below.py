@@ -1,7 +1,8 @@
 """Stores below a directory, as far as somebody noted them: what they hold would be carried away with it, and deleted.
 
-No tree is walked for it. Pointers in upper stores name lower ones, the caller's own or, for root, everybody's; what
-they say leads to a look, and to nothing else, so that a false one is worth nothing.
+No tree is walked for it. Pointers in upper stores name lower ones, the caller's own or, for root, everybody's; the
+caller's registry names those that he uses. What they say leads to a look, and to nothing else, so that a false one is
+worth nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
 from fusefs.core.names import STORE, RelPath, join
@@ -18,6 +20,7 @@ from fusefs.linux.mountinfo import below
 from fusefs.store.folders import plain_name, whose
 from fusefs.store.inner import AREAS, list_at, things_in
 from fusefs.store.layout import POINTERS
+from fusefs.store.registry import registered
 
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100
 """Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
@@ -26,15 +29,16 @@ _Noted = tuple[int, RelPath]
 """Who noted a store, and the directory that holds it, relative to the one that was asked about."""
 
 
-def stores_below(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[RelPath]:
+def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[RelPath]:
     """Directories below a directory that hold a store which holds something: relative to it, one at a time.
 
     root_fd    the highest directory that is looked at (O_PATH); upper stores lie there, or on the way down
+    root_path  of that, for people
     directory  relative to that; a store in itself is not told
     Raises     OSError
     """
     told = set()
-    for uid, lower in _noted(kernel, root_fd, directory):
+    for uid, lower in (*_registered(root_fd, root_path, directory), *_pointed(kernel, root_fd, directory)):
         if lower in told:
             continue
         way = join(directory, lower, STORE)
@@ -43,7 +47,19 @@ def stores_below(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[Re
             yield lower
 
 
-def _noted(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted]:
+def _registered(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_Noted]:
+    """What the caller's registry has, by the path there is without a mount of ours, or by that of one over itself."""
+    lines = registered()
+    if lines:
+        with suppress(OSError):  # it has no path that could be told
+            for root in dict.fromkeys((os.readlink(root_fd.path()), root_path)):
+                top = os.path.join(root, directory).rstrip(b"/") + b"/"
+                for line in lines:
+                    if line.path.startswith(top):
+                        yield os.geteuid(), RelPath(line.path[len(top) :])
+
+
+def _pointed(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted]:
     """What the pointers of the stores above say of stores below."""
     names = directory.split(b"/") if directory else []
     for count in range(len(names)):

@@ -29,7 +29,7 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
         yield from _mounted(victim)
         if holds_store(kernel, victim.fd, b""):
             yield IsStore(os.path.join(victim.path(), STORE), "move that store's orphans back or reap them first")
-        for lower in stores_below(kernel, victim.root_fd, join(victim.parent, victim.name)):
+        for lower in stores_below(kernel, victim.root_fd, victim.root_path, join(victim.parent, victim.name)):
             yield _holds(os.path.join(victim.path(), lower))
 
 

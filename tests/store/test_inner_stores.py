@@ -22,7 +22,7 @@ from tests.support.store import init, raw, reap_now, remove, restore, swap, tmpf
 from tests.support.sweeping import sweep
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume
+from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -98,6 +98,26 @@ def test_a_store_that_trashd_had_to_make_further_down_is_found() -> None:
         assert (path / "team/sub/.trashd").exists()
         with pytest.raises(IsStore):
             swap(path / "team")
+
+
+def test_a_store_that_nothing_but_the_registry_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bob made it himself where he could write, without an upper store that had a pointer."""
+    with tmpfs_volume() as path:
+        make_tree(path / "team", {"proj": Dir({"job": Dir({}, owner=(BOB, BOB))}, owner=(BOB, BOB))})
+        make_tree(path / "state", Dir(owner=(BOB, BOB)))
+        monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
+
+        def act() -> str:
+            return str(swap(path / "team/proj/job", options=PINNED).id)
+
+        as_user(BOB, act)
+        assert (path / "team/proj/.trashd").exists()
+        for directory in (path, path / "team"):
+            os.chown(directory, BOB, BOB)
+        with pytest.raises(IsStore):
+            as_user(BOB, partial(_swap_quietly, path / "team"))
+        swept = as_user(BOB, partial(sweep, path, Selection(types=frozenset("d"), names=("team",)), ToTrash()))
+        assert [one.why for one in swept.spared] == ["holds a trash store"]
 
 
 # Whose
