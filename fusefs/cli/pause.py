@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.options import Duration, PathBytes, json_option
 from fusefs.core.durations import format_duration
+from fusefs.core.errors import NotPermitted, TrashdError
 from fusefs.core.names import STORE, printable
 from fusefs.linux.credentials import user_name
+from fusefs.linux.kernel import Kernel
+
+if TYPE_CHECKING:
+    from fusefs.core.status import VolumeStatus
 
 _PATIENCE_S, _GLANCE_S = 3.0, 0.05
 
@@ -25,7 +32,8 @@ volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar
 def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
     """Have the reaper leave volumes alone, all of them if none is named, until it is resumed or the machine restarts.
 
-    It lets go of a volume within a second, so that it can be unmounted. What was being reaped stays as it is.
+    It lets go of a volume within a second, so that it can be unmounted. What was being reaped stays as it is. Whoever
+    isn't root pauses his own reaper alone, and is refused where root's serves: `trashd keep` holds an orphan of his.
 
     \b
     Examples:
@@ -40,6 +48,8 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     pause = Pause(f"paused by {who} {until}", None if duration_s is None else time.time() + duration_s)
     runtime = runtime_dir()
     for volume in named(volumes):
+        _refuse_roots(volume, runtime)
+    for volume in named(volumes):
         write_pause(runtime, volume, pause)
         if as_json:
             output.as_json({"volume": output.plain(volume), **output.plain(pause)})
@@ -49,8 +59,53 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
             output.warn(f"{told(volume)}: there is no trash store now")
     _wait_until_let_go(runtime, named(volumes))
     if not is_running(runtime):
-        output.warn("no reaper runs now; the next one will be paused")
+        whose = "no reaper" if os.geteuid() == 0 else "no reaper of yours"
+        output.warn(f"{whose} runs now; the next one will be paused")
+    if None in named(volumes):
+        for one in served_by_root():
+            output.warn(f"{printable(one.root())}: root's reaper serves it, and goes on; trashd keep holds an orphan")
     return 0
+
+
+def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
+    """Raise NotPermitted where root's reaper serves, which no user pauses: for all, if it is the only one."""
+    roots = served_by_root()
+    if volume is None and (is_running(runtime) or not roots):
+        return
+    for one in roots:
+        if volume is None or one.root() == volume or one.id == _id_at(volume):
+            hint = "ask root, or hold what is yours: trashd keep ID"
+            raise NotPermitted(f"root's reaper serves {printable(one.root())}", hint)
+
+
+def served_by_root() -> list[VolumeStatus]:
+    """The volumes that root's reaper serves for another user who asks; for root himself none."""
+    from fusefs.core.status import Phase
+    from fusefs.linux.places import SYSTEM_RUNTIME
+    from fusefs.reaper.status import read_status
+
+    if os.geteuid() == 0:
+        return []
+    with suppress(TrashdError, OSError):  # of another version
+        seen = read_status(SYSTEM_RUNTIME)
+        if seen is not None and seen.is_running:
+            return [one for one in seen.status.volumes if one.phase not in (Phase.ELSEWHERE, Phase.GONE)]
+    return []
+
+
+def _id_at(volume: bytes) -> str | None:
+    """The id of the store in a directory; None if there is none."""
+    from fusefs.store.layout import open_store
+    from fusefs.store.mounted import open_shown
+
+    kernel = Kernel()
+    with suppress(TrashdError, OSError):
+        shown = open_shown(kernel, volume)
+        store = open_store(kernel, shown.fd, volume, shown.mounted)
+        if store is not None:
+            with store:
+                return store.volume.id
+    return None
 
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:

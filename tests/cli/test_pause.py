@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import done_well, trashd
+from fusefs.core.status import Phase
+from tests.support.command import TRASHD, done_well, environment, trashd
 from tests.support.service import places, service
+from tests.support.users import run_as
+from tests.support.volumes import bind_mount, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -84,3 +89,46 @@ def test_name_of_a_volume_may_be_any_way_to_it(volume: Path, tmp_path: Path) -> 
 
 def test_time_that_is_none_is_refused(volume: Path) -> None:
     assert trashd("pause", "--for", "soon", volume).code == 2
+
+
+# Whoever isn't root
+
+ALICE = 1001
+
+
+def by_alice(tmp_path: Path, *words: str | Path) -> subprocess.CompletedProcess[bytes]:
+    """A command of somebody who has a home and no service."""
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    os.chown(home, ALICE, ALICE)
+    for above in (tmp_path, *tmp_path.parents[:3]):
+        above.chmod(above.stat().st_mode | 0o011)
+    return run_as(ALICE, [TRASHD, *words], env=environment({"HOME": str(home), "XDG_RUNTIME_DIR": str(home)}))
+
+
+@pytest.mark.parametrize("words", [("--for", "2h"), ()])
+@pytest.mark.parametrize("way", ["its path", "another mount of it", "all"])
+def test_where_roots_reaper_serves_nobody_else_pauses(
+    base: Path, volume: Path, tmp_path: Path, words: tuple[str, ...], way: str
+) -> None:
+    with service(base, volume) as running, tmpfs_volume() as there, bind_mount(volume, there):
+        running.until_phase(volume, Phase.IDLE)
+        named = {"its path": [volume], "another mount of it": [there], "all": []}[way]
+        done = by_alice(tmp_path, "pause", *words, *named)
+    assert (done.returncode, done.stdout) == (4, b"")
+    assert f"root's reaper serves {volume}" in done.stderr.decode()
+    assert "trashd keep ID" in done.stderr.decode()
+    assert not list((tmp_path / "home").rglob("pause/*"))
+
+
+def test_his_own_volumes_everybody_pauses(base: Path, volume: Path, tmp_path: Path) -> None:
+    with service(base, volume), tmpfs_volume() as own:
+        os.chown(own, ALICE, ALICE)
+        done = by_alice(tmp_path, "pause", own)
+    assert done.returncode == 0, done
+    assert b"no reaper of yours runs now" in done.stderr
+
+
+def test_without_roots_reaper_all_are_paused(tmp_path: Path) -> None:
+    done = by_alice(tmp_path, "pause")
+    assert (done.returncode, b"all volumes: paused by " in done.stdout) == (0, True)
