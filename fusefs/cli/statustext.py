@@ -33,8 +33,10 @@ def trouble(seen: Seen) -> str | None:
 
 def heading(volume: VolumeStatus) -> str:
     """Which volume."""
-    kind = f" ({show(volume.filesystem)})" if volume.filesystem else ""
-    return printable(volume.root()) + kind
+    about = [show(volume.filesystem)] if volume.filesystem else []
+    if volume.owner is not None:
+        about.append(f"uid {volume.owner}'s own")
+    return printable(volume.root()) + (f" ({', '.join(about)})" if about else "")
 
 
 def doing(volume: VolumeStatus) -> str:
@@ -46,8 +48,11 @@ def doing(volume: VolumeStatus) -> str:
 
 
 def needs_help(volume: VolumeStatus) -> bool:
-    """Whether somebody should look: not if somebody paused it, or has another reaper there."""
-    return volume.phase is Phase.BROKEN
+    """Whether somebody should look: not if somebody paused it, or has another reaper there.
+
+    Nor at a user's own store, which he can break whenever he likes.
+    """
+    return volume.phase is Phase.BROKEN and volume.owner is None
 
 
 def backlog(volume: VolumeStatus, now_ns: int) -> str:
@@ -151,6 +156,9 @@ def lines(seen: Seen, now_ns: int) -> list[str]:
     for volume in seen.status.volumes:
         told += ["", heading(volume), f"  {doing(volume)}"]
         told += [f"  {name:<9} {text}" for name, text in _rows(volume, now_ns) if text]
+    if seen.status.passed_over:
+        told.append("")
+    told += [f"not served: {show(one.where)}: {show(one.what)} ({show(one.hint)})" for one in seen.status.passed_over]
     return told
 
 

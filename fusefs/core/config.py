@@ -58,6 +58,14 @@ class Config(NamedTuple):
         path = path.rstrip(b"/") or b"/"
         return next((volume for volume in self.volumes if volume.path == path), self.defaults._replace(path=path))
 
+    def inside(self, path: bytes) -> VolumePolicy:
+        """What holds for a store somewhere in a volume: as for the nearest directory above that is named, or itself."""
+        named = {volume.path: volume for volume in self.volumes}
+        above = path.rstrip(b"/") or b"/"
+        while above not in named and above != b"/":
+            above = above[: above.rfind(b"/")] or b"/"
+        return named.get(above, self.defaults)._replace(path=path)
+
 
 # Keys in the order of the fields of Rules, and of Hooks.
 RULES: Schema = {

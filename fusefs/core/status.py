@@ -26,6 +26,7 @@ class Phase(Enum):
     WINDOW     waits for the hours in which it may
     BROKEN     too many errors: rests before it tries again
     ELSEWHERE  another reaper has the volume
+    UNPROVEN   a user's own store that is not in his registry: nothing of it is reaped
     GONE       not mounted any more, or another filesystem at its place
     """
 
@@ -38,6 +39,7 @@ class Phase(Enum):
     PAUSED = "paused"
     BROKEN = "broken"
     ELSEWHERE = "elsewhere"
+    UNPROVEN = "unproven"
     GONE = "gone"
 
 
@@ -67,7 +69,9 @@ class PassedOver(msgspec.Struct, frozen=True):
 class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One volume.
 
-    path       the directory that holds the store, quoted as records have it
+    path       the directory that holds the store, quoted as records have it; of a user's own store that root's service
+               serves only so much as everybody can see, and some of its id
+    owner      uid of the user whose own store it is, if root's service serves it
     why        a sentence that says more than the phase: what it waits for
     n_orphans  all that are in the store, those being reaped among them; n_due of them may go now
     entries_per_s, bytes_per_s  of the last seconds
@@ -84,6 +88,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
+    owner: int | None = None
     id: str = ""
     filesystem: str = ""
     phase: Phase = Phase.IDLE
@@ -125,6 +130,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     updated_ns    wall time of this file: an idle service writes it seldom, a working one every second;
                   updated_boot_ns is CLOCK_BOOTTIME then
+    passed_over   stores that users registered and that are not served, a line for each user
     refreshes_s   after so many seconds without a newer file something is wrong with the service
     config_files  those that were read
     """
@@ -138,6 +144,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     refreshes_s: int = 900
     config_files: tuple[str, ...] = ()
     volumes: tuple[VolumeStatus, ...] = ()
+    passed_over: tuple[PassedOver, ...] = ()
 
 
 class Seen(NamedTuple):

@@ -96,6 +96,7 @@ class Child:
     def _do(self, order: Order) -> None:
         """Carry out an order. What goes wrong with the folder or the volume is told, not raised."""
         try:
+            self._folder = _as_it_is(self._folder)
             match order:
                 case Tend():
                     self._say(self._tend())
@@ -132,10 +133,7 @@ class Child:
         """This user's folder in a store, which still is what it was."""
         for folder in with_lower(self._folder):
             if folder.store.base_path == base:
-                store = folder.store
-                if read_volume(store.kernel, store.fd, base).id != store.volume.id:
-                    raise OSError(errno.ESTALE, "another volume.json")
-                yield folder
+                yield _as_it_is(folder)
                 return
         raise FileNotFoundError(errno.ENOENT, "no such store any more")
 
@@ -283,6 +281,18 @@ class Child:
             self._channel.send(encode(message))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServiceGone from error
+
+
+def _as_it_is(folder: UserFolder) -> UserFolder:
+    """A folder, with what the volume.json of its store says now: of a store of our own root's process has not read it.
+
+    Raises  OSError: ESTALE if it is another volume's; Untrusted
+    """
+    store = folder.store
+    volume = read_volume(store.kernel, store.fd, store.base_path)
+    if volume.id != store.volume.id:
+        raise OSError(errno.ESTALE, "another volume.json")
+    return folder._replace(store=store._replace(volume=volume))
 
 
 def _size(seen: Seen) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 import trio
 
@@ -105,3 +107,44 @@ async def in_thread(limiter: trio.CapacityLimiter, body: Callable[[], T]) -> T:
     Checkpoint  yes
     """
     return await trio.to_thread.run_sync(body, abandon_on_cancel=True, limiter=limiter)
+
+
+async def in_time(
+    limiter: trio.CapacityLimiter, seconds: float, body: Callable[[], T], undo: Callable[[T], object]
+) -> T | None:
+    """The same, if it comes within so many seconds; else None, and what comes later is undone.
+
+    undo  called in whatever thread sees it come too late
+    Checkpoint  yes
+    """
+    handed = _Handed(undo)
+    with trio.move_on_after(seconds):
+        return await in_thread(limiter, partial(handed.over, body))
+    handed.give_up()
+    return None
+
+
+class _Handed(Generic[T]):
+    """A result on its way from a thread to somebody who may not wait for it any more."""
+
+    def __init__(self, undo: Callable[[T], object]) -> None:
+        self._undo = undo
+        self._lock = threading.Lock()
+        self._results: list[T] = []
+        self._is_late = False
+
+    def over(self, body: Callable[[], T]) -> T:
+        """In the thread: do it."""
+        result = body()
+        with self._lock:
+            self._results.append(result)
+            if self._is_late:
+                self._undo(result)
+        return result
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        with self._lock:
+            self._is_late = True
+            for result in self._results:
+                self._undo(result)

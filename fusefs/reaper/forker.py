@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import traceback
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, NoReturn, Self
 
 import msgspec
@@ -24,7 +25,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.priority import be_idle
 from fusefs.reaper.child import Child
-from fusefs.reaper.messages import Forked, Spawn
+from fusefs.reaper.messages import MESSAGE_MAX, Forked, Home, Read, Spawn
+from fusefs.reaper.reader import tell_homes
 from fusefs.store.layout import Store, UserFolder
 
 _PACKET_MAX = 1 << 16
@@ -98,7 +100,30 @@ class Forker:
         ours.setblocking(False)
         return Born(born.pid, pidfd, ours)
 
-    async def _ask(self, spawn: Spawn, fds: list[int]) -> tuple[Forked, Fd]:
+    async def read_registries(self, uids: list[int], take: Callable[[Home, Fd | None], None], seconds: float) -> bool:
+        """Have all users' registries read; whether all were, in so many seconds.
+
+        take    gets what each names, and the registry's directory (O_PATH), which is open for that long
+        Raises  ForkerLost; OSError if there is no process for it
+        Checkpoint  yes
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                _born, pidfd = await self._ask(Read(uids), [theirs.fileno()])
+            ours.setblocking(False)
+            with pidfd:
+                try:
+                    with trio.move_on_after(seconds):
+                        while await _take_home(ours, take):
+                            pass
+                        return True
+                finally:
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return False
+
+    async def _ask(self, spawn: Spawn | Read, fds: list[int]) -> tuple[Forked, Fd]:
         """Send one request and hear its answer."""
         async with self._in_turn:
             try:
@@ -119,6 +144,17 @@ class Forker:
         return forked, Fd(received[0])
 
 
+async def _take_home(channel: socket.socket, take: Callable[[Home, Fd | None], None]) -> bool:
+    """Take in what one user's registry names; False if there are no more."""
+    await trio.lowlevel.wait_readable(channel)
+    packet, received, flags, _address = socket.recv_fds(channel, MESSAGE_MAX, 1)
+    with ExitStack() as owned:
+        fds = [owned.enter_context(Fd(fd)) for fd in received]
+        if packet and not flags & socket.MSG_TRUNC:
+            take(msgspec.json.decode(packet, type=Home), fds[0] if fds else None)
+    return bool(packet)
+
+
 def _run(parent: int, channel: socket.socket) -> NoReturn:
     """The forker's life."""
     try:
@@ -132,12 +168,12 @@ def _run(parent: int, channel: socket.socket) -> NoReturn:
             is_wanted = bool(packet)
             if packet:
                 is_whole = not flags & socket.MSG_CTRUNC
-                _fork(channel, msgspec.json.decode(packet, type=Spawn), fds, is_whole=is_whole)
+                _fork(channel, msgspec.json.decode(packet, type=Spawn | Read), fds, is_whole=is_whole)
     finally:
         os._exit(0)
 
 
-def _fork(channel: socket.socket, spawn: Spawn, fds: list[int], *, is_whole: bool) -> None:
+def _fork(channel: socket.socket, spawn: Spawn | Read, fds: list[int], *, is_whole: bool) -> None:
     """Fork one child and tell the service of it. is_whole: the kernel had a place for each fd"""
     parent = os.getpid()
     with ExitStack() as owned:
@@ -149,6 +185,8 @@ def _fork(channel: socket.socket, spawn: Spawn, fds: list[int], *, is_whole: boo
             pid = os.fork()
             if pid == 0:
                 channel.close()
+                if isinstance(spawn, Read):
+                    _read(parent, spawn, fds)
                 _live(parent, spawn, fds)
             pidfd = owned.enter_context(Fd(os.pidfd_open(pid)))
         except OSError as error:
@@ -156,6 +194,22 @@ def _fork(channel: socket.socket, spawn: Spawn, fds: list[int], *, is_whole: boo
             socket.send_fds(channel, [msgspec.json.encode(Forked(errno=error.errno or errno.EAGAIN))], [])
         else:
             socket.send_fds(channel, [msgspec.json.encode(Forked(pid))], [pidfd])
+
+
+def _read(parent: int, wanted: Read, fds: list[int]) -> NoReturn:
+    """The life of a child that reads registries."""
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it has children of its own, and waits for them
+        if die_with_parent(parent):
+            with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
+                tell_homes(channel, wanted.uids)
+        code = 0
+    finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:

@@ -7,6 +7,7 @@ import math
 import time
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -17,7 +18,8 @@ from fusefs.core.policy import VolumePolicy
 from fusefs.core.status import PassedOver, Phase
 from fusefs.core.windows import opens_in_s
 from fusefs.linux.inotify import Event, Happened
-from fusefs.reaper.context import Context, boot_s, in_thread
+from fusefs.reaper.berths import Berth
+from fusefs.reaper.context import Context, boot_s, in_thread, in_time
 from fusefs.reaper.forker import ForkerLost
 from fusefs.reaper.intake import TROUBLE, Trouble
 from fusefs.reaper.pause import Pause
@@ -26,9 +28,11 @@ from fusefs.reaper.sentry import Sentry
 from fusefs.reaper.session import Session, Tells
 from fusefs.reaper.tally import Tally
 from fusefs.reaper.user import User
-from fusefs.reaper.volume import Elsewhere, Opened, Space, open_volume, space_at
+from fusefs.reaper.volume import Elsewhere, Opened, Space, Unproven, open_own, open_volume, own_space, space_at
+from fusefs.reaper.vouched import unseen
 from fusefs.store.folders import Census, whose
 from fusefs.store.layout import Store
+from fusefs.store.leads import Word
 from fusefs.store.passed_over import tell
 
 _LOG = logging.getLogger(__name__)
@@ -38,6 +42,8 @@ _FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
 _ELSEWHERE_S = 60.0
 _GONE_FOR_GOOD = 3
 """Looks in vain, at least ten minutes apart, after which a volume that nobody named is forgotten."""
+_HUNG_S, _TURN_S = 10.0, 30.0
+"""How long a user's own store may take to open, and how long it stays open while others of them wait."""
 _NEVER_S = 10 * 365 * 86_400.0
 _WINDOW_S = 1800.0
 """The clocks may change: a window is looked at again at least that often."""
@@ -45,12 +51,28 @@ _ROOM_S = 60.0
 """Between two looks at the free space of a volume where nothing is done, if there is trash to give up."""
 
 
+class Own(NamedTuple):
+    """A user's own store, and what root's service has for it."""
+
+    word: Word
+    path_for_rules: bytes
+    berth: Berth
+
+
 class Keeper:
     """One volume, by the path of the directory that holds its store."""
 
-    def __init__(self, context: Context, path: bytes, *, stays: bool) -> None:
-        """stays: it is waited for where it is not mounted."""
+    def __init__(self, context: Context, path: bytes, *, stays: bool, own: Own | None = None) -> None:
+        """Be ready to keep it.
+
+        stays  it is waited for where it is not mounted
+        own    root's service: a user's own store, and what that may take
+        """
         self.path = path
+        self.told_path = path if own is None else unseen(own.word)
+        self.owner = None if own is None else own.word.uid
+        self._own = own
+        self._is_left = False
         self._stays = stays
         self._n_gone = 0
         self.tally = Tally()
@@ -62,7 +84,7 @@ class Keeper:
         self.phase = Phase.LOOKING
         self.why = ""
         self._context = context
-        self._limiter = trio.CapacityLimiter(3)
+        self._limiter = trio.CapacityLimiter(3) if own is None else own.berth.threads
         self._woken = trio.Event()
         self._pause: Pause | None = None
         self._must_find = True
@@ -102,11 +124,30 @@ class Keeper:
         if self.session is None:
             self.wake()
 
+    def paths(self) -> tuple[bytes, ...]:
+        """By what people may know it."""
+        return (self.path,) if self._own is None else (self.path, self._own.path_for_rules)
+
+    def renew(self, own: Own) -> None:
+        """Its owner's registry says something else of it, or it is shown by another mount."""
+        assert self._own is not None
+        if (own.word, own.path_for_rules) != (self._own.word, self._own.path_for_rules):
+            self._own = own._replace(berth=self._own.berth)
+            self.reconfigure()
+
+    def leave(self) -> None:
+        """Its owner vouches for it no more: let go of it for good."""
+        self._is_left = True
+        if self.session is not None:
+            self.session.stop()
+        self.wake()
+
     def set_pause(self, pause: Pause | None) -> None:
         """Pause it, or let it go on."""
         if pause == self._pause:
             return
-        self._context.tell(Kind.PAUSED if pause else Kind.RESUMED, volume=self.path, detail=pause.why if pause else "")
+        kind, detail = (Kind.PAUSED, pause.why) if pause else (Kind.RESUMED, "")
+        self._context.tell(kind, volume=self.path, uid=self.owner, detail=detail)
         self._pause = pause
         if pause and self.session is not None:
             self.session.stop()
@@ -115,11 +156,11 @@ class Keeper:
     # The life
 
     async def run(self) -> None:
-        """Serve the volume until cancelled, or until it is gone for good. Raises  ForkerLost. Checkpoint
+        """Serve the volume until cancelled or left, or until it is gone for good. Raises  ForkerLost. Checkpoint
 
         One that the configuration names is waited for; others are found again when they are mounted.
         """
-        while self._stays or self._n_gone < _GONE_FOR_GOOD:
+        while not self._is_left and (self._stays or self._n_gone < _GONE_FOR_GOOD):
             policy = self._policy()
             wait_s = await self._watch_room(policy)
             held_s = self._held_back_s(policy)
@@ -134,9 +175,11 @@ class Keeper:
             with trio.move_on_after(wait_s):
                 await self._woken.wait()
             self._woken = trio.Event()
+        self._forget()
 
     def _policy(self) -> VolumePolicy:
-        return self._context.config.volume(self.path)
+        config = self._context.config
+        return config.volume(self.path) if self._own is None else config.inside(self._own.path_for_rules)
 
     async def _watch_room(self, policy: VolumePolicy) -> float:
         """Look at the free space where nothing is open; until when that need not be done again."""
@@ -149,8 +192,10 @@ class Keeper:
         now_s = boot_s()
         if now_s >= self._looked_at_s + _ROOM_S:
             self._looked_at_s = now_s  # also if it fails: not at once again
-            with suppress(OSError):
-                self._look_at_space(await in_thread(self._limiter, partial(space_at, self.path)))
+            with suppress(OSError, TrashdError):
+                space = await self._space()
+                if space is not None:
+                    self._look_at_space(space)
         return self._looked_at_s + _ROOM_S - now_s
 
     def _look_at_space(self, space: Space) -> None:
@@ -161,7 +206,7 @@ class Keeper:
         if self.room.hurries:
             share = space.free_share() or 0.0
             detail = f"{share:.1%} of it are free: the oldest go before their time"
-            self._context.tell(Kind.LOW_SPACE, volume=self.path, detail=detail)
+            self._context.tell(Kind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
         for user in self.users.values():
             for part in user.parts.values():
                 part.look_again()
@@ -199,7 +244,34 @@ class Keeper:
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
             return
         self._be(Phase.LOOKING)
-        with await in_thread(self._limiter, partial(open_volume, self._context.kernel, self.path)) as opened:
+        if self._own is None:
+            await self._work_opened(policy, is_poll=is_poll)
+            return
+        async with self._own.berth.taken():
+            if self._held_back_s(policy) <= 0 and not self._is_left:  # who knows how long it waited
+                await self._work_opened(policy, is_poll=is_poll)
+
+    async def _open(self) -> Opened:
+        """Open it; a user's own store soon or not at all. Raises  TrashdError; OSError"""
+        kernel = self._context.kernel
+        if self._own is None:
+            return await in_thread(self._limiter, partial(open_volume, kernel, self.path))
+        opening = partial(open_own, kernel, self._own.word)
+        opened = await in_time(self._limiter, _HUNG_S, opening, lambda late: late.owned.close())
+        if opened is None:
+            raise NoStore(self.path, "its disk does not answer; it is looked at again now and then")
+        return opened
+
+    async def _space(self) -> Space | None:
+        """What is free, if the disk answers. Raises  TrashdError; OSError"""
+        if self._own is None:
+            return await in_thread(self._limiter, partial(space_at, self.path))
+        looking = partial(own_space, self._context.kernel, self._own.word)
+        return await in_time(self._limiter, _HUNG_S, looking, lambda _late: None)
+
+    async def _work_opened(self, policy: VolumePolicy, *, is_poll: bool) -> None:
+        with await self._open() as opened:
+            self.told_path = opened.told_path or self.path
             await self._begin(opened, is_poll=is_poll)
             self.session = Session(
                 self._context,
@@ -224,7 +296,7 @@ class Keeper:
                 self._context.changed()
         if self._n_breaks:
             self._n_breaks = 0
-            self._context.tell(Kind.MENDED, volume=self.path)
+            self._context.tell(Kind.MENDED, volume=self.path, uid=self.owner)
 
     async def _run_session(self, session: Session, policy: VolumePolicy) -> None:
         failed: Exception | None = None
@@ -239,9 +311,14 @@ class Keeper:
             raise failed
 
     async def _close_in_time(self, session: Session, policy: VolumePolicy) -> None:
-        """Stop when the window ends."""
+        """Stop when the window ends; or when others wait, and it has had its turn, or has nothing to do."""
+        began_s = boot_s()
         while self._held_back_s(policy) <= 0:
             await trio.sleep(1.0)
+            if self._own is not None and self._own.berth.is_wanted():
+                now_s = boot_s()
+                if now_s >= began_s + _TURN_S or not any(user.wants(now_s) for user in self.users.values()):
+                    break
         session.stop()
 
     async def _begin(self, opened: Opened, *, is_poll: bool) -> None:
@@ -250,7 +327,7 @@ class Keeper:
         self._must_open = False
         self._n_gone = 0
         if store.volume.id != self.volume_id:
-            if self.volume_id:
+            if self.volume_id and self._lets_tell():
                 _LOG.warning("%s is another volume now: all of it is looked at anew", printable(self.path))
             self._forget()
             self.volume_id = store.volume.id
@@ -295,7 +372,7 @@ class Keeper:
 
     def _tell_refused(self, census: Census) -> None:
         """Note what is nobody's folder though it is called so; it is served to nobody."""
-        refused = tuple(PassedOver(*problem) for problem in tell(self.path, census.refused))
+        refused = tuple(PassedOver(*problem) for problem in tell(self.told_path, census.refused))
         if refused == self.refused:
             return
         self.refused = refused
@@ -336,6 +413,8 @@ class Keeper:
             self.session.look_around()
 
     def _most_remembered(self) -> int:
+        if self._own is not None:
+            return self._own.berth.most_remembered()
         return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)
 
     def _idle_s(self) -> float:
@@ -351,10 +430,15 @@ class Keeper:
         """What went wrong, and how long to leave it alone."""
         known = from_os(error, self.path) if isinstance(error, OSError) else error
         why = known.message() if isinstance(known, TrashdError) else str(known)
+        why = why.replace(printable(self.path), printable(self.told_path))  # everybody may read it
         self._must_find = True
         if isinstance(known, Elsewhere):
             self._be(Phase.ELSEWHERE, "another reaper works on it")
             return _ELSEWHERE_S
+        if isinstance(known, Unproven):
+            self._forget()
+            self._be(Phase.UNPROVEN, f"{why} ({known.hint})")
+            return float(self._context.config.poll_s)
         if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
             self._forget()
             self._n_gone += 1
@@ -369,8 +453,13 @@ class Keeper:
         self._rests_until_s = boot_s() + rest_s
         self._be(Phase.BROKEN, f"{why}; it is tried again every now and then")
         self.tally.fault(time.time_ns(), why)
-        self._context.tell(Kind.BROKEN, volume=self.path, detail=f"{why}; it is tried again in {rest_s:.0f} s")
+        detail = f"{why}; it is tried again in {rest_s:.0f} s"
+        self._context.tell(Kind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
         return rest_s
+
+    def _lets_tell(self) -> bool:
+        """Whether one more thing may be told that its owner can bring about as often as he likes."""
+        return self.owner is None or self._context.lets_tell(self.owner)
 
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""

@@ -10,6 +10,7 @@ from fusefs.core.budget import Tempo
 from fusefs.core.record import Failure, Method
 from fusefs.reaper.upcoming import Chosen
 from fusefs.store.layout import Volume
+from fusefs.store.leads import Word
 
 MESSAGE_MAX = 128 * 1024
 """A packet: a page of records, the largest that is sent, is cut to fit."""
@@ -186,7 +187,28 @@ def fits(answer: Answer, order: Order) -> bool:
             return True
 
 
-class Spawn(msgspec.Struct):
+class Read(msgspec.Struct, tag=True):
+    """Asks the forker for a child that reads the registries of all users, root's own among them; it tells Homes.
+
+    uids  of users whom the accounts need not list
+    """
+
+    uids: list[int]
+
+
+class Home(msgspec.Struct):
+    """What one user's registry names; an O_PATH fd of its directory is sent along, if it can be had.
+
+    words   his own stores that are there, the newest last, at most `MOST_STORES`
+    n_more  how many others there are
+    """
+
+    uid: int
+    words: list[Word]
+    n_more: int
+
+
+class Spawn(msgspec.Struct, tag=True):
     """Asks the forker for a child: what goes with the fds of the folder and its store, which are sent along."""
 
     uid: int

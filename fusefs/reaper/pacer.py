@@ -57,14 +57,18 @@ class Pacer:
         caps: Caps,
         clock: Callable[[], float] = time.monotonic,
         psi: Psi | None = None,
+        *,
+        may_write: bool = True,
     ) -> None:
         """Begin to listen.
 
         store_fd  a directory on the volume in which we may make a file; it stays its owner's
         psi       this machine's by default
+        may_write  whether the directory is ours to write to; else nothing is learnt of how long that takes
         """
         self._kernel = kernel
         self._store_fd = store_fd
+        self._may_write = may_write
         self._caps = caps
         self._clock = clock
         self._psi = psi or Psi()
@@ -145,6 +149,8 @@ class Pacer:
 
     def wants_probe(self) -> bool:
         """Whether it is time for a small durable write, which somebody should do soon, where nobody waits for him."""
+        if not self._may_write:
+            return False
         now_s = self._clock()
         is_rest, until_s = self._span(now_s)
         if not pacing.needs_probes(self._state):

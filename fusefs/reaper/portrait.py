@@ -28,7 +28,8 @@ def portray(keeper: Keeper) -> VolumeStatus:
     phase, why = _mood(keeper, session)
     pressure = None if session is None else session.pacer.pressure()
     return VolumeStatus(
-        path=quote(keeper.path),
+        path=quote(keeper.told_path),
+        owner=keeper.owner,
         id=keeper.volume_id,
         filesystem=keeper.filesystem,
         phase=phase,

@@ -18,30 +18,33 @@ from fusefs.core.errors import BadConfig, Busy
 from fusefs.core.events import Kind
 from fusefs.core.names import printable
 from fusefs.core.record import quote
-from fusefs.core.status import Status
+from fusefs.core.status import PassedOver, Status
 from fusefs.linux import servicelock
 from fusefs.linux.clockwatch import ClockWatch
 from fusefs.linux.configfiles import Loaded
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id
-from fusefs.linux.inotify import Happened
+from fusefs.linux.inotify import Event, Happened
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import covering, read_mounts
+from fusefs.linux.mountinfo import covering, is_inside, read_mounts
 from fusefs.linux.mountwatch import MountWatch
 from fusefs.linux.notify import Notifier
-from fusefs.linux.places import make_dir, runtime_dir, state_dir
+from fusefs.linux.places import lasting_dir, make_dir, runtime_dir, state_dir
 from fusefs.linux.priority import be_idle
+from fusefs.reaper.berths import Berths
 from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.finder import Finder
 from fusefs.reaper.forker import Forker, ForkerLost
-from fusefs.reaper.keeper import Keeper
+from fusefs.reaper.keeper import Keeper, Own
 from fusefs.reaper.memory import load_clock, save_clock
 from fusefs.reaper.outlets import Outlets
+from fusefs.reaper.own_stores import Key, OwnStores
 from fusefs.reaper.pause import Pause, pause_dir, read_pauses
 from fusefs.reaper.portrait import portray
 from fusefs.reaper.status import write_status
-from fusefs.reaper.volume import volume_paths
+from fusefs.reaper.volume import path_for_rules, registered_paths, volume_paths
 from fusefs.reaper.watcher import Watcher
+from fusefs.store.registry import STORES, registered
 
 _LOG = logging.getLogger(__name__)
 _TELL_S, _IDLE_TELL_S = 1.0, 300.0
@@ -132,6 +135,10 @@ class _Service:
         self._reloads = trio.Lock()
         self._told = ""
         self._mounts: dict[bytes, int] = {}  # what each volume's path leads to, by the mount's id
+        self._own: dict[Key, Keeper] = {}  # users' own stores
+        self._own_stores: OwnStores | None = None
+        self._berths = Berths()
+        self._told_more: tuple[PassedOver, ...] = ()
 
     def changed(self) -> None:
         """The status is not what it was."""
@@ -145,10 +152,13 @@ class _Service:
             nursery.start_soon(_watch_clock, context)
             self.outlets.run(context.config, nursery)
             self._watch_pauses()
+            self._watch_registry()
             await self._find(context, nursery)
             nursery.start_soon(self._watch_mounts, context, nursery, mounts)
             nursery.start_soon(self._obey_nudges, context, nursery)
             nursery.start_soon(self._tell_status, context)
+            if os.geteuid() == 0 and not self._wanted.volumes:
+                nursery.start_soon(self._keep_own_stores, context, nursery)
             context.tell(Kind.STARTED, detail=f"trashd {self._version}, {_volumes(len(self._keepers))}")
             self._write_status()
             self._notifier.ready(self._summary())
@@ -185,7 +195,7 @@ class _Service:
             self.outlets.configure(context.config, nursery)
             context.tell(Kind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
             await self._find(context, nursery)
-            for keeper in self._keepers.values():
+            for keeper in self._all_keepers():
                 keeper.reconfigure()
         self._notifier.ready(self._summary())
 
@@ -195,7 +205,11 @@ class _Service:
         """Begin to keep the volumes that are not kept yet. A mount point that does not answer is passed over."""
         mounts = await trio.to_thread.run_sync(read_mounts)
         named = self._wanted.volumes or tuple(volume.path for volume in context.config.volumes if volume.is_served)
-        paths = named if self._wanted.volumes else (*named, *volume_paths(mounts))
+        paths = named
+        if not self._wanted.volumes:
+            # Our own registry, of root's stores or of the user's own: what is found there is looked at like any other.
+            known = await trio.to_thread.run_sync(registered)
+            paths = (*named, *volume_paths(mounts), *registered_paths(known, mounts))
         for path in await self._finder.find(paths, mounts):
             if context.config.volume(path).is_served:
                 self._keep(context, nursery, path, stays=path in named)
@@ -206,20 +220,64 @@ class _Service:
             if self._mounts.get(path, mount) != mount:
                 keeper.look_again()
             self._mounts[path] = mount
+        if self._own_stores is not None:
+            self._own_stores.look()
 
     def _keep(self, context: Context, nursery: trio.Nursery, path: bytes, *, stays: bool) -> None:
         if path not in self._keepers:
             keeper = self._keepers[path] = Keeper(context, path, stays=stays)
-            keeper.set_pause(self._pause_of(path, read_pauses(self._runtime, time.time())))
+            keeper.set_pause(self._pause_of(keeper, read_pauses(self._runtime, time.time())))
             nursery.start_soon(self._run, keeper, nursery)
+
+    async def _keep_own_stores(self, context: Context, nursery: trio.Nursery) -> None:
+        """Serve what users' registries name, of their own."""
+        own_stores = self._own_stores = OwnStores(context)
+
+        def uids() -> set[int]:
+            return {uid for keeper in self._keepers.values() for uid in keeper.users}
+
+        try:
+            await own_stores.run(uids, lambda: self._find_own(context, nursery, own_stores))
+        except ForkerLost as error:
+            self.failed = error
+            nursery.cancel_scope.cancel()
+
+    def _find_own(self, context: Context, nursery: trio.Nursery, own_stores: OwnStores) -> None:
+        """Begin to keep the stores that are new, and leave those for which nobody vouches any more."""
+        for key in self._own.keys() - own_stores.words.keys():
+            self._own[key].leave()
+        mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
+        for key, word in own_stores.words.items():
+            uid, path = key
+            own = Own(word, path_for_rules(path, mounts), self._berths.of(uid, covering(path, mounts)))
+            if key in self._own:
+                self._own[key].renew(own)
+                continue
+            keeper = self._own[key] = Keeper(context, path, stays=False, own=own)
+            keeper.set_pause(self._pause_of(keeper, pauses))
+            nursery.start_soon(self._run, keeper, nursery)
+        self._berths.n_stores = len(self._own)
+        told = own_stores.passed_over()
+        for one in set(told) - set(self._told_more):
+            _LOG.warning("not served: %s: %s", one.where, one.what)
+        self._told_more = told
+        self.changed()
+
+    def _all_keepers(self) -> list[Keeper]:
+        return [*self._keepers.values(), *self._own.values()]
 
     async def _run(self, keeper: Keeper, nursery: trio.Nursery) -> None:
         """Keep a volume. A fault of ours in one must not end the others."""
         while True:
             try:
                 await keeper.run()
-                del self._keepers[keeper.path]
-                self._mounts.pop(keeper.path, None)
+                if keeper.owner is not None:
+                    del self._own[keeper.owner, keeper.path]
+                    if self._own_stores is not None:
+                        self._own_stores.look()  # it may be registered again already
+                else:
+                    del self._keepers[keeper.path]
+                    self._mounts.pop(keeper.path, None)
                 return
             except ForkerLost as error:
                 self.failed = error
@@ -253,14 +311,30 @@ class _Service:
         with Fd(os.open(pause_dir(self._runtime), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             self._watcher.add(fd, wanted, lambda _event: self._set_pauses())
 
+    def _watch_registry(self) -> None:
+        """Look for stores when a command of our own user registers one."""
+
+        def on_event(event: Event) -> None:
+            if event.name == STORES:
+                self._nudged.set()
+
+        # Who has no home, or one that can't be written, registers nothing.
+        with suppress(OSError), Fd(os.open(make_dir(lasting_dir()), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            self._watcher.add(fd, Happened.MOVED_TO, on_event)
+
     def _set_pauses(self) -> None:
         self._nudged.set()
         pauses = read_pauses(self._runtime, time.time())
-        for path, keeper in self._keepers.items():
-            keeper.set_pause(self._pause_of(path, pauses))
+        for keeper in self._all_keepers():
+            keeper.set_pause(self._pause_of(keeper, pauses))
 
-    def _pause_of(self, path: bytes, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
-        return pauses.get(path) or pauses.get(None)
+    def _pause_of(self, keeper: Keeper, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
+        """What holds for a volume; a user's own store is paused with what it is in, so that that can be unmounted."""
+        if keeper.owner is not None:
+            known = {path: pause for path, pause in pauses.items() if path is not None}
+            above = (pause for path, pause in known.items() if any(is_inside(one, path) for one in keeper.paths()))
+            return next(above, pauses.get(None))
+        return pauses.get(keeper.path) or pauses.get(None)
 
     # Telling
 
@@ -272,7 +346,7 @@ class _Service:
             self._tell_manager()
             if context.is_told():
                 save_clock(self._state, context.clock(), is_durable=False)  # killed, it is not told again
-            is_working = any(keeper.session is not None for keeper in self._keepers.values())
+            is_working = any(keeper.session is not None for keeper in self._all_keepers())
             with trio.move_on_after(_TELL_S if is_working else _IDLE_TELL_S):
                 await self._changed.wait()
             await trio.sleep(_BREATH_S)
@@ -286,7 +360,8 @@ class _Service:
             updated_ns=time.time_ns(),
             refreshes_s=int(3 * _IDLE_TELL_S),
             config_files=tuple(map(quote, self._loaded.files)),
-            volumes=tuple(map(portray, self._keepers.values())),
+            volumes=tuple(map(portray, self._all_keepers())),
+            passed_over=self._told_more,
         )
         with suppress(OSError):  # /run is full: it will be told later
             write_status(self._runtime, status)
@@ -300,8 +375,9 @@ class _Service:
 
     def _summary(self) -> str:
         """One line for `systemctl status`."""
-        n_due = sum(user.n_due(boot_s()) for keeper in self._keepers.values() for user in keeper.users.values())
-        return f"{_volumes(len(self._keepers))}, {n_due:,} orphans due"
+        n_due = sum(user.n_due(boot_s()) for keeper in self._all_keepers() for user in keeper.users.values())
+        own = f" and {_stores(len(self._own))} of users' own" if self._own else ""
+        return f"{_volumes(len(self._keepers))}{own}, {n_due:,} orphans due"
 
     async def _stay_alive(self) -> None:
         """Tell systemd's watchdog that this loop turns."""
@@ -318,6 +394,10 @@ async def _watch_clock(context: Context) -> None:
             context.clock()
             await trio.lowlevel.wait_readable(watch)
             watch.seen()
+
+
+def _stores(n: int) -> str:
+    return "1 store" if n == 1 else f"{n} stores"
 
 
 def _volumes(n: int) -> str:

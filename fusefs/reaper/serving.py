@@ -36,12 +36,14 @@ def find_reaper(store: Store) -> VolumeStatus | Reason:
 
 def _find(store: Store, volumes: tuple[VolumeStatus, ...]) -> VolumeStatus | None:
     """A lower store is served with the upper one of its filesystem, which its user's pointers lead from."""
-    for volume in volumes:
+    # An id is no secret: somebody else's own store may have the same.
+    ours = [volume for volume in volumes if volume.owner in (None, store.owner)]
+    for volume in ours:
         if volume.id == store.volume.id:
             return volume
     mounts = read_mounts()
     place = find_place(store.base_path, mounts)
-    for volume in sorted(volumes, key=lambda volume: -len(volume.root())):
+    for volume in sorted(ours, key=lambda volume: -len(volume.root())):
         upper = find_place(volume.root(), mounts)
         if place and upper and place.device == upper.device and is_inside(store.base_path, volume.root()):
             return volume
@@ -57,7 +59,7 @@ def explain_hindrance(volume: VolumeStatus) -> Reason | None:
             return Reason(Kind.PAUSED, 0, _told("the reaper is paused", volume))
         case Phase.BROKEN:
             return Reason(Kind.BROKEN, 0, _told("the reaper rests after too many errors", volume))
-        case Phase.ELSEWHERE | Phase.GONE:
+        case Phase.ELSEWHERE | Phase.GONE | Phase.UNPROVEN:
             return Reason(Kind.NOBODY, 0, _told("the reaper has let go of the volume", volume))
     assert_never(volume.phase)
 

@@ -94,7 +94,7 @@ class Session:
         self._limiter = limiter
         self._tells = tells
         caps = Caps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
-        self.pacer = Pacer(context.kernel, opened.hold, caps)
+        self.pacer = Pacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
         self.tempo = HOLD
         self._turns = Turns()
         self._deputies: dict[int, Deputy] = {}

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
-from fusefs.core.errors import Busy, NoStore, TrashdError
+from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError
 from fusefs.core.names import Name, printable
 from fusefs.core.status import Phase
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, find_place, read_mounts, views
+from fusefs.linux.mountinfo import Mount, below, find_place, read_mounts, views
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
+from fusefs.reaper.vouched import open_base, open_folder, open_vouched, seen_by_all, take_own_census
 from fusefs.store.discover import mount_points
 from fusefs.store.folders import Census, open_user, take_census
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
+from fusefs.store.leads import Word
 from fusefs.store.mounted import open_shown, refuse_mounted
+from fusefs.store.registry import Line, is_remembered
 from fusefs.store.scope import find_mount
 from fusefs.store.verbs import own_folder
 
 LOCK = Name(b"reaper.lock")
+_LET_GO = (Phase.ELSEWHERE, Phase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Elsewhere(Busy):
     """Another reaper works on this volume"""
+
+
+class Unproven(NotPermitted):
+    """Nothing is reaped of a store that is not in its owner's registry"""
 
 
 class Space(NamedTuple):
@@ -55,6 +64,9 @@ class Opened(NamedTuple):
     filesystem  its type
     hold        a directory of ours on it, which the probe writes to: the store, or the user's own folder
     lock_fd     None on a volume without room for a lock file: claims alone keep two reapers apart there (I5)
+    own         what its owner vouches for, of a user's own store that root's service works on: there root makes
+                nothing, neither a lock nor what a probe writes, and takes nothing over
+    told_path   so much of such a store's path as everybody may see
     """
 
     store: Store
@@ -62,6 +74,8 @@ class Opened(NamedTuple):
     hold: Fd
     lock_fd: Fd | None
     owned: ExitStack
+    own: Word | None = None
+    told_path: bytes = b""
 
     def __enter__(self) -> Self:
         return self
@@ -72,11 +86,13 @@ class Opened(NamedTuple):
 
     def users(self) -> Census:
         """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs."""
+        if self.own is not None:
+            return take_own_census(self.store, self.own.uid)
         return take_census(self.store, os.geteuid() or None)
 
     def folder(self, uid: int) -> UserFolder | None:
         """A user's folder; None if it is gone."""
-        return open_user(self.store, uid)
+        return open_user(self.store, uid) if self.own is None else open_folder(self.store, uid)
 
     def space(self) -> Space:
         """What it has now. Raises  OSError"""
@@ -105,13 +121,36 @@ def open_volume(kernel: Kernel, path: bytes) -> Opened:
         owned.enter_context(store)
         refuse_mounted(kernel, store.fd)
         _leave_to_root(store)
+        _refuse_unproven(store)
         hold = owned.enter_context(_open_hold(kernel, store))
         lock_fd = _lock(kernel, hold, path)
         if lock_fd is not None:
             owned.enter_context(lock_fd)
         mount = find_mount(kernel, store.fd, mounts)
-        filesystem = "" if mount is None else printable(mount.fstype)
-        return Opened(store, filesystem, hold, lock_fd, owned.pop_all())
+        return Opened(store, _type_of(mount), hold, lock_fd, owned.pop_all())
+
+
+def open_own(kernel: Kernel, wanted: Word) -> Opened:
+    """A user's own store as root's service works on it, without a lock.
+
+    Raises  NoStore; Untrusted; OSError
+    """
+    mounts = read_mounts()
+    with ExitStack() as owned:
+        store = owned.enter_context(open_vouched(kernel, open_base(kernel, wanted, mounts), wanted))
+        hold = owned.enter_context(kernel.open_dir(store.fd))
+        told, filesystem = seen_by_all(store.base_fd, wanted), _type_of(find_mount(kernel, store.fd, mounts))
+        return Opened(store, filesystem, hold, None, owned.pop_all(), wanted, told)
+
+
+def own_space(kernel: Kernel, wanted: Word) -> Space:
+    """What the filesystem of a user's own store has now. Raises  NoStore; OSError"""
+    with open_base(kernel, wanted, read_mounts()) as base:
+        return space_at(base)
+
+
+def _type_of(mount: Mount | None) -> str:
+    return "" if mount is None else printable(mount.fstype)
 
 
 def _let_sleep(path: bytes, mounts: list[Mount]) -> None:
@@ -129,8 +168,16 @@ def _leave_to_root(store: Store) -> None:
     with suppress(TrashdError, OSError):  # of another version: then claims keep the two apart
         seen = read_status(SYSTEM_RUNTIME)
     served = seen.status.volumes if seen is not None and seen.is_running else ()
-    if any(one.id == store.volume.id and one.phase not in (Phase.ELSEWHERE, Phase.GONE) for one in served):
+    # An id is no secret: somebody else's own store may have the same.
+    ours = (one for one in served if one.id == store.volume.id and (one.owner or 0) == store.owner)
+    if any(one.phase not in _LET_GO for one in ours):
         raise Elsewhere(store.base_path)
+
+
+def _refuse_unproven(store: Store) -> None:
+    """A store of the caller's own may be a copy or a backup, unless his registry names it. Raises  Unproven"""
+    if store.owner == os.geteuid() != 0 and not is_remembered(store):
+        raise Unproven(store.base_path, f"if it is no copy: trashd init {printable(store.base_path)}")
 
 
 def _open_hold(kernel: Kernel, store: Store) -> Fd:
@@ -164,6 +211,22 @@ def volume_paths(mounts: list[Mount]) -> list[bytes]:
     """
     shown = {view.backing for view in views(mounts, trusted_owners(os.geteuid()))}
     return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
+
+
+def registered_paths(lines: Iterable[Line], mounts: list[Mount]) -> list[bytes]:
+    """Where our own registry says that there is a store to serve: as above not within what a mount of ours shows."""
+    shown = [view.backing for view in views(mounts, trusted_owners(os.geteuid()))]
+    places = ((line.path, find_place(line.path, mounts)) for line in lines)
+    return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
+
+
+def path_for_rules(path: bytes, mounts: list[Mount]) -> bytes:
+    """By which path rules and pauses know a directory: within what a mount of ours shows by that mount's."""
+    place = find_place(path, mounts)
+    for view in views(mounts, trusted_owners(os.geteuid())):
+        if place is not None and view.backing.holds(place):
+            return os.path.join(view.mount.point, below(place.path, view.backing.path)).rstrip(b"/")
+    return path
 
 
 def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:

@@ -31,8 +31,11 @@ _GLANCE_S = 0.02
 class Service:
     """A running `trashd reaper`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], notified: socket.socket, log: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], notified: socket.socket, log: Path, runtime: bytes = SYSTEM_RUNTIME
+    ) -> None:
         self.process = process
+        self._runtime = runtime
         self.log = log
         self._notified = notified
         self._said = b""
@@ -60,7 +63,7 @@ class Service:
 
     def seen(self) -> Seen | None:
         """Its status."""
-        return read_status(SYSTEM_RUNTIME)
+        return read_status(self._runtime)
 
     def volume(self, path: Path) -> VolumeStatus:
         """What it says of a volume."""
@@ -138,21 +141,31 @@ def configure(base: Path, config: str) -> None:
 
 @contextmanager
 def service(
-    base: Path, *volumes: Path, config: str = QUICK, environment: dict[str, str] | None = None
+    base: Path,
+    *volumes: Path,
+    config: str = QUICK,
+    environment: dict[str, str] | None = None,
+    user: int | None = None,
 ) -> Iterator[Service]:
     """`trashd reaper` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
-    base  of `places`: a second service there finds what the first one left
+    base  of `places`: a second service there finds what the first one left; a user's own is his to write in
+    user  whose own service it is; root's if None
     """
     configure(base, config)
     log, address = base / "log", base / "notify"
     address.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("ab") as stderr:
         notified.bind(str(address))
+        address.chmod(0o777)
         argv = [TRASHD, "reaper", "--config", str(base), *(f"--volume={volume}" for volume in volumes)]
         told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
+        runtime = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
+        if user is not None:
+            argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *argv]
+            told |= {"XDG_RUNTIME_DIR": str(base), "RUNTIME_DIRECTORY": ""}
         with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=stderr, env=told, process_group=0) as process:
-            running = Service(process, notified, log)
+            running = Service(process, notified, log, runtime)
             try:
                 running.wait_ready()
                 yield running

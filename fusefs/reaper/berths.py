@@ -1,0 +1,57 @@
+"""How much of the service users' own stores get: a user with a thousand of them, or with a disk that hangs, holds up
+himself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+_OF_USER, _OF_MOUNT = 2, 16
+"""Stores that are open at a time, of one user and on one mount."""
+_THREADS = 3
+"""That may wait for a user's disks."""
+_MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
+"""Orphans whose time is known, of all these stores together, and of one at least."""
+
+
+class Berth:
+    """What one store may take, together with the other stores of its user and of its mount."""
+
+    def __init__(self, berths: Berths, threads: trio.CapacityLimiter, gates: tuple[trio.Semaphore, ...]) -> None:
+        """threads: those that touch the disks of its user; one that hangs counts until it comes back."""
+        self.threads = threads
+        self._berths = berths
+        self._gates = gates
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Wait for its turn, and have it for the block. Checkpoint"""
+        user, mount = self._gates
+        async with user, mount:
+            yield
+
+    def is_wanted(self) -> bool:
+        """Whether another store waits until this one is let go."""
+        return any(gate.statistics().tasks_waiting for gate in self._gates)
+
+    def most_remembered(self) -> int:
+        """How many of its orphans may be remembered."""
+        return max(_MOST_REMEMBERED // max(self._berths.n_stores, 1), _LEAST_REMEMBERED)
+
+
+class Berths:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self.n_stores = 0  # that are kept, as the service counts them
+        self._threads: dict[int, trio.CapacityLimiter] = {}
+        self._users: dict[int, trio.Semaphore] = {}
+        self._mounts: dict[int, trio.Semaphore] = {}
+
+    def of(self, uid: int, mnt_id: int) -> Berth:
+        """That of one more store of a user's on a mount."""
+        threads = self._threads.setdefault(uid, trio.CapacityLimiter(_THREADS))
+        user = self._users.setdefault(uid, trio.Semaphore(_OF_USER))
+        return Berth(self, threads, (user, self._mounts.setdefault(mnt_id, trio.Semaphore(_OF_MOUNT))))

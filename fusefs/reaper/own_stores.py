@@ -1,0 +1,108 @@
+"""Users' own stores in root's service: what their registries name, read when they change and every now and then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import trio
+
+from fusefs.core.status import PassedOver
+from fusefs.linux.fd import Fd
+from fusefs.linux.inotify import Event, Happened
+from fusefs.reaper.context import Context, boot_s
+from fusefs.reaper.messages import Home
+from fusefs.store.leads import Word
+from fusefs.store.registry import STORES
+
+_LOG = logging.getLogger(__name__)
+_MOST_NAMED = 5_000
+"""Users whom the accounts need not list that are asked for."""
+_LIMIT_S = 600.0
+"""For all registries together: a user who stops the process that reads his costs seconds."""
+_LEAST_S, _N_RESTS = 2.0, 20
+"""Between two readings, and so many times as long as one takes: whoever writes his registry all day costs a twentieth
+of a core at most, of the lowest priority."""
+
+Key = tuple[int, bytes]
+"""A user, and the path of a store that he registered: others may register it as well, which says nothing."""
+
+
+class OwnStores:
+    """What is known of them."""
+
+    def __init__(self, context: Context) -> None:
+        """Nothing is known yet."""
+        self.words: dict[Key, Word] = {}
+        self._n_more: dict[int, int] = {}
+        self._context = context
+        self._watches: dict[int, int] = {}
+        self._news = trio.Event()
+
+    def look(self) -> None:
+        """Something was mounted, or somebody may have registered a store: look soon."""
+        self._news.set()
+
+    async def run(self, uids: Callable[[], Iterable[int]], changed: Callable[[], None]) -> None:
+        """Read until cancelled. Raises  ForkerLost. Checkpoint
+
+        uids     who has a folder in a store that is served, and may be missing in the accounts' list
+        changed  called when `words` has been brought up to date
+        """
+        while True:
+            self._news = trio.Event()
+            began_s = boot_s()
+            await self._read([uid for uid in uids() if uid][:_MOST_NAMED])
+            changed()
+            await trio.sleep(max(_LEAST_S, _N_RESTS * (boot_s() - began_s)))
+            with trio.move_on_after(self._context.config.poll_s):
+                await self._news.wait()
+
+    async def _read(self, uids: list[int]) -> None:
+        heard: set[int] = set()
+
+        def take(home: Home, directory: Fd | None) -> None:
+            heard.add(home.uid)
+            self._forget(home.uid)
+            self.words |= {(home.uid, word.line.path): word for word in home.words if word.uid == home.uid}
+            self._n_more[home.uid] = home.n_more
+            self._watch(home.uid, directory)
+
+        try:
+            is_whole = await self._context.forker.read_registries(uids, take, _LIMIT_S)
+        except OSError as error:
+            _LOG.warning("users' registries can't be read: %s", error.strerror)
+            return
+        if is_whole:  # of whom nothing was heard has no store any more
+            for uid in self._n_more.keys() - heard:
+                self._forget(uid)
+
+    def _forget(self, uid: int) -> None:
+        self.words = {key: word for key, word in self.words.items() if key[0] != uid}
+        self._n_more.pop(uid, None)
+        watch = self._watches.pop(uid, None)
+        if watch is not None:
+            self._context.watcher.remove(watch)
+
+    def _watch(self, uid: int, directory: Fd | None) -> None:
+        """Hear of it when he registers another one."""
+
+        def on_event(event: Event) -> None:
+            if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
+                self._watches.pop(uid, None)
+            if event.name == STORES or not event.name:
+                self._news.set()
+
+        if directory is not None:
+            try:
+                self._watches[uid] = self._context.watcher.add(directory, Happened.MOVED_TO, on_event)
+            except OSError as error:
+                _LOG.warning("the registry of uid %d can't be watched: %s", uid, error.strerror)
+
+    def passed_over(self) -> tuple[PassedOver, ...]:
+        """Who has more stores than are served."""
+        return tuple(
+            PassedOver(f"uid {uid}", f"{n:,} of the stores in his registry", "they go by: trashd reap")
+            for uid, n in sorted(self._n_more.items())
+            if n
+        )

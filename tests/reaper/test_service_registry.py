@@ -1,0 +1,217 @@
+"""Stores in users' homes, which no mount point shows: both services serve them by what their owners registered."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.status import Phase, VolumeStatus
+from fusefs.linux.places import SYSTEM_RUNTIME
+from tests.support.command import done_well
+from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
+from tests.support.service import QUICK, Service, places, service
+from tests.support.tree import Dir, make_tree
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+SOON = ("--keep-for", "0s")
+OFTEN = f'poll = "1s"\n{QUICK}'
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Where the service has its configuration and its log."""
+    with places() as path:
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def home() -> Iterator[Mapping[int, Path]]:
+    """The users' homes; nobody knows any store."""
+    with homes(ALICE, BOB) as made:
+        yield made
+
+
+def thrown(uid: int, home: Path, *words: str, where: str = "work") -> Path:
+    """The container of what a user swapped in a directory of his home, and logged out."""
+    work = home / where
+    if not work.exists():
+        make_tree(work, Dir(owner=(uid, uid)))
+    job = make_tree(work / f"job-{time.monotonic_ns()}", Dir({"file": "x"}, owner=(uid, uid)))
+    os.chown(job / "file", uid, uid)
+    done = trashd_as(uid, home, "swap", "--json", *words, job)
+    assert done.code == 0, done
+    (told,) = done.objects()
+    return Path(str(told["store"])) / "orphans" / str(told["id"])
+
+
+def own_stores(running: Service) -> list[VolumeStatus]:
+    """What the service says of users' own stores."""
+    seen = running.seen()
+    assert seen is not None
+    return [one for one in seen.status.volumes if one.owner is not None]
+
+
+@contextmanager
+def service_of(uid: int, home: Path, config: str = QUICK) -> Iterator[Service]:
+    """A user's own service."""
+    base = make_tree(home / "service", Dir(owner=(uid, uid)))
+    told = {"HOME": str(home), "XDG_STATE_HOME": "", "STATE_DIRECTORY": str(base)}
+    with service(base, config=config, environment=told, user=uid) as running:
+        yield running
+
+
+def outlasts(running: Service, uid: int, home: Path, kept: Path) -> None:
+    """What is kept is still there when something else of that user, thrown away later, has gone."""
+    last = thrown(uid, home, *SOON)
+    running.until(lambda: not last.exists())
+    assert kept.exists()
+
+
+def test_roots_service_reaps_in_the_home_of_a_user_who_has_logged_out(base: Path, home: Mapping[int, Path]) -> None:
+    container = thrown(ALICE, home[ALICE], *SOON)
+    kept = thrown(ALICE, home[ALICE])
+    with service(base) as running:
+        running.until(lambda: not container.exists())
+        assert kept.exists()
+
+
+def test_what_is_thrown_away_while_it_is_served_is_reaped_too(base: Path, home: Mapping[int, Path]) -> None:
+    thrown(ALICE, home[ALICE])
+    with service(base) as running:
+        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.IDLE])
+        container = thrown(ALICE, home[ALICE], *SOON)
+        running.until(lambda: not container.exists())
+
+
+def test_a_store_that_is_registered_later_is_served_when_it_is(base: Path, home: Mapping[int, Path]) -> None:
+    thrown(ALICE, home[ALICE])
+    with tmpfs_volume() as other, service(base) as running:
+        running.until(lambda: own_stores(running))
+        os.chown(other, ALICE, ALICE)
+        place = make_tree(other / "place", Dir(owner=(ALICE, ALICE)))
+        container = thrown(ALICE, place, *SOON)  # with a registry of its own, which nobody told root of
+        done = trashd_as(ALICE, home[ALICE], "init", container.parents[4])
+        assert done.code == 0, done
+        running.until(lambda: not container.exists())
+
+
+def test_every_users_own_store_is_served(base: Path, home: Mapping[int, Path]) -> None:
+    containers = [thrown(uid, home[uid], *SOON) for uid in (ALICE, BOB)]
+    with service(base) as running:
+        running.until(lambda: not any(container.exists() for container in containers))
+        assert {one.owner for one in own_stores(running)} == {ALICE, BOB}
+
+
+def test_root_makes_nothing_in_a_users_store(base: Path, home: Mapping[int, Path]) -> None:
+    container = thrown(ALICE, home[ALICE], *SOON)
+    with service(base, config="") as running:  # paced: it probes the disk where it may write
+        running.until(lambda: not container.exists())
+        outlasts(running, ALICE, home[ALICE], thrown(ALICE, home[ALICE]))
+    store = container.parents[3]
+    assert {path.stat().st_uid for path in (store, *store.rglob("*"))} == {ALICE}
+    assert not (store / "reaper.lock").exists()
+
+
+def test_a_copy_of_a_registered_store_is_not_reaped_of(base: Path, home: Mapping[int, Path]) -> None:
+    container = thrown(ALICE, home[ALICE], *SOON)
+    with service(base) as running:
+        running.until(lambda: not container.exists())
+        kept = thrown(ALICE, home[ALICE])
+        record = json.loads((kept / "record.json").read_text())
+    aside = home[ALICE].with_name("backup")
+    subprocess.run(["cp", "-a", home[ALICE], aside], check=True)
+    shutil.rmtree(home[ALICE] / ".trashd")
+    (aside / ".trashd").rename(home[ALICE] / ".trashd")  # restored from a backup, long after its time
+    made_ns = record["created_ns"] - 10**9 * 86_400 * 10_000
+    (kept / "record.json").write_text(json.dumps({**record, "created_ns": made_ns, "retention_s": 0}))
+    with service(base, config=OFTEN) as running, tmpfs_volume():
+        bobs = thrown(BOB, home[BOB], *SOON)
+        running.until(lambda: not bobs.exists())
+        outlasts(running, BOB, home[BOB], kept)
+        assert {one.owner for one in own_stores(running)} == {BOB}
+
+
+def test_a_store_that_is_taken_out_of_the_registry_is_left(base: Path, home: Mapping[int, Path]) -> None:
+    kept = thrown(ALICE, home[ALICE])
+    with service(base, config=OFTEN) as running:
+        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.IDLE])
+        registry_of(home[ALICE]).write_text("")
+        running.until(lambda: not own_stores(running))
+        assert kept.exists()
+
+
+def test_what_is_in_a_home_is_told_of_only_as_far_as_all_may_see_it(base: Path, home: Mapping[int, Path]) -> None:
+    with tmpfs_volume() as other:
+        shut = make_tree(other / "shut", Dir({"plans-to-leave": Dir(owner=(ALICE, ALICE))}, mode=0o711))
+        job = make_tree(shut / "plans-to-leave/job", Dir(owner=(ALICE, ALICE)))
+        assert trashd_as(ALICE, home[ALICE], "swap", job).code == 0
+        with service(base) as running:
+            running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.IDLE])
+            (told,) = own_stores(running)
+            assert told.root().endswith("/….".encode() + told.id[:8].encode())
+            assert b"plans" not in Path(os.fsdecode(SYSTEM_RUNTIME + b"/status.json")).read_bytes()
+
+
+def test_a_pause_above_a_users_store_holds_for_it(base: Path, home: Mapping[int, Path]) -> None:
+    thrown(ALICE, home[ALICE])
+    with service(base) as running:
+        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.IDLE])
+        done_well("pause", home[ALICE].parent)
+        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.PAUSED])
+        container = thrown(ALICE, home[ALICE], *SOON)
+        bobs = thrown(BOB, home[BOB])
+        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.PAUSED] * 2)
+        assert all(path.exists() for path in (container, bobs))
+        done_well("resume", home[ALICE].parent)
+        running.until(lambda: not container.exists())
+
+
+def test_what_the_configuration_says_of_a_volume_holds_for_users_stores_in_it(
+    base: Path, home: Mapping[int, Path]
+) -> None:
+    container = thrown(ALICE, home[ALICE], *SOON)
+    config = f'{QUICK}[[volume]]\npath = "{home[ALICE].parents[1]}"\nserve = false\n'
+    with service(base, config=config) as running:
+        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.PAUSED])
+        assert container.exists()
+
+
+def test_a_users_own_service_serves_his_home(home: Mapping[int, Path]) -> None:
+    container = thrown(ALICE, home[ALICE], *SOON)
+    with service_of(ALICE, home[ALICE]) as running:
+        running.until(lambda: not container.exists())
+        outlasts(running, ALICE, home[ALICE], thrown(ALICE, home[ALICE]))
+
+
+def test_a_users_own_service_leaves_alone_what_he_has_not_registered(home: Mapping[int, Path]) -> None:
+    with tmpfs_volume() as disk:
+        os.chown(disk, ALICE, ALICE)
+        container = thrown(ALICE, disk, *SOON)
+        registry_of(disk).unlink()
+        with service_of(ALICE, home[ALICE]) as running:
+            running.until(lambda: running.volume(disk).phase is Phase.UNPROVEN)
+            assert f"trashd init {disk}" in running.volume(disk).why
+            outlasts(running, ALICE, home[ALICE], container)
+            assert trashd_as(ALICE, home[ALICE], "init", disk).code == 0
+            running.reload()
+            running.until(lambda: not container.exists())
+
+
+def test_a_users_own_service_leaves_his_stores_to_roots(base: Path, home: Mapping[int, Path]) -> None:
+    thrown(ALICE, home[ALICE])
+    with service(base) as roots:
+        roots.until(lambda: [one.phase for one in own_stores(roots)] == [Phase.IDLE])
+        with service_of(ALICE, home[ALICE]) as running:
+            running.until_phase(home[ALICE], Phase.ELSEWHERE)
+            container = thrown(ALICE, home[ALICE], *SOON)
+            roots.until(lambda: not container.exists())
