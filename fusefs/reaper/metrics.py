@@ -28,18 +28,27 @@ _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 class _Row(NamedTuple):
-    """A metric of each volume; it is absent where its value is not known."""
+    """A metric of each volume; it is absent where its value is not known.
+
+    adds  the sum of a user's own stores is told as his: which he has, and how many, is nobody else's business
+    """
 
     name: str
     help: str
     value: Callable[[VolumeStatus], float | None]
+    adds: bool = False
 
 
 _GAUGES = (
     _Row("trashd_users", "Users who have a folder in the volume's store.", lambda v: v.n_users),
-    _Row("trashd_orphans", "Orphans in the store, those being reaped among them.", lambda v: v.n_orphans),
-    _Row("trashd_due_orphans", "Orphans that may go now.", lambda v: v.n_due),
-    _Row("trashd_quarantined_orphans", "Orphans of which something could not be removed.", lambda v: v.n_quarantined),
+    _Row("trashd_orphans", "Orphans in the store, those being reaped among them.", lambda v: v.n_orphans, adds=True),
+    _Row("trashd_due_orphans", "Orphans that may go now.", lambda v: v.n_due, adds=True),
+    _Row(
+        "trashd_quarantined_orphans",
+        "Orphans of which something could not be removed.",
+        lambda v: v.n_quarantined,
+        adds=True,
+    ),
     _Row(
         "trashd_tempo_entries_per_second",
         "Entries a second that the reaper allows itself; +Inf: as fast as the kernel.",
@@ -55,13 +64,14 @@ _GAUGES = (
     _Row("trashd_inodes", "Inodes that the volume can have.", lambda v: v.total_inodes),
 )
 _COUNTERS = (
-    _Row("trashd_removed_entries_total", "Entries removed.", lambda v: v.removed_entries),
+    _Row("trashd_removed_entries_total", "Entries removed.", lambda v: v.removed_entries, adds=True),
     _Row(
         "trashd_freed_bytes_total",
         "Bytes that they took, where they were looked at.",
         lambda v: v.freed_bytes,
+        adds=True,
     ),
-    _Row("trashd_reaped_orphans_total", "Orphans that are gone for good.", lambda v: v.n_reaped),
+    _Row("trashd_reaped_orphans_total", "Orphans that are gone for good.", lambda v: v.n_reaped, adds=True),
 )
 _HOOKS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
     ("trashd_hooks_total", "Hooks that ran.", lambda t: t.n_run),
@@ -83,9 +93,10 @@ class Metrics(Collector):
         self._is_broken = False
         self.registry.register(self)
 
-    def __call__(self, event: Event) -> None:
-        """Count an event."""
-        self._events[printable(event.volume or b""), event.kind.value] += 1
+    def __call__(self, event: Event, *, is_own: bool = False) -> None:
+        """Count an event. is_own: in a store of its user's own"""
+        name = _own(event.uid) if is_own else printable(event.volume or b"")
+        self._events[name, event.kind.value] += 1
 
     def publish(self, status: Status, hooks: Tally) -> None:
         """From now on these are the values; the text file is written."""
@@ -142,6 +153,8 @@ def _shares(status: Status) -> Iterator[Metric]:
         "trashd_phase", "What the volume's reaper does: 1 for that, 0 for all else.", labels=["volume", "phase"]
     )
     for volume in status.volumes:
+        if volume.owner is not None:
+            continue
         name = printable(volume.root())
         for resource, share in (("io", volume.io), ("memory", volume.memory), ("cpu", volume.cpu)):
             if share is not None:
@@ -153,11 +166,21 @@ def _shares(status: Status) -> Iterator[Metric]:
 
 
 def _filled(family: _Family, row: _Row, status: Status) -> _Family:
+    sums: Counter[int] = Counter()
     for volume in status.volumes:
         value = row.value(volume)
-        if value is not None:
+        if volume.owner is not None:
+            sums[volume.owner] += int(value or 0) if row.adds else 0
+        elif value is not None:
             family.add_metric([printable(volume.root())], value)
+    for owner, total in sorted(sums.items()) if row.adds else ():
+        family.add_metric([_own(owner)], total)
     return family
+
+
+def _own(uid: int | None) -> str:
+    """The label of all stores of a user's own."""
+    return f"uid {uid}"
 
 
 def _of(value: float | None, parts: float) -> float | None:

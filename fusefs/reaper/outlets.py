@@ -32,14 +32,14 @@ class Outlets:
         self._wanted = Wanted()
         self._listening = trio.CancelScope()
 
-    def tell(self, event: Event) -> None:
-        """Tell everybody who wants to know."""
+    def tell(self, event: Event, *, is_own: bool) -> None:
+        """Tell everybody who wants to know. is_own: it happened in a store of its user's own"""
         log_event(event)
         if self._audit is not None:
             self._audit(event)
         self._hooks(event)
         if self._metrics is not None:
-            self._metrics(event)
+            self._metrics(event, is_own=is_own)
 
     def publish(self, status: Status) -> None:
         """These are the figures now."""

@@ -17,15 +17,15 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.places import STATE_BELOW_HOME
 from fusefs.linux.way import open_way
-from fusefs.reaper.messages import Home
+from fusefs.reaper.messages import MESSAGE_MAX, Home
 from fusefs.reaper.vouched import ROOTS, is_own
 from fusefs.store.leads import Word
 from fusefs.store.registries import stores_of_users
 
 MOST_STORES = 100
 """Of one user that are served."""
-_MOST_BYTES = 100_000
-"""Of a message, about: who has so long paths has fewer stores served."""
+_MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
+"""Of a message, and what a line has besides its path: who has very long paths has fewer stores served."""
 
 
 def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
@@ -51,7 +51,7 @@ def _home(uid: int, words: Sequence[Word]) -> Home:
     told: list[Word] = []
     n_bytes = 0
     for word in reversed(words[-MOST_STORES:]):
-        n_bytes += 2 * len(word.line.path) + 1000
+        n_bytes += 2 * len(word.line.path) + _LINE_BYTES
         if n_bytes > _MOST_BYTES:
             break
         told.insert(0, word)

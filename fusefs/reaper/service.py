@@ -15,7 +15,7 @@ from typing import NamedTuple
 import trio
 
 from fusefs.core.errors import BadConfig, Busy
-from fusefs.core.events import Kind
+from fusefs.core.events import Event, Kind
 from fusefs.core.names import printable
 from fusefs.core.record import quote
 from fusefs.core.status import PassedOver, Status
@@ -24,7 +24,8 @@ from fusefs.linux.clockwatch import ClockWatch
 from fusefs.linux.configfiles import Loaded
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id
-from fusefs.linux.inotify import Event, Happened
+from fusefs.linux.inotify import Event as Noticed
+from fusefs.linux.inotify import Happened
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import covering, is_inside, read_mounts
 from fusefs.linux.mountwatch import MountWatch
@@ -100,7 +101,7 @@ def serve(wanted: Wanted) -> None:
             loaded.config,
             clock,
             since_ns,
-            service.outlets.tell,
+            service.tell,
             service.changed,
             partial(save_clock, state),
         )
@@ -139,6 +140,11 @@ class _Service:
         self._own_stores: OwnStores | None = None
         self._berths = Berths()
         self._told_more: tuple[PassedOver, ...] = ()
+
+    def tell(self, event: Event) -> None:
+        """Something happened."""
+        is_own = event.uid is not None and (event.uid, event.volume) in self._own
+        self.outlets.tell(event, is_own=is_own)
 
     def changed(self) -> None:
         """The status is not what it was."""
@@ -314,7 +320,7 @@ class _Service:
     def _watch_registry(self) -> None:
         """Look for stores when a command of our own user registers one."""
 
-        def on_event(event: Event) -> None:
+        def on_event(event: Noticed) -> None:
             if event.name == STORES:
                 self._nudged.set()
 

@@ -6,24 +6,23 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase, VolumeStatus
+from fusefs.core.status import Phase
 from fusefs.linux.places import SYSTEM_RUNTIME
 from tests.support.command import done_well
 from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
+from tests.support.own_stores import SOON, outlasts, own_stores, phases, thrown
 from tests.support.service import QUICK, Service, places, service
 from tests.support.tree import Dir, make_tree
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-SOON = ("--keep-for", "0s")
 OFTEN = f'poll = "1s"\n{QUICK}'
 
 
@@ -41,26 +40,6 @@ def home() -> Iterator[Mapping[int, Path]]:
         yield made
 
 
-def thrown(uid: int, home: Path, *words: str, where: str = "work") -> Path:
-    """The container of what a user swapped in a directory of his home, and logged out."""
-    work = home / where
-    if not work.exists():
-        make_tree(work, Dir(owner=(uid, uid)))
-    job = make_tree(work / f"job-{time.monotonic_ns()}", Dir({"file": "x"}, owner=(uid, uid)))
-    os.chown(job / "file", uid, uid)
-    done = trashd_as(uid, home, "swap", "--json", *words, job)
-    assert done.code == 0, done
-    (told,) = done.objects()
-    return Path(str(told["store"])) / "orphans" / str(told["id"])
-
-
-def own_stores(running: Service) -> list[VolumeStatus]:
-    """What the service says of users' own stores."""
-    seen = running.seen()
-    assert seen is not None
-    return [one for one in seen.status.volumes if one.owner is not None]
-
-
 @contextmanager
 def service_of(uid: int, home: Path, config: str = QUICK) -> Iterator[Service]:
     """A user's own service."""
@@ -68,13 +47,6 @@ def service_of(uid: int, home: Path, config: str = QUICK) -> Iterator[Service]:
     told = {"HOME": str(home), "XDG_STATE_HOME": "", "STATE_DIRECTORY": str(base)}
     with service(base, config=config, environment=told, user=uid) as running:
         yield running
-
-
-def outlasts(running: Service, uid: int, home: Path, kept: Path) -> None:
-    """What is kept is still there when something else of that user, thrown away later, has gone."""
-    last = thrown(uid, home, *SOON)
-    running.until(lambda: not last.exists())
-    assert kept.exists()
 
 
 def test_roots_service_reaps_in_the_home_of_a_user_who_has_logged_out(base: Path, home: Mapping[int, Path]) -> None:
@@ -88,7 +60,7 @@ def test_roots_service_reaps_in_the_home_of_a_user_who_has_logged_out(base: Path
 def test_what_is_thrown_away_while_it_is_served_is_reaped_too(base: Path, home: Mapping[int, Path]) -> None:
     thrown(ALICE, home[ALICE])
     with service(base) as running:
-        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.IDLE])
+        running.until(lambda: phases(running) == [Phase.IDLE])
         container = thrown(ALICE, home[ALICE], *SOON)
         running.until(lambda: not container.exists())
 
@@ -144,7 +116,7 @@ def test_a_copy_of_a_registered_store_is_not_reaped_of(base: Path, home: Mapping
 def test_a_store_that_is_taken_out_of_the_registry_is_left(base: Path, home: Mapping[int, Path]) -> None:
     kept = thrown(ALICE, home[ALICE])
     with service(base, config=OFTEN) as running:
-        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.IDLE])
+        running.until(lambda: phases(running) == [Phase.IDLE])
         registry_of(home[ALICE]).write_text("")
         running.until(lambda: not own_stores(running))
         assert kept.exists()
@@ -156,7 +128,7 @@ def test_what_is_in_a_home_is_told_of_only_as_far_as_all_may_see_it(base: Path, 
         job = make_tree(shut / "plans-to-leave/job", Dir(owner=(ALICE, ALICE)))
         assert trashd_as(ALICE, home[ALICE], "swap", job).code == 0
         with service(base) as running:
-            running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.IDLE])
+            running.until(lambda: phases(running) == [Phase.IDLE])
             (told,) = own_stores(running)
             assert told.root().endswith("/….".encode() + told.id[:8].encode())
             assert b"plans" not in Path(os.fsdecode(SYSTEM_RUNTIME + b"/status.json")).read_bytes()
@@ -165,12 +137,12 @@ def test_what_is_in_a_home_is_told_of_only_as_far_as_all_may_see_it(base: Path, 
 def test_a_pause_above_a_users_store_holds_for_it(base: Path, home: Mapping[int, Path]) -> None:
     thrown(ALICE, home[ALICE])
     with service(base) as running:
-        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.IDLE])
+        running.until(lambda: phases(running) == [Phase.IDLE])
         done_well("pause", home[ALICE].parent)
-        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.PAUSED])
+        running.until(lambda: phases(running) == [Phase.PAUSED])
         container = thrown(ALICE, home[ALICE], *SOON)
         bobs = thrown(BOB, home[BOB])
-        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.PAUSED] * 2)
+        running.until(lambda: phases(running) == [Phase.PAUSED] * 2)
         assert all(path.exists() for path in (container, bobs))
         done_well("resume", home[ALICE].parent)
         running.until(lambda: not container.exists())
@@ -182,7 +154,7 @@ def test_what_the_configuration_says_of_a_volume_holds_for_users_stores_in_it(
     container = thrown(ALICE, home[ALICE], *SOON)
     config = f'{QUICK}[[volume]]\npath = "{home[ALICE].parents[1]}"\nserve = false\n'
     with service(base, config=config) as running:
-        running.until(lambda: [one.phase for one in own_stores(running)] == [Phase.PAUSED])
+        running.until(lambda: phases(running) == [Phase.PAUSED])
         assert container.exists()
 
 
@@ -210,7 +182,7 @@ def test_a_users_own_service_leaves_alone_what_he_has_not_registered(home: Mappi
 def test_a_users_own_service_leaves_his_stores_to_roots(base: Path, home: Mapping[int, Path]) -> None:
     thrown(ALICE, home[ALICE])
     with service(base) as roots:
-        roots.until(lambda: [one.phase for one in own_stores(roots)] == [Phase.IDLE])
+        roots.until(lambda: phases(roots) == [Phase.IDLE])
         with service_of(ALICE, home[ALICE]) as running:
             running.until_phase(home[ALICE], Phase.ELSEWHERE)
             container = thrown(ALICE, home[ALICE], *SOON)

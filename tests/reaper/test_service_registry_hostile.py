@@ -1,0 +1,148 @@
+"""What a user writes into his registry, or puts where it leads, costs others nothing and gets nothing of theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.status import Phase
+from tests.support.command import trashd
+from tests.support.homes import ALICE, BOB, homes, registry_of
+from tests.support.own_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown
+from tests.support.service import QUICK, places, service
+from tests.support.silent import silent_fuse
+from tests.support.tree import Dir, make_tree
+
+pytestmark = pytest.mark.needs("root")
+
+OFTEN = f'poll = "1s"\n{QUICK}'
+MOST_FDS = 150
+"""Of the service: two stores of a user's are open at a time."""
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Where the service has its configuration and its log."""
+    with places() as path:
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def home() -> Iterator[Mapping[int, Path]]:
+    """The users' homes; nobody knows any store."""
+    with homes(ALICE, BOB) as made:
+        yield made
+
+
+def test_nobody_has_anothers_store_reaped_by_registering_it(base: Path, home: Mapping[int, Path]) -> None:
+    kept = thrown(ALICE, home[ALICE], *SOON)
+    registry_of(home[ALICE]).unlink()
+    register(BOB, home[BOB], [line_of(home[ALICE])])
+    with service(base, config=OFTEN) as running:
+        outlasts(running, BOB, home[BOB], kept)
+        assert {one.owner for one in own_stores(running)} == {BOB}
+
+
+def test_nobody_keeps_anothers_store_from_being_served_by_registering_it(base: Path, home: Mapping[int, Path]) -> None:
+    container = thrown(ALICE, home[ALICE], *SOON)
+    register(BOB, home[BOB], [line_of(home[ALICE])])
+    with service(base) as running:
+        running.until(lambda: not container.exists())
+
+
+def test_another_store_at_a_registered_place_is_not_served(base: Path, home: Mapping[int, Path]) -> None:
+    kept = thrown(ALICE, home[ALICE], *SOON)
+    line = line_of(home[ALICE])
+    other = line._replace(identity=line.identity._replace(handle="1:" + "ab" * 12, ino=line.identity.ino + 1))
+    register(ALICE, home[ALICE], [other])
+    with service(base, config=OFTEN) as running:
+        outlasts(running, BOB, home[BOB], kept)
+
+
+def test_a_user_with_many_stores_has_so_many_served_and_others_all_of_theirs(
+    base: Path, home: Mapping[int, Path]
+) -> None:
+    register(BOB, home[BOB], bare_stores(BOB, home[BOB], 300))
+    container = thrown(ALICE, home[ALICE], *SOON)
+    with service(base) as running:
+        running.until(lambda: not container.exists())
+        assert len(os.listdir(f"/proc/{running.process.pid}/fd")) < MOST_FDS
+        running.until(lambda: [one.owner for one in own_stores(running)].count(BOB) == 100)
+        done = trashd("status")
+        assert done.code == 0
+        assert f"not served: uid {BOB}: 200 of the stores in his registry" in done.out
+
+
+def test_a_registry_with_ten_thousand_lines_holds_up_nobody(base: Path, home: Mapping[int, Path]) -> None:
+    (line,) = bare_stores(BOB, home[BOB], 1)
+    register(BOB, home[BOB], [line] * 10_000)
+    container = thrown(ALICE, home[ALICE], *SOON)
+    with service(base) as running:
+        running.until(lambda: not container.exists())
+        running.until(lambda: {one.owner for one in own_stores(running)} == {ALICE})
+
+
+def test_a_registry_that_is_a_fifo_holds_up_nobody(base: Path, home: Mapping[int, Path]) -> None:
+    register(BOB, home[BOB], [])
+    registry_of(home[BOB]).unlink()
+    os.mkfifo(registry_of(home[BOB]))
+    os.chown(registry_of(home[BOB]), BOB, BOB)
+    container = thrown(ALICE, home[ALICE], *SOON)
+    with service(base) as running:
+        running.until(lambda: not container.exists())
+
+
+@pytest.mark.needs("fuse")
+def test_a_mount_of_a_users_that_never_answers_holds_up_nobody(base: Path, home: Mapping[int, Path]) -> None:
+    (line,) = bare_stores(BOB, home[BOB], 1)
+    register(BOB, home[BOB], [line])
+    container = thrown(ALICE, home[ALICE])
+    with service(base) as running:
+        running.until(lambda: phases(running) == [Phase.IDLE] * 2)
+        with silent_fuse(home[BOB] / "bare-0", BOB):
+            running.reload()
+            container = thrown(ALICE, home[ALICE], *SOON)
+            running.until(lambda: not container.exists())
+            running.stop()
+
+
+def test_a_store_that_its_owner_breaks_alarms_nobody_and_is_served_when_it_is_whole(
+    base: Path, home: Mapping[int, Path]
+) -> None:
+    kept = thrown(BOB, home[BOB])
+    volume = home[BOB] / ".trashd/volume.json"
+    text = volume.read_text()
+    with service(base, config=OFTEN) as running:
+        running.until(lambda: phases(running) == [Phase.IDLE])
+        volume.write_text(text.replace(volume_id(text), "0" * 32))
+        thrown(ALICE, home[ALICE])
+        running.reload()
+        running.until(lambda: Phase.BROKEN in phases(running))
+        assert trashd("status").code == 0
+        assert kept.exists()
+        volume.write_text(text)
+        running.reload()
+        running.until(lambda: phases(running) == [Phase.IDLE] * 2)
+
+
+def volume_id(text: str) -> str:
+    """The id in a volume.json."""
+    return next(word for word in text.split('"') if len(word) == 32)
+
+
+def test_a_folder_that_is_a_link_or_open_to_others_is_not_served(base: Path, home: Mapping[int, Path]) -> None:
+    kept = thrown(BOB, home[BOB], *SOON)
+    folder = kept.parents[1]
+    folder.chmod(0o755)
+    with service(base, config=OFTEN) as running:
+        outlasts(running, ALICE, home[ALICE], kept)
+        running.until(lambda: any(one.refused for one in own_stores(running) if one.owner == BOB))
+        aside = make_tree(home[BOB] / "aside", Dir(owner=(BOB, BOB)))
+        folder.chmod(0o700)
+        folder.rename(aside / "u")
+        folder.symlink_to(aside / "u")
+        running.reload()
+        outlasts(running, ALICE, home[ALICE], aside / "u/orphans" / kept.name)
