@@ -32,13 +32,12 @@ def share_project(volume: Path, owner: int) -> Path:
     return make_tree(volume / "project", Dir(entries, mode=0o2775, owner=(0, TEAM)))
 
 
-def plant(volume: Path, mate: int, owner: int, name: str) -> Path:
-    """What a mate makes of an owner's directories: a folder of that name, with a forged orphan in it and in `drop/`."""
-    project, planted = share_project(volume, owner), volume / ".trashd" / "u" / name
+def expired_record(volume: Path, tree: Path) -> bytes:
+    """What a mate forges: an orphan that is to be reaped at once, and whose tree that is."""
     kernel = Kernel()
     described = decode_volume((volume / ".trashd/volume.json").read_bytes())
     assert described is not None
-    with kernel.open_path(raw(project / "data")) as tree, kernel.open_path(raw(project)) as up:
+    with kernel.open_path(raw(tree)) as fd, kernel.open_path(raw(tree.parent)) as up:
         record = Record(
             id=make_id("20200101T000000", 0, b"data", bytes(6)),
             volume=described.id,
@@ -46,7 +45,7 @@ def plant(volume: Path, mate: int, owner: int, name: str) -> Path:
             origin=None,
             parent=kernel.identify(up),
             fresh=None,
-            victim=kernel.identify(tree),
+            victim=kernel.identify(fd),
             host="",
             boot="",
             created_ns=1_577_836_800_000_000_000,
@@ -54,6 +53,13 @@ def plant(volume: Path, mate: int, owner: int, name: str) -> Path:
             note="",
             lent_mode=None,
         )
+    return encode(record)
+
+
+def plant(volume: Path, mate: int, owner: int, name: str) -> Path:
+    """What a mate makes of an owner's directories: a folder of that name, with a forged orphan in it and in `drop/`."""
+    project, planted = share_project(volume, owner), volume / ".trashd" / "u" / name
+    record = expired_record(volume, project / "data")
 
     def act() -> None:
         folder = project / "planted"
@@ -63,7 +69,7 @@ def plant(volume: Path, mate: int, owner: int, name: str) -> Path:
         container = folder / "orphans" / FORGED
         container.mkdir()
         container.chmod(0o777)
-        (project / "notes").write_bytes(encode(record))
+        (project / "notes").write_bytes(record)
         (project / "notes").rename(container / "record.json")
         (project / "data").rename(container / "tree")
         (folder / "drop" / "his").mkdir()

@@ -44,6 +44,10 @@ class Person(NamedTuple):
                 return inside + outside - first
         return outside
 
+    def has(self, uid: int) -> bool:
+        """Whether what belongs to an id is his: his own, or one that he has in a user namespace."""
+        return uid == self.uid or any(first <= uid < first + n for _, first, n in self.maps)
+
     def be(self) -> None:
         """Turn this process, root's, into him for good. Raises  OSError"""
         if self.maps:
@@ -93,7 +97,7 @@ def _enter_namespace(person: Person) -> None:
             os.write(go[1], b".")
         finally:
             os._exit(0)
-    os.setgroups(())
+    os.setgroups(person.groups)
     os.setresgid(person.gid, person.gid, person.gid)
     os.setresuid(person.uid, person.uid, person.uid)
     _checked(_libc.unshare(_CLONE_NEWUSER))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,13 +55,18 @@ def as_user(uid: int, function: Callable[[], R], *, gid: int | None = None, grou
 
     Raises    what the function raises, with the child's traceback as a note; ChildDied: no word came back
     """
+    return called_by(partial(become, uid, gid, groups), function, f"as_user({uid})")
+
+
+def called_by(be: Callable[[], object], function: Callable[[], R], who: str) -> R:
+    """The same as whoever `be` turns the child into; who: his name in what is raised."""
     sys.stdout.flush()
     sys.stderr.flush()
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(read_fd)
-        _answer(write_fd, uid, function, gid, groups)
+        _answer(write_fd, be, function, who)
     os.close(write_fd)
     try:
         with os.fdopen(read_fd, "rb") as pipe:
@@ -68,7 +74,7 @@ def as_user(uid: int, function: Callable[[], R], *, gid: int | None = None, grou
     finally:
         _, status = os.waitpid(pid, 0)
     if not answer:
-        raise ChildDied(f"the child of as_user({uid}) ended with {os.waitstatus_to_exitcode(status)}")
+        raise ChildDied(f"the child of {who} ended with {os.waitstatus_to_exitcode(status)}")
     is_result, value = pickle.loads(answer)
     if not is_result:
         raise value
@@ -76,15 +82,15 @@ def as_user(uid: int, function: Callable[[], R], *, gid: int | None = None, grou
     return result
 
 
-def _answer(write_fd: int, uid: int, function: Callable[[], R], gid: int | None, groups: Sequence[int]) -> None:
+def _answer(write_fd: int, be: Callable[[], object], function: Callable[[], R], who: str) -> None:
     """In the child: send the outcome and end, without a trace of the test runner's own clean-up."""
     try:
         try:
-            become(uid, gid, groups)
+            be()
             answer = pickle.dumps((True, function()))
         except BaseException as error:
             told = "".join(traceback.format_exception(error))
-            error.add_note(f"in the child of as_user({uid}):\n{told}")
+            error.add_note(f"in the child of {who}:\n{told}")
             try:
                 answer = pickle.dumps((False, error))
                 pickle.loads(answer)

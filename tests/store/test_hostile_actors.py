@@ -1,0 +1,144 @@
+"""Every verb, by root and by the victim, beside one who is up to something: a plain twin shows what he could do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import pytest
+
+from tests.support.actors import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
+from tests.support.interrupted import BROKEN, Ended, command_as
+from tests.support.people import Person
+from tests.support.scenes import EVERY_CALL
+from tests.support.store import entries, problems
+from tests.support.twin import Step, Twins, contents
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+HOMES = "homes/alice"
+BACK = "srv/back"
+AFTER = 1_000_000
+"""A moment that comes when the command has ended."""
+
+
+class Verb(NamedTuple):
+    """A command, what it needs to find, and what it is that the asker does himself on the twin.
+
+    words   ID: the orphan's; VOLUME: the volume; what begins with it is a path there
+    thrown  who has swapped DATA away before
+    gives   what the asker gives away by it
+    back    where it puts the orphan
+    """
+
+    asker: Person
+    words: str
+    thrown: Person | None = None
+    gives: str | None = None
+    back: str | None = None
+
+
+VERBS: Mapping[str, Verb] = {
+    "init": Verb(ROOT, "init VOLUME", ALICE),
+    "list": Verb(ROOT, "list --volume VOLUME", ALICE),
+    "repair": Verb(ROOT, "doctor --repair VOLUME", ALICE),
+    "root's reap": Verb(ROOT, "reap --volume VOLUME", ALICE),
+    "root's reap of all": Verb(ROOT, "reap --all --now --volume VOLUME", ROOT),
+    "root's reap of hers": Verb(ROOT, "reap --now ID --volume VOLUME", ALICE),
+    "root's delete": Verb(ROOT, "quarantine delete ID --yes --volume VOLUME", ALICE),
+    "root's restore": Verb(ROOT, "restore ID --volume VOLUME", ALICE, back=DATA),
+    "restore to": Verb(ROOT, f"restore ID --to VOLUME/{BACK} --volume VOLUME", ALICE, back=BACK),
+    "for owner": Verb(ROOT, f"swap --for-owner VOLUME/{HOMES}", gives=HOMES),
+    "root's swap": Verb(ROOT, f"swap VOLUME/{DATA}", gives=DATA),
+    "swap": Verb(ALICE, f"swap --keep-for 0s VOLUME/{DATA}", gives=DATA),
+    "rm": Verb(ALICE, f"rm --keep-for 0s VOLUME/{DATA}", gives=DATA),
+    "restore": Verb(ALICE, "restore ID --volume VOLUME", ALICE, back=DATA),
+    "reap": Verb(ALICE, "reap --now ID --volume VOLUME", ALICE),
+    "keep": Verb(ALICE, "keep ID --volume VOLUME", ALICE),
+    "sweep": Verb(ALICE, f"sweep --keep-for 0s VOLUME/{DATA}", gives=DATA),
+}
+
+
+@pytest.fixture(scope="module")
+def volumes() -> Iterator[tuple[Path, Path]]:
+    with tmpfs_volume() as first, tmpfs_volume() as plain:
+        yield first, plain
+
+
+def ask(
+    twins: Twins, person: Person, words: str, identifier: str = "", moment: int = -1, act: Sequence[Step] = ()
+) -> Ended:
+    """A command, and the act before its call number `moment`, or after it."""
+    told = [word.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier) for word in words.split()]
+    ended = command_as(person, told, moment, lambda: twins.act(twins.first, act))
+    assert ended.code not in (BROKEN, 11), ended
+    assert "Traceback" not in ended.told, ended
+    return ended
+
+
+def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
+    """The verb on one, its like on the other, the act in the midst; whether the verb came so far."""
+    identifier = ""
+    if verb.thrown is not None:
+        twins.give(verb.thrown, DATA, 0, is_swap=True)
+        assert ask(twins, verb.thrown, f"swap --keep-for 0s VOLUME/{DATA}").code == 0
+        [identifier] = [entry.id for entry in entries(twins.first.volume)]
+    if verb.gives is not None:
+        twins.may_go |= twins.deletable(verb.asker, verb.gives)
+    twins.act(twins.plain, act)
+    ended = ask(twins, verb.asker, verb.words, identifier, moment, act)
+    if not ended.acted:
+        twins.act(twins.first, act)
+    if verb.gives is not None:
+        twins.give(verb.asker, verb.gives, 1, is_swap="swap" in verb.words)
+    elif verb.back is not None and ended.code == 0:
+        twins.take_back(verb.asker, 0, verb.back)
+        twins.keep_from_now(verb.back)
+    twins.act(twins.plain, act)
+    for words in ("doctor --repair VOLUME", "list --volume VOLUME", "reap --volume VOLUME"):
+        ask(twins, ROOT, words)
+    return ended.acted
+
+
+def untold(twins: Twins) -> list[str]:
+    """Contents in the store that neither the list nor the checker says anything of."""
+    volume = twins.first.volume
+    told = {os.fsdecode(entry.path) for entry in entries(volume)} | {problem.where for problem in problems(volume)}
+    return [
+        str(path)
+        for path in (volume / ".trashd").rglob("*")
+        if path.is_file() and path.read_text(errors="replace").startswith("content of ")
+        and not any(where in str(path) for where in told)
+    ]  # fmt: skip
+
+
+def hold(volumes: tuple[Path, Path], hostile: Person, verb: str, act: Sequence[Step], name: str) -> None:
+    """Nothing is done that the twin doesn't show: the act at one moment of the verb, in `make soak-store` at many."""
+    one = crc32(f"{verb} {name}".encode()) % 100
+    for moment in range(0, 240, 8) if EVERY_CALL else [one if one % 3 else AFTER]:
+        with team(*volumes, hostile) as twins:
+            before = contents(twins.first)
+            play(twins, VERBS[verb], moment, act)
+            assert (twins.faults(before), untold(twins)) == ([], []), f"before call {moment}"
+
+
+@pytest.mark.parametrize("act", OF_A_MATE)
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb_beside_a_mate(volumes: tuple[Path, Path], verb: str, act: str) -> None:
+    hold(volumes, BOB, verb, OF_A_MATE[act], act)
+
+
+@pytest.mark.parametrize("act", OF_THE_MAPPED)
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb_beside_one_with_subordinate_ids(volumes: tuple[Path, Path], verb: str, act: str) -> None:
+    hold(volumes, MAPPED, verb, OF_THE_MAPPED[act], act)
+
+
+@pytest.mark.parametrize("act", OF_THE_OWNER)
+@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.asker == ROOT])
+def test_verb_of_roots_on_what_its_owner_plays_with(volumes: tuple[Path, Path], verb: str, act: str) -> None:
+    hold(volumes, ALICE, verb, OF_THE_OWNER[act], act)

@@ -1,0 +1,229 @@
+"""A volume and its plain twin, on which nobody has trashd: what becomes of a file there, people can do by themselves.
+
+The same people do the same on both with calls of their own. Where trashd acts on the first, the twin's asker does
+what he could do himself at that moment: `mv` into a directory that is his alone, or back. A fault is what is gone,
+out of its owner's reach or readable by somebody on the first, and never was, nor could have been made so, on the twin.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.people import Person
+from tests.support.users import called_by
+
+MARK = "content of "
+"""How the content of each file begins that counts; what else it says is different in each."""
+_PARTS = ("stage", "orphans", "drop", "quarantine")
+
+
+@dataclass
+class Side:
+    """One of the two: where it is, and the directories that somebody has held open, by name."""
+
+    volume: Path
+    held: dict[str, int] = field(default_factory=dict)
+
+    def at(self, where: str) -> Path:
+        """A path from the volume's root, or, as `@NAME/path`, from a directory that is held."""
+        name, _, below = where.partition("/")
+        top = Path(f"/proc/self/fd/{self.held[name[1:]]}") if name.startswith("@") else self.volume / name
+        return top / below if below else top
+
+    def hold(self, where: str) -> None:
+        """Have a directory open from now on, called by the last part of its path."""
+        self.held[where.rpartition("/")[2]] = os.open(self.at(where), os.O_RDONLY | os.O_DIRECTORY)
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        while self.held:
+            os.close(self.held.popitem()[1])
+
+
+Step = Callable[[Side], object]
+"""A call or two of somebody's, on either side."""
+
+
+@dataclass
+class Twins:
+    """Both, and what the plain one has shown so far.
+
+    people   who is looked at: all but root
+    may_go   contents that somebody gave away, or that who is up to something could have deleted himself
+    seen     by person, contents that he could read once
+    hidden   contents that their owner could not get at once
+    """
+
+    first: Side
+    plain: Side
+    people: Mapping[str, Person]
+    hostile: Person
+    may_go: set[str] = field(default_factory=set)
+    seen: dict[str, set[str]] = field(default_factory=dict)
+    hidden: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """Remember what the plain one shows now."""
+        there = contents(self.plain)
+        self.may_go |= could_delete(self.hostile, self.plain.volume)
+        for name, person in self.people.items():
+            seen = readable(person, self.plain, is_holder=person is self.hostile)
+            self.seen.setdefault(name, set()).update(seen)
+            self.hidden |= {one for one, uid in there.items() if person.has(uid)} - seen
+
+    def act(self, side: Side, steps: Sequence[Step]) -> None:
+        """Have the hostile one do something on one of them; what fails, fails."""
+        called_by(self.hostile.be, lambda: _try_all(side, steps), "the actor")
+        if side is self.plain:
+            self.note()
+
+    def deletable(self, asker: Person, where: str) -> set[str]:
+        """What an asker could delete at a place now."""
+        return could_delete(asker, self.plain.at(where)) | could_delete(asker, self.first.at(where))
+
+    def give(self, asker: Person, where: str, number: int, *, is_swap: bool) -> None:
+        """On the plain one: an asker gives something away, which he could delete now, into what is his alone.
+
+        is_swap  he makes an empty directory like it in its place
+        """
+        self.may_go |= self.deletable(asker, where)
+        path = self.plain.at(where)
+
+        def act() -> None:
+            st = path.lstat()
+            _mv(path, own_place(self.plain, asker, number))
+            if is_swap:
+                path.mkdir()
+                if asker.uid == 0:
+                    os.chown(path, st.st_uid, st.st_gid)
+                path.chmod(stat.S_IMODE(st.st_mode))
+
+        called_by(asker.be, lambda: _try_all(self.plain, [lambda _side: act()]), "the asker")
+        self.note()
+
+    def take_back(self, asker: Person, number: int, where: str) -> None:
+        """On the plain one: an asker has back what he gave away."""
+        called_by(asker.be, lambda: _mv(own_place(self.plain, asker, number), self.plain.at(where)), "the asker")
+        self.note()
+
+    def keep_from_now(self, where: str) -> None:
+        """What is at a place of the first one is in use again, and may not go."""
+        self.may_go -= set(_files(self.first.at(where)))
+        self.may_go |= could_delete(self.hostile, self.first.volume)
+
+    def faults(self, before: Mapping[str, int]) -> list[str]:
+        """What the first one shows that the plain one never did. before: contents and their owners, at the beginning"""
+        there = contents(self.first)
+        found = [f"gone: {one}" for one in sorted(before.keys() - there.keys() - self.may_go)]
+        for name, person in self.people.items():
+            seen = readable(person, self.first, is_holder=person is self.hostile)
+            found += [f"{name} reads: {one}" for one in sorted(seen - self.seen[name])]
+            own = {one for one, uid in there.items() if person.has(uid)}
+            found += [f"out of the reach of {name}: {one}" for one in sorted(own - seen - self.hidden - self.may_go)]
+        return found
+
+
+def own_place(side: Side, asker: Person, number: int) -> Path:
+    """Where a plain twin's asker puts what he gives away: a directory like that of a store."""
+    return side.volume / ".trashd/u" / str(asker.uid) / "orphans" / str(number) / "tree"
+
+
+def make_places(side: Side, people: Mapping[str, Person]) -> None:
+    """On a plain twin: what a store looks like to those who are up to something, with each one's own directory."""
+    for name, mode in (("", 0o755), ("u", 0o755), ("new", 0o1777), ("folders", 0o755)):
+        (side.volume / ".trashd" / name).mkdir()
+        (side.volume / ".trashd" / name).chmod(mode)
+    for person in (*people.values(), Person(0, 0)):
+        folder = side.volume / ".trashd/u" / str(person.uid)
+        for path in (folder, *(folder / part for part in _PARTS)):
+            path.mkdir(mode=0o700)
+            os.chown(path, person.uid, person.gid)
+
+
+def _try_all(side: Side, steps: Sequence[Step]) -> None:
+    for step in steps:
+        with suppress(OSError):
+            step(side)
+
+
+def _mv(source: Path, target: Path) -> None:
+    """Move something to a free name, as its owner if need be with a mode lent; nothing if he may not."""
+    with suppress(OSError):
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        st = source.lstat()
+        if stat.S_ISDIR(st.st_mode) and st.st_uid == os.geteuid():
+            source.chmod(stat.S_IMODE(st.st_mode) | 0o700)
+        if target.is_dir():
+            target.rename(target.with_name(f"{target.name}.late"))  # what was made in its place meanwhile
+        source.rename(target)
+
+
+def _files(top: Path) -> Iterator[str]:
+    """The contents that count of all files at and below a path, as root sees them."""
+    paths = [top] if top.is_file() else (Path(above, name) for above, _, names in os.walk(top) for name in names)
+    for path in paths:
+        if stat.S_ISREG(path.lstat().st_mode) and (text := path.read_text(errors="replace")).startswith(MARK):
+            yield text
+
+
+def contents(side: Side) -> dict[str, int]:
+    """The contents of all files that count on a side, with their owners."""
+    found = {}
+    for above, _, names in os.walk(side.volume):
+        for name in names:
+            path = Path(above, name)
+            st = path.lstat()
+            if stat.S_ISREG(st.st_mode) and (text := path.read_text(errors="replace")).startswith(MARK):
+                found[text] = st.st_uid
+    return found
+
+
+def readable(person: Person, side: Side, *, is_holder: bool) -> set[str]:
+    """What somebody reads who goes wherever he may, from the volume's root and, a holder, from what he holds."""
+    tops = [str(side.volume), *(f"/proc/self/fd/{fd}" for fd in side.held.values() if is_holder)]
+
+    def look() -> set[str]:
+        found: set[str] = set()
+        for top in tops:
+            for above, _, names in os.walk(top):
+                for name in names:
+                    with suppress(OSError):
+                        path = Path(above, name)
+                        if stat.S_ISREG(path.lstat().st_mode):
+                            found.add(path.read_text(errors="replace"))
+        return {one for one in found if one.startswith(MARK)}
+
+    return called_by(person.be, look, "who looks")
+
+
+def could_delete(person: Person, top: Path) -> set[str]:
+    """The contents at and below a path that somebody could delete now, with unlink, and chmod of what is his.
+
+    The way to them is not looked at: he may have an old fd.
+    """
+    found: set[str] = set()
+    if top.is_file():
+        return set(_files(top)) if _may_unlink_in(person, top.parent, top) else found
+    for above, _, names in os.walk(top):
+        for name in names:
+            if _may_unlink_in(person, Path(above), Path(above, name)):
+                found.update(_files(Path(above, name)))
+    return found
+
+
+def _may_unlink_in(person: Person, directory: Path, entry: Path) -> bool:
+    st = directory.lstat()
+    if person.uid == 0 or person.has(st.st_uid):
+        return True
+    if st.st_mode & stat.S_ISVTX and not person.has(entry.lstat().st_uid):
+        return False
+    bits = st.st_mode >> 3 if st.st_gid in (person.gid, *person.groups) else st.st_mode
+    return bits & 3 == 3
