@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +10,10 @@ from zlib import crc32
 import pytest
 
 from tests.support.actors import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
-from tests.support.interrupted import BROKEN, Ended, command_as
+from tests.support.beside import ask, untold
 from tests.support.people import Person
 from tests.support.scenes import EVERY_CALL
-from tests.support.store import entries, problems
+from tests.support.store import entries
 from tests.support.twin import Step, Twins, contents
 from tests.support.volumes import tmpfs_volume
 
@@ -69,17 +68,6 @@ def volumes() -> Iterator[tuple[Path, Path]]:
         yield first, plain
 
 
-def ask(
-    twins: Twins, person: Person, words: str, identifier: str = "", moment: int = -1, act: Sequence[Step] = ()
-) -> Ended:
-    """A command, and the act before its call number `moment`, or after it."""
-    told = [word.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier) for word in words.split()]
-    ended = command_as(person, told, moment, lambda: twins.act(twins.first, act))
-    assert ended.code not in (BROKEN, 11), ended
-    assert "Traceback" not in ended.told, ended
-    return ended
-
-
 def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
     """The verb on one, its like on the other, the act in the midst; whether the verb came so far."""
     identifier = ""
@@ -102,18 +90,6 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
     for words in ("doctor --repair VOLUME", "list --volume VOLUME", "reap --volume VOLUME"):
         ask(twins, ROOT, words)
     return ended.acted
-
-
-def untold(twins: Twins) -> list[str]:
-    """Contents in the store that neither the list nor the checker says anything of."""
-    volume = twins.first.volume
-    told = {os.fsdecode(entry.path) for entry in entries(volume)} | {problem.where for problem in problems(volume)}
-    return [
-        str(path)
-        for path in (volume / ".trashd").rglob("*")
-        if path.is_file() and path.read_text(errors="replace").startswith("content of ")
-        and not any(where in str(path) for where in told)
-    ]  # fmt: skip
 
 
 def hold(volumes: tuple[Path, Path], hostile: Person, verb: str, act: Sequence[Step], name: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from fusefs.linux import libc
 from fusefs.store.layout import FOLDERS
 from tests.support.mates import FORGED, expired_record
 from tests.support.people import Person
@@ -18,6 +19,7 @@ from tests.support.twin import MARK, Side, Step, Twins, make_places
 from tests.support.users import called_by
 
 TEAM = 5000
+AT_FDCWD = -100
 N_SUBIDS, FIRST_SUBID = 65_536, 200_000
 ROOT = Person(0, 0, is_capable=True)
 ALICE = Person(1001, 65_534, (TEAM,))
@@ -86,7 +88,8 @@ def team(first: Path, plain: Path, hostile: Person) -> Iterator[Twins]:
                 side.hold(where)
         init(first)
         make_places(sides[1], PEOPLE)
-        yield Twins(sides[0], sides[1], PEOPLE, hostile)
+        people = {name: hostile if one.uid == hostile.uid else one for name, one in PEOPLE.items()}
+        yield Twins(sides[0], sides[1], people, hostile)
     finally:
         for side in sides:
             side.close()
@@ -102,6 +105,16 @@ def _may_open(path: Path) -> None:
 def move(source: str, target: str) -> Step:
     """A rename."""
     return lambda side: side.at(source).rename(side.at(target))
+
+
+def exchange(one: str, other: str) -> Step:
+    """Both names for each other's directory in one call."""
+
+    def step(side: Side) -> None:
+        first, second = os.fsencode(side.at(one)), os.fsencode(side.at(other))
+        libc.renameat2(AT_FDCWD, first, AT_FDCWD, second, libc.RENAME_EXCHANGE)
+
+    return step
 
 
 def make(where: str, mode: int = 0o777) -> Step:
@@ -188,6 +201,8 @@ OF_A_MATE: Mapping[str, list[Step]] = {
     "plants another": plant(LIVE, "team/project/more", f".trashd/new/{ALICE.uid}.0123456789ab"),
     "plants another u": plant(LIVE, "team/project/more", f".trashd/u/{ALICE.uid}.0123456789ab"),
     "plants root's": plant("team/project/roots", "team/project/more", ".trashd/new/0"),
+    "moves in": [move(LIVE, "@data/came-in"), move("team/project/more", "@open/came-in")],
+    "exchanges in": [exchange(LIVE, "@data/open"), exchange("team/project/more", "@data/other")],
     "moves files in": [move(f"{LIVE}/draft", "@data/came-in"), move("team/project/roots/draft", "@open/draft")],
     "takes out": [move("@data/open", "team/project/his/taken"), link("@data/open", "srv")],
     "goes up": [move("@data/../record.json", "@data/open/record"), move("@data/..", "team/project/container")],

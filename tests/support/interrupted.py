@@ -8,11 +8,15 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from tests.support.people import Person
+
+for _name in ("doctor", "init", "keep", "listing", "quarantine", "reap", "restore", "swap", "sweep"):
+    import_module(f"fusefs.cli.{_name}")  # once, not in each child
 
 BROKEN = 111
 """The exit code of a command that ended by what no command may raise."""

@@ -30,8 +30,13 @@ class Side:
     held: dict[str, int] = field(default_factory=dict)
 
     def at(self, where: str) -> Path:
-        """A path from the volume's root, or, as `@NAME/path`, from a directory that is held."""
+        """A path from the volume's root, or, as `@NAME/path`, from a directory that is held.
+
+        Raises  FileNotFoundError if it isn't held
+        """
         name, _, below = where.partition("/")
+        if name.startswith("@") and name[1:] not in self.held:
+            raise FileNotFoundError(where)
         top = Path(f"/proc/self/fd/{self.held[name[1:]]}") if name.startswith("@") else self.volume / name
         return top / below if below else top
 
