@@ -147,6 +147,7 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
 def _told(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, draft: Draft) -> Record:
     """A first record, with what the container itself tells: its superblock, and the time before anything came.
 
+    Of a tree that came into the store before the draft tells when: that counts.
     fd  in which something was just made or changed
     """
     record = draft(container, fresh)

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.replacing import replace_file
+from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
 from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, text_of
 from tests.support.gather import gather
@@ -287,6 +288,18 @@ def user_round(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.HOME)
 
 
+def for_owner_round(cut: Cut, k: int) -> None:
+    """Root swaps, and gives the old tree to its owner."""
+    cut.begin(k)
+    cut.may(k, Shape.SWAPPED)
+    done = swap_for_owner(cut.kernel, os.fsencode(cut.name(k)), Options())
+    assert not done.warnings, done.warnings
+    cut.stands(k, Shape.SWAPPED)
+    cut.may(k, Shape.HOME)
+    restore(cut.volume.mountpoint, done.id, cut.kernel)
+    cut.stands(k, Shape.HOME)
+
+
 def lower_store_rm_round(cut: Cut, k: int) -> None:
     """A removal by a plain rename, which no filesystem hurries to the disk as it does an exchange."""
     cut.begin(k)
@@ -352,6 +365,8 @@ VERBS = {
     "rm in a lower store": Scenario(lower_store_rm_round, boundary=True),
     "swap by the reserve": Scenario(reserve_round),
     "swap by a user": Scenario(user_round, n_rounds=1, uid=USER),
+    "swap for the owner": Scenario(for_owner_round, uid=USER),
+    "swap for the owner by two renames": Scenario(for_owner_round, exchange=False, uid=USER),
     "two renames": Scenario(two_rename_round, exchange=False),
     "rm": Scenario(rm_round),
     "rm of a file": Scenario(rm_file_round),

@@ -13,6 +13,7 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Heir
+from fusefs.core.wire import decode
 from fusefs.linux.kernel import Kernel
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
@@ -220,6 +221,19 @@ def test_what_a_killed_root_left_is_handed_over_by_his_next_command(volume: Path
     assert entry.expires_ns == entry.created_ns + DAY_S * 1_000_000_000
     assert (place(volume, entry.id) / "tree/results").read_text() == "hers"
     assert_silent(volume)
+
+
+def test_what_came_in_before_it_was_handed_over_is_told_from_what_was_there(volume: Path) -> None:
+    in_child(lambda: swap_it(volume, DyingAfter("exchange")))
+    [left] = (folder_of(volume, 0) / "stage").iterdir()
+    before = decode((left / "record.json").read_bytes())
+    assert recover_all(volume) == []
+    [entry] = entries(volume)
+    after = decode((place(volume, entry.id) / "record.json").read_bytes())
+    assert before.moved_ns is not None
+    assert before.boot_ns is not None
+    for key in ("moved_ns", "boot_ns", "boot", "created_ns", "victim", "fresh", "parent", "origin", "method"):
+        assert getattr(after, key) == getattr(before, key), key
 
 
 def test_a_user_who_killed_her_child_after_root_gave_has_it_by_her_next_command(volume: Path) -> None:
