@@ -18,7 +18,7 @@ from fusefs.reaper.engine import Wishes
 from fusefs.reaper.reap import reap
 from fusefs.store.find import act_on, find_container
 from fusefs.store.stage import Options
-from tests.support.inner_stores import own_store, store_in, without_upper_store
+from tests.support.inner_stores import made_elsewhere, own_store, store_in, without_upper_store
 from tests.support.orphans import PINNED as KEPT
 from tests.support.orphans import command, orphan_in
 from tests.support.reapers import state_of
@@ -103,7 +103,8 @@ def test_what_has_an_unreadable_record_survives_a_persons_word(volume: Path) -> 
 
 def test_what_lies_in_drop_counts(volume: Path) -> None:
     make_tree(volume / "team", {"proj": {}})
-    init(volume / "team/proj")
+    with made_elsewhere(volume, volume / "team/proj") as made:
+        init(made)
     make_tree(volume / "team/proj/.trashd/u/0/drop/thing", {"a": "1"})
     assert [why for _way, why in told(reap_now(volume, swap(volume / "team").id))] == [STORE]
 
@@ -118,7 +119,8 @@ def test_a_container_in_any_state_counts(volume: Path, state: State) -> None:
 
 def test_a_store_that_holds_nothing_goes(volume: Path) -> None:
     make_tree(volume / "team", {"proj": {}})
-    init(volume / "team/proj")
+    with made_elsewhere(volume, volume / "team/proj") as made:
+        init(made)
     assert told(reap_now(volume, swap(volume / "team").id)) == []
 
 
@@ -185,7 +187,8 @@ def test_in_a_store_of_roots_everybodys_orphans_count_for_root(volume: Path) -> 
     with without_upper_store(volume):
         init(volume / "team/proj")
         inner = as_user(ALICE, lambda: str(remove(volume / "team/proj/job", None, KEPT).id))
-    team = swap(volume / "team").id
+    (volume / "team").rename(volume / "group")
+    team = swap(volume / "group").id
     assert [why for _way, why in told(reap_now(volume, team))] == [STORE]
     ((way, why),) = told(reap_with_stores(volume, team))
     assert (way, why) == (f"tree/proj/.trashd/u/{ALICE}/orphans/{inner}".encode(), PINNED)

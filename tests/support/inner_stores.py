@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import Options
 from tests.support.orphans import orphan_in
 from tests.support.store import init, own, raw
+from tests.support.tree import make_tree
 
 
 @contextmanager
@@ -22,9 +24,18 @@ def without_upper_store(volume: Path) -> Iterator[None]:
 
 
 def store_in(volume: Path, base: Path, options: Options | None = None) -> str:
-    """A store in a directory, with an orphan in it, whose id it is."""
-    with without_upper_store(volume):
-        return own_store(base, options)
+    """A store in a directory, with an orphan in it, whose id it is; no registry knows it there."""
+    with without_upper_store(volume), made_elsewhere(volume, base) as made:
+        return own_store(made, options)
+
+
+@contextmanager
+def made_elsewhere(volume: Path, base: Path) -> Iterator[Path]:
+    """Where to make a store that comes to a directory in the end."""
+    made = make_tree(volume / "made", {})
+    yield made
+    (made / ".trashd").rename(base / ".trashd")
+    shutil.rmtree(made)
 
 
 def own_store(base: Path, options: Options | None = None) -> str:
