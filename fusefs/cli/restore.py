@@ -26,7 +26,7 @@ def command(identifier: str, inside: bytes | None, to: bytes | None, volumes: tu
     """Put an orphan back where it was, or to another place on the same filesystem.
 
     The fresh directory makes way for it; if something was written there meanwhile, that becomes an orphan of its
-    own, kept until you ask. What a sweep took goes back into the directory that it came from; where a name is taken
+    own, kept for a week. What a sweep took goes back into the directory that it came from; where a name is taken
     by now it stays an orphan, is told (exit code 13), and the same command brings it once the name is free. ID may be
     cut short as long as it is unique. Root restores a user's orphan as that user; with --to as root.
 
@@ -56,7 +56,7 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
     if done.n_left:
         print(f"  what is left stays in {done.id}: restore it again, or --to another place")
     if done.rescued:
-        print(f"  what had been written there meanwhile is kept as {done.rescued}")
+        print(f"  what had been written there meanwhile is kept for a week as {done.rescued}")
     if done.partial:
         print("  the reaper had begun on it: what it had removed by then is gone")
     for warning in done.warnings:

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple, assert_never
 
+from fusefs.core.durations import RESCUED_RETENTION_S
 from fusefs.core.errors import WAY_OUT, TrashdError, from_os
 from fusefs.core.events import show
 from fusefs.core.identity import Identity, Likelihood, compare
@@ -303,7 +304,7 @@ def settle_restoring(held: Held, origin: Origin, back_to: State = State.ORPHANS)
 def retire_restored(held: Held) -> ContainerId | None:
     """Remove a container whose tree is back at its name; what was written into the fresh directory is kept.
 
-    Returns  the id of the pinned orphan that holds it, if there is any
+    Returns  the id of the orphan that holds it, if there is any
     """
     rescued = rescue_fresh(held, TREE) or rescue_fresh(held, FRESH)
     rescue_hoisted(held)
@@ -314,7 +315,7 @@ def retire_restored(held: Held) -> ContainerId | None:
 def rescue_fresh(held: Held, name: Name) -> ContainerId | None:
     """Remove a fresh directory that came back into a container; if anything is in it, it becomes an orphan.
 
-    That orphan has no retention: nobody asked for its end.
+    That orphan has a week: nobody asked for it, and perhaps nobody knows of it yet.
     """
     note = f"written into the fresh directory before {held.id} was restored"
     return _rescue(held, name, held.record.origin, note, held.record.lent_fresh)
@@ -335,4 +336,5 @@ def _rescue(held: Held, name: Name, origin: RelPath | None, note: str, lent: int
             raise
     else:
         return None
-    return take_in(held.folder, held.fd, name, origin=origin, retention_s=None, note=note, lent=lent)
+    term_s = RESCUED_RETENTION_S
+    return take_in(held.folder, held.fd, name, origin=origin, retention_s=term_s, note=note, lent=lent)

@@ -41,7 +41,7 @@ class Restored(NamedTuple):
     """What a restore did.
 
     path     where the tree is now
-    rescued  the pinned orphan with what had been written into the fresh directory, if anything had
+    rescued  the orphan with what had been written into the fresh directory, if anything had
     partial  the reaper had begun on it: what it had removed by then is gone
     left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
     """

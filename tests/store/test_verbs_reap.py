@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from fusefs.core.durations import RESCUED_RETENTION_S
 from fusefs.core.errors import Busy, Incomplete, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.fd import Fd
@@ -23,8 +25,10 @@ from tests.support.store import (
     DyingAt,
     die,
     entries,
+    forge,
     in_child,
     own,
+    place,
     reap_now,
     recover_all,
     remove,
@@ -96,12 +100,17 @@ def test_all_leaves_what_is_pinned_and_says_how_many(
     assert "2 pinned orphans stay (trashd keep): --now with the ID" in capsys.readouterr().err
 
 
-def test_all_leaves_what_a_restore_rescued(volume: Path) -> None:
+def test_what_a_restore_rescued_goes_after_a_week(volume: Path) -> None:
     swapped = orphan_in(volume)
     (volume / "job/meanwhile").write_text("x")
     rescued = restore(volume, swapped.id).rescued
-    assert command(volume, "reap", "--all", "--now") == 0
+    assert rescued is not None
+    assert command(volume, "reap", "--all") == 0
     assert ids(volume) == {rescued}
+    week_ago_ns = time.time_ns() - 7 * 86_400 * 10**9
+    forge(place(volume, rescued) / "record.json", created_ns=week_ago_ns, boot="another")
+    assert command(volume, "reap") == 0
+    assert ids(volume) == set()
 
 
 def test_pinned_takes_the_callers_own_that_are_pinned_and_nothing_else(volume: Path) -> None:
@@ -268,7 +277,7 @@ def test_nothing_that_was_moved_up_by_a_killed_reap_is_lost_by_a_restore(volume:
     assert restored.partial
     assert any("structure" in warning for warning in restored.warnings)
     (kept,) = entries(volume)
-    assert kept.expires_ns is None
+    assert kept.expires_ns == kept.created_ns + RESCUED_RETENTION_S * 10**9
     found = subprocess.run(["find", os.fsdecode(kept.path) + "/tree", "-name", "leaf"], capture_output=True, check=True)
     assert found.stdout.count(b"leaf\n") == 1
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.durations import RESCUED_RETENTION_S
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
@@ -45,13 +46,14 @@ def test_restore_to_a_free_name_renames(volume: Path) -> None:
     assert snapshot(job) == before
 
 
-def test_what_was_written_into_the_fresh_directory_becomes_a_pinned_orphan(volume: Path) -> None:
+def test_what_was_written_into_the_fresh_directory_becomes_an_orphan_for_a_week(volume: Path) -> None:
     job = victim_in(volume)
     swapped = swap(job)
     (job / "new").write_text("late")
     restored = restore(volume, swapped.id)
     (kept,) = entries(volume)
-    assert (kept.id, kept.expires_ns, kept.origin) == (restored.rescued, None, bytes(job))
+    assert (kept.id, kept.origin) == (restored.rescued, bytes(job))
+    assert kept.expires_ns == kept.created_ns + RESCUED_RETENTION_S * 10**9
     assert swapped.id in kept.note
     assert (Path(os.fsdecode(kept.path)) / "tree/new").read_text() == "late"
     assert (job / "a").read_text() == "1"

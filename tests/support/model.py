@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.durations import DEFAULT_RETENTION_S, RESCUED_RETENTION_S
 
 NAMES = ("a", "b", "c")
 MAX_DEPTH = 3
@@ -162,7 +162,7 @@ def restored(world: World, one: str, to: Steps | None) -> World | None:
         if to is not None or not isinstance(there, Dir) or there.ino != orphan.fresh:
             return None
         if there.entries:
-            after = after.having(NEW, Orphan(there, path, None))
+            after = after.having(NEW, Orphan(there, path, RESCUED_RETENTION_S))
     return after._replace(home=put(world.home, path, orphan.tree))
 
 
