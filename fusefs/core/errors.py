@@ -183,6 +183,13 @@ SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed comma
 """What helps with anything that stays half done."""
 
 
+class NoLocks(NoStore):
+    """This filesystem keeps no locks (flock), without which two commands could take the same thing"""
+
+    errno = _errno.ENOLCK
+    hint = "mount it with them (Lustre: -o flock; NFS: without nolock, and with its lock service)"
+
+
 class BadRecord(TrashdError):
     """A record can't be understood, so its container is kept as it is"""
 
@@ -252,7 +259,8 @@ BY_NAME: dict[str, type[TrashdError]] = {
     for kind in (
         TrashdError, UsageError, BadConfig, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
         NotKept, NotPermitted, NotFound, NotRunning, DaemonGone, NoStore, Untrusted, NoBacking, CrossesBoundary,
-        BadRecord, Busy, Occupied, Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell, OtherFilesystem,
+        NoLocks, BadRecord, Busy, Occupied, Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell,
+        OtherFilesystem,
     )
 }  # fmt: skip
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""
@@ -275,6 +283,8 @@ def from_os(error: OSError, what: str | bytes) -> TrashdError:
     number = error.errno or _errno.EIO
     if number == _errno.EXDEV:
         return CrossesBoundary(what)
+    if number == _errno.ENOLCK:
+        return NoLocks(what)
     if number in (_errno.EACCES, _errno.EPERM):
         return NotPermitted(what)
     if number == _errno.ENOENT:

@@ -324,12 +324,19 @@ class Kernel:
     # Changing contents and attributes.
 
     def lock(self, fd: int) -> bool:
-        """Take an exclusive flock if nobody holds it; whether we have it now."""
-        self._gate("flock")
+        """Take an exclusive flock if nobody holds it; whether we have it now.
+
+        Raises  OSError ENOLCK where there are no locks, whatever the filesystem calls that
+        """
         try:
+            self._gate("flock")
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)) from error
+            raise
         return True
 
     def write(self, fd: int, content: bytes) -> None:

@@ -23,7 +23,7 @@ from fusefs.store.visible import Visible
 _S = 1_000_000_000
 _MODE = 0o700
 _ELSEWHERE = {
-    State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it"),
+    State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it, on a local filesystem"),
     State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd quarantine restore takes it back"),
     State.RESTORING: ("is being restored", SETTLE),
     State.STAGE: ("is not an orphan yet", SETTLE),
@@ -82,8 +82,9 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> Kept:
         raise _gone(folder, container)
     with held:
         now = moment(folder.store.kernel)
-        # Where the wall clock was set, whoever goes by it and whoever knows better both keep it so long.
-        retention_s = _retention_s(max(held.record.age_ns(now), now.wall_ns - held.record.created_ns), term)
+        # Where the wall clock was set some go by it and some know better: by both it is kept so long, or not at all.
+        ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
+        retention_s = _retention_s(max(ages) if isinstance(term, For) and term.seconds else min(ages), term)
         record = held.record._replace(retention_s=retention_s)
         if record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))

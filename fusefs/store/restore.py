@@ -34,6 +34,10 @@ _UNKNOWABLE = (
     "this filesystem does not tell whether that is the fresh directory of the swap, in which something was written: "
     "move what is in it aside, or restore it elsewhere with --to PATH"
 )
+_UNSEEN = (
+    "it may work on another host, whose locks are not seen on this filesystem: nothing is taken back before its end; "
+    "what it can't delete comes to quarantine, and back by trashd quarantine restore"
+)
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
 
 
@@ -113,11 +117,13 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
     """The container in restoring/, locked.
 
-    Raises  NotFound; Busy if somebody works on it: from reaping/ it comes only when the reaper has let go
+    Raises  NotFound; Busy if somebody works on it, or may: from reaping/ it comes only when the reaper has let go
     """
     for source in _SOURCES:
         if source is State.REAPING and not folder.store.kernel.is_local(folder.fd):
-            continue  # a reaper on another host may be at it, whose lock we can't see
+            if container.encode() in folder.list(State.REAPING):
+                raise Busy(f"{container}: a reaper has begun on it", _UNSEEN)
+            continue
         held = hold(folder, source, container)
         if held is Lost.BUSY:
             raise Busy(container)

@@ -1,6 +1,8 @@
 """Two machines at one filesystem whose locks they don't see of each other: here two mounts, with one machine id."""
 
+import errno
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.core.errors import Busy, NoLocks
 from fusefs.core.lifecycle import State
 from fusefs.core.record import encode
 from fusefs.core.wire import decode
@@ -27,6 +30,7 @@ from tests.support.store import (
     forge,
     in_child,
     init,
+    reap_now,
     recover_all,
     restore,
     swap,
@@ -198,3 +202,30 @@ def test_on_a_local_filesystem_nobody_needs_to_be_asked() -> None:
         forge(staged(volume), boot=OTHER_BOOT, host="another", superblock="")
         assert recover_all(volume) == []
         assert (volume / "job/file").read_text() == "content"
+
+
+def test_what_a_reaper_has_begun_is_not_given_back_and_nobody_says_that_it_is_not_there(machines: Machines) -> None:
+    swapped = swap(machines.a / "job")
+    in_child(lambda: reap_now(machines.a, swapped.id, Kernel(Before("unlink", die))))
+    assert [entry.state for entry in entries(machines.b)] == [State.REAPING]
+    for machine in machines:
+        done = trashd("restore", "--volume", machine, swapped.id)
+        assert done.code == Busy.exit_code
+        assert f"{swapped.id}: a reaper has begun on it" in done.err
+        assert "on another host" in done.err
+    done_well("reap", "--volume", machines.b)
+    assert_silent(machines.a)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_filesystem_without_locks_is_told_in_a_sentence(number: int) -> None:
+    with tmpfs_volume() as volume:
+        job = make_tree(volume / "job", {})
+        with pytest.raises(NoLocks, match=re.escape(str(job))) as caught:
+            swap(job, kernel=Kernel(Before("flock", partial(refuse, number))))
+    assert "keeps no locks (flock)" in caught.value.message()
+    assert "-o flock" in caught.value.hint
+
+
+def refuse(number: int) -> None:
+    raise OSError(number, os.strerror(number))

@@ -46,6 +46,7 @@ def test_path_in_an_error_moves_no_cursor() -> None:
     ("number", "kind"),
     [
         (errno.EXDEV, errors.CrossesBoundary),
+        (errno.ENOLCK, errors.NoLocks),
         (errno.EACCES, NotPermitted),
         (errno.EPERM, NotPermitted),
         (errno.ENOENT, NotFound),
