@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.command import Done, fast_paths_off, trashd
-from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
+from tests.support.homes import ALICE, BOB, fuse_for_all, homes, registry_of, trashd_as
 from tests.support.silent import silent_fuse
 from tests.support.tree import make_tree
-from tests.support.volumes import bind_mount, tmpfs_volume
+from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -27,12 +26,8 @@ SILENT_FOR_S = 60
 @pytest.fixture
 def home() -> Iterator[Path]:
     """Alice's, on a disk of its own whose root is not hers, with /dev/fuse open to all, as udev makes it."""
-    with homes(ALICE, BOB) as made, tmpfs_volume(options=["dev"]) as devices:
-        node = devices / "fuse"
-        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
-        node.chmod(0o666)
-        with bind_mount(node, Path("/dev/fuse")):
-            yield made[ALICE]
+    with homes(ALICE, BOB) as made, fuse_for_all():
+        yield made[ALICE]
 
 
 def his(path: Path, uid: int = ALICE) -> Path:

@@ -14,8 +14,8 @@ import pytest
 
 from fusefs.core.status import Phase
 from fusefs.linux.places import SYSTEM_RUNTIME
-from tests.support.command import done_well
-from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
+from tests.support.command import done_well, fast_paths_off
+from tests.support.homes import ALICE, BOB, fuse_for_all, homes, registry_of, trashd_as
 from tests.support.own_stores import SOON, outlasts, own_stores, phases, thrown
 from tests.support.service import QUICK, Service, places, service
 from tests.support.tree import Dir, make_tree
@@ -187,3 +187,20 @@ def test_a_users_own_service_leaves_his_stores_to_roots(base: Path, home: Mappin
             running.until_phase(home[ALICE], Phase.ELSEWHERE)
             container = thrown(ALICE, home[ALICE], *SOON)
             roots.until(lambda: not container.exists())
+
+
+@pytest.mark.needs("fuse")
+def test_what_was_swapped_in_a_users_own_mount_is_reaped_when_that_is_gone(
+    base: Path, home: Mapping[int, Path]
+) -> None:
+    at_home = home[ALICE]
+    source = make_tree(at_home / "src", Dir({"d": Dir(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
+    mounted = make_tree(at_home / "mnt", Dir(owner=(ALICE, ALICE)))
+    without = [word for option in fast_paths_off() for word in ("-o", option)]
+    with fuse_for_all(), service(base) as running:
+        assert trashd_as(ALICE, at_home, "mount", source, mounted, *without).code == 0
+        (told,) = trashd_as(ALICE, at_home, "swap", "--json", *SOON, mounted / "d").objects()
+        container = source / f".trashd/u/{ALICE}/orphans" / str(told["id"])
+        assert container.exists()
+        assert trashd_as(ALICE, at_home, "umount", mounted).code == 0
+        running.until(lambda: not container.exists())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,21 @@ def test_a_registry_that_is_a_fifo_holds_up_nobody(base: Path, home: Mapping[int
     container = thrown(ALICE, home[ALICE], *SOON)
     with service(base) as running:
         running.until(lambda: not container.exists())
+
+
+@pytest.mark.needs("fuse")
+def test_a_disk_that_hangs_holds_up_whose_stores_are_on_it_alone(base: Path, home: Mapping[int, Path]) -> None:
+    register(BOB, home[BOB], bare_stores(BOB, home[BOB], 5))
+    container = thrown(ALICE, home[ALICE])
+    with service(base) as running:
+        running.until(lambda: phases(running) == [Phase.IDLE] * 6)
+        with ExitStack() as hanging:
+            for number in range(5):
+                hanging.enter_context(silent_fuse(home[BOB] / f"bare-{number}", 0))
+            running.reload()
+            container = thrown(ALICE, home[ALICE], *SOON)
+            running.until(lambda: not container.exists())
+        running.stop()
 
 
 @pytest.mark.needs("fuse")
