@@ -11,11 +11,11 @@ from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
+from fusefs.store.init import initialise
 from fusefs.store.mounted import open_shown
 from fusefs.store.passed_over import passed_over
 from fusefs.store.tend import told
 from fusefs.store.verbs import own_folder
-from fusefs.store.volume import initialise
 
 
 @click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)

@@ -107,8 +107,9 @@ def command(
         early = [entry for entry in chosen if not now and _waits(entry)]
     else:
         found = [entry for entry in all_entries(kernel, volumes, lost, clocks) if entry.state in _REAPABLE]
-        chosen = [entry for entry in found if entry.is_served]
-        unserved = [entry for entry in found if not entry.is_served and (now or not _waits(entry))]
+        mine = [entry for entry in found if entry.is_served_by(os.geteuid())]
+        chosen = [entry for entry in mine if entry.is_served]
+        unserved = [entry for entry in mine if not entry.is_served and (now or not _waits(entry))]
         if everything or pinned:
             own = [entry for entry in chosen if entry.uid == os.geteuid()]
             chosen = [entry for entry in own if (pinned if _is_pinned(entry) else everything)]

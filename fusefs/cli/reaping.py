@@ -91,7 +91,7 @@ def reap_all(
             try:
                 with bar(_title(entry), shown=not as_json) as shows:
                     act = partial(_reap, entry, how, shows, stop)
-                    reaped.append(act_on(kernel, volumes, entry, act, Reaped))
+                    reaped.append(act_on(kernel, volumes, entry, act, Reaped, needs_proof=True))
                 codes.append(_tell(entry, reaped[-1], as_json=as_json))
                 space.reaped(entry, reaped[-1])
             except TrashdError as error:

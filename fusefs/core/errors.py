@@ -129,6 +129,13 @@ class NotPermitted(TrashdError):
     hint = "to move it takes write permission on its parent, and on itself if it is a directory; to look, on the way"
 
 
+class NotProven(NotPermitted):
+    """Nobody can tell that only its owner put it into the trash store"""
+
+    errno = _errno.EPERM
+    hint = "its owner can reap it, or restore it; trashd doctor VOLUME says why it is in doubt"
+
+
 class NotFound(TrashdError):
     """Not found"""
 
@@ -260,7 +267,7 @@ BY_NAME: dict[str, type[TrashdError]] = {
         TrashdError, UsageError, BadConfig, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
         NotKept, NotPermitted, NotFound, NotRunning, DaemonGone, NoStore, Untrusted, NoBacking, CrossesBoundary,
         NoLocks, BadRecord, Busy, Occupied, Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell,
-        OtherFilesystem,
+        OtherFilesystem, NotProven,
     )
 }  # fmt: skip
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""

@@ -11,10 +11,11 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from zlib import crc32
 
 from fusefs.core.attributes import Attributes
-from fusefs.core.errors import TrashdError
+from fusefs.core.errors import NoStore, TrashdError
 from fusefs.core.inodes import ROOTS, InodeTable, Node, NodeId, Zone
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, RelPath, join
@@ -24,8 +25,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.identity import Identity, call_as
 from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import open_user
-from fusefs.store.layout import DROP, USERS, Store, UserFolder, is_stores_own, open_store
-from fusefs.store.new_folder import make_user
+from fusefs.store.layout import DROP, Store, UserFolder, is_stores_own, open_store
+from fusefs.store.new_folder import make_proven, make_user
 from fusefs.store.volume import make_store
 
 _HOLD_TRASH = frozenset([DROP, *(state.value.encode() for state in State)])
@@ -157,7 +158,7 @@ class Drops:
                 uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
                 who = Identity(*uid_gid, umask=_PRIVATE)
                 try:
-                    folder = call_as(who, make_user, store, uid, waits=False)
+                    folder = _made_by_root(store, uid) or call_as(who, make_user, store, uid, waits=False)
                 except TrashdError as error:
                     raise OSError(error.errno, os.strerror(error.errno)) from error
         return folder
@@ -174,8 +175,17 @@ class Drops:
         return store
 
 
+def _made_by_root(store: Store, uid: int) -> UserFolder | None:
+    """A folder that root makes for a user, proven at once; None where it must be he who makes it."""
+    if not store.is_roots_to_keep():
+        return None
+    with suppress(OSError, NoStore):
+        return make_proven(store, uid)
+    return None
+
+
 def _target(folder: UserFolder) -> RelPath:
-    return join(USERS, folder.name, DROP)
+    return join(folder.area, folder.name, DROP)
 
 
 def _no_entry() -> OSError:

@@ -121,17 +121,21 @@ class Child:
 
     def _tend(self) -> Tended:
         bases, problems = [], []
-        for folder in with_lower(self._folder):
+        for folder in self._served():
             bases.append(folder.store.base_path)
             for part in FOLDERS:
                 folder.open(part).close()  # what is missing could not be watched
             problems += tend(folder)
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 
+    def _served(self) -> Iterator[UserFolder]:
+        """This user's folders in all stores, as far as they are proven; in his own service all of them."""
+        return (one for one in with_lower(self._folder) if one.is_proven or not self._folder.is_proven)
+
     @contextmanager
     def _in(self, base: bytes) -> Iterator[UserFolder]:
         """This user's folder in a store, which still is what it was."""
-        for folder in with_lower(self._folder):
+        for folder in self._served():
             if folder.store.base_path == base:
                 yield _as_it_is(folder)
                 return

@@ -27,7 +27,7 @@ from fusefs.linux.priority import be_idle
 from fusefs.reaper.child import Child
 from fusefs.reaper.messages import MESSAGE_MAX, Forked, Home, Read, Spawn
 from fusefs.reaper.reader import tell_homes
-from fusefs.store.layout import Store, UserFolder
+from fusefs.store.layout import Areas, Store, UserFolder
 
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8
@@ -85,12 +85,14 @@ class Forker:
             person.gid,
             person.groups,
             person.home,
+            folder.area,
             folder.name,
+            folder.is_proven,
             store.base_path,
             store.volume,
             store.owner,
         )
-        fds = [theirs.fileno(), folder.fd, store.base_fd, store.fd, store.u_fd]
+        fds = [theirs.fileno(), folder.fd, store.base_fd, store.fd]
         if store.mounted is not None:
             fds.append(store.mounted)
         with theirs, ExitStack() as owned:
@@ -218,14 +220,15 @@ def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
     try:
         # Its workers are waited for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        channel_fd, folder_fd, base_fd, store_fd, u_fd, *mounted = map(Fd, fds)
+        channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
         person = Person(spawn.uid, spawn.gid, spawn.groups, spawn.home)
         is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
         shown = mounted[0] if mounted else None
-        store = Store(Kernel(), base_fd, spawn.base_path, store_fd, u_fd, spawn.volume, spawn.owner, shown)
+        store = Store(Kernel(), base_fd, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner, shown)
         with socket.socket(fileno=channel_fd) as channel:
             if is_wanted:
-                Child(channel, UserFolder(store, spawn.uid, Name(spawn.folder), folder_fd)).serve()
+                folder = UserFolder(store, spawn.uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
+                Child(channel, folder).serve()
         code = 0
     finally:
         if sys.exc_info()[0] is not None:

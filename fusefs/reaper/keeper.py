@@ -92,7 +92,7 @@ class Keeper:
         self._sentries: dict[int, Sentry] = {}
         self._folders: dict[int, int] = {}
         self.refused: tuple[PassedOver, ...] = ()
-        self._u_watch: int | None = None
+        self._area_watches: list[int] = []
         self._n_breaks = 0
         self._n_blind = 0
         self._watch_at_s = math.inf  # when to try again what could not be watched; later each time
@@ -350,10 +350,11 @@ class Keeper:
         if not self._must_find:
             return
         self._must_find = False
-        if self._u_watch is None:
-            with suppress(OSError):
-                wanted = Happened.CREATE | Happened.MOVED_TO | Happened.MOVED_FROM | Happened.DELETE
-                self._u_watch = self._context.watcher.add(opened.store.u_fd, wanted, self._on_users)
+        if not self._area_watches:
+            wanted = Happened.CREATE | Happened.MOVED_TO | Happened.MOVED_FROM | Happened.DELETE
+            for _name, area in opened.store.areas.all():
+                with suppress(OSError):
+                    self._area_watches.append(self._context.watcher.add(area, wanted, self._on_users))
         try:
             census = await in_thread(self._limiter, opened.users)
         except BaseException:
@@ -403,7 +404,7 @@ class Keeper:
     def _on_users(self, event: Event) -> None:
         """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
         if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
-            self._u_watch = None
+            self._leave_areas()
         elif not event.happened & Happened.OVERFLOW and whose(event.name) is None:
             return
         self._must_find = True
@@ -466,10 +467,13 @@ class Keeper:
         self.refused = ()
         for uid in list(self.users):
             self._drop(uid)
-        if self._u_watch is not None:
-            self._context.watcher.remove(self._u_watch)
-            self._u_watch = None
+        self._leave_areas()
         self._must_find = True
+
+    def _leave_areas(self) -> None:
+        for number in self._area_watches:
+            self._context.watcher.remove(number)
+        self._area_watches.clear()
 
     def _drop(self, uid: int) -> None:
         del self.users[uid]

@@ -215,7 +215,9 @@ class Spawn(msgspec.Struct, tag=True):
     gid: int
     groups: list[int]
     home: bytes
+    area: bytes
     folder: bytes
+    is_proven: bool
     base_path: bytes
     volume: Volume
     owner: int

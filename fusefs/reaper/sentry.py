@@ -16,7 +16,7 @@ from fusefs.linux.mountinfo import below
 from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.user import Part, User
 from fusefs.store.folders import find_user
-from fusefs.store.layout import DROP, USERS, Store
+from fusefs.store.layout import DROP, Store, open_areas
 from fusefs.store.sides import DIRECTORY
 
 _LOG = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class Sentry:
         """The user's folder in that store or in one below it. His own pointer leads there: through no link."""
         kernel = store.kernel
         with kernel.open_beneath(store.base_fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
-            users = kernel.open_dir(fd, USERS)
-        with users:
-            found = find_user(kernel, users, self.user.uid)
+            areas = open_areas(kernel, fd)
+        with areas:
+            found = find_user(kernel, areas, self.user.uid)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "he has no folder there")
         return found.fd

@@ -18,12 +18,14 @@ from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
 from fusefs.reaper.vouched import open_base, open_folder, open_vouched, seen_by_all, take_own_census
 from fusefs.store.discover import mount_points
+from fusefs.store.first_look import look_first
 from fusefs.store.folders import Census, open_user, take_census
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.leads import Word
 from fusefs.store.mounted import open_shown, refuse_mounted
 from fusefs.store.registry import Line, is_remembered
 from fusefs.store.scope import find_mount
+from fusefs.store.upgrade import tidied
 from fusefs.store.verbs import own_folder
 
 LOCK = Name(b"reaper.lock")
@@ -88,6 +90,8 @@ class Opened(NamedTuple):
         """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs."""
         if self.own is not None:
             return take_own_census(self.store, self.own.uid)
+        if self.store.is_roots_to_keep():
+            look_first(self.store)
         return take_census(self.store, os.geteuid() or None)
 
     def folder(self, uid: int) -> UserFolder | None:
@@ -118,10 +122,13 @@ def open_volume(kernel: Kernel, path: bytes) -> Opened:
         store = open_store(kernel, shown.fd, path, shown.mounted)
         if store is None:
             raise NoStore(path)
-        owned.enter_context(store)
-        refuse_mounted(kernel, store.fd)
-        _leave_to_root(store)
-        _refuse_unproven(store)
+        with ExitStack() as unused:
+            unused.enter_context(store)
+            refuse_mounted(kernel, store.fd)
+            _leave_to_root(store)
+            _refuse_unproven(store)
+            unused.pop_all()
+        store = owned.enter_context(tidied(store))
         hold = owned.enter_context(_open_hold(kernel, store))
         lock_fd = _lock(kernel, hold, path)
         if lock_fd is not None:

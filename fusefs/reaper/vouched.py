@@ -19,8 +19,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
 from fusefs.linux.way import open_way
-from fusefs.store.folders import Census, Refusal, plain_name, why_not
-from fusefs.store.layout import USERS, Store, UserFolder, Volume
+from fusefs.store.folders import MOUNTED, Census, Refusal, plain_name, why_not
+from fusefs.store.layout import USERS, Areas, Store, UserFolder, Volume
 from fusefs.store.leads import Word
 from fusefs.store.sides import DIRECTORY, READABLE
 
@@ -29,6 +29,7 @@ ROOTS = (0,)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _OTHERS_WRITE, _OTHERS_LOOK = 0o022, 0o005
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARED = "others can make names beside it, in a store of an earlier version; its owner's next command ends that"
 _UNSEEN, _OF_ID = "….".encode(), 8
 """What stands for names that are nobody else's business."""
 
@@ -66,17 +67,19 @@ def open_vouched(kernel: Kernel, base: Fd, wanted: Word) -> Store:
             if error.errno == errno.EXDEV:
                 raise Untrusted(wanted.line.path, "something is mounted over its store") from error
             raise
+        is_shared = False
         for opened in (fd, u_fd):
             st = kernel.fstat(opened)
-            # In the `u/` of a store of before all make names, and nobody takes away another's.
-            is_sticky = opened == u_fd and st.st_mode & stat.S_ISVTX
-            if st.st_uid != wanted.uid or (st.st_mode & _OTHERS_WRITE and not is_sticky):
+            # In the `u/` of a store of the first format all make names, and nobody takes away another's.
+            is_shared = opened == u_fd and st.st_mode & stat.S_ISVTX != 0
+            if st.st_uid != wanted.uid or (st.st_mode & _OTHERS_WRITE and not is_shared):
                 raise Untrusted(wanted.line.path, f"uid {wanted.uid} registered it, and it is not his alone")
         if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
             raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
         owned.pop_all()
     # What else its volume.json says his process reads (reaper/child.py).
-    return Store(kernel, base, wanted.line.path, fd, u_fd, Volume(wanted.line.volume, False, 0), wanted.uid)
+    areas = Areas(new_fd=u_fd, new_name=USERS) if is_shared else Areas(u_fd)
+    return Store(kernel, base, wanted.line.path, fd, areas, Volume(wanted.line.volume, False, 0), wanted.uid)
 
 
 def unseen(wanted: Word) -> bytes:
@@ -120,24 +123,27 @@ def take_own_census(store: Store, uid: int) -> Census:
     if isinstance(found, Refusal):
         return Census({}, [found])
     with found:
+        if not found.is_proven:
+            return Census({}, [Refusal(found.area, found.name, uid, uid, _SHARED, is_used=True)])
         return Census({uid: store.kernel.fstat(found.fd).st_ino}, [])
 
 
 def _look(store: Store, uid: int) -> UserFolder | Refusal | None:
     kernel, name = store.kernel, plain_name(uid)
+    ((area, area_fd),) = store.areas.all()
     try:
-        fd = kernel.open_beneath(store.u_fd, name, DIRECTORY)
+        fd = kernel.open_beneath(area_fd, name, DIRECTORY)
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno not in (*_ABSENT, errno.EXDEV):
             raise
-        return Refusal(name, uid, None, "it is no directory, or something is mounted over it")
+        return Refusal(area, name, uid, None, f"it is no directory, or {MOUNTED}")
     with ExitStack() as owned:
         owned.enter_context(fd)
         st = kernel.fstat(fd)
-        why = why_not(kernel, fd, st, uid)
+        why = why_not(kernel, fd, st, uid, kernel.fstat(store.fd).st_dev)
         if why:
-            return Refusal(name, uid, st.st_uid, why)
+            return Refusal(area, name, uid, st.st_uid, why)
         owned.pop_all()
-    return UserFolder(store, uid, name, fd)
+    return UserFolder(store, uid, area, name, fd, is_proven=area_fd is store.areas.u_fd)

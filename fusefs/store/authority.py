@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,9 +14,11 @@ from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, N
 from fusefs.linux.children import ChildLost
 from fusefs.linux.credentials import Ask, call_as, user_name
 from fusefs.store.container import Held
+from fusefs.store.first_folder import make_roots
 from fusefs.store.folders import open_user
 from fusefs.store.hand import ITS_OWNERS, Answer, Hand, Question
 from fusefs.store.layout import Store, UserFolder
+from fusefs.store.stage import restock
 from fusefs.store.verbs import own_folder
 from fusefs.store.visible import Direct, Move, Visible
 
@@ -50,12 +53,22 @@ def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any,
 
 
 def make_folder_of(store: Store, uid: int) -> UserFolder:
-    """A user's folder in a store, made by that user if missing; needs root.
+    """A user's folder in a store, made by root if missing; needs root.
 
+    Where root can't give it away (a network filesystem), its user makes it; what a killed command of his left in it is
+    completed or undone.
     Raises  AuthorityLost, or what making it met
     """
 
-    ask_owner(uid, lambda _ask: own_folder(store).fd.close(), None, lambda _question: b"")
+    if store.is_roots_to_keep():
+        with suppress(OSError, NoStore):
+            make_roots(store, uid).fd.close()
+
+    def body(_ask: Ask) -> None:
+        with own_folder(store) as folder:
+            restock(folder)
+
+    ask_owner(uid, body, None, lambda _question: b"")
     folder = open_user(store, uid)
     if folder is None:
         raise NoStore(store.base_path)

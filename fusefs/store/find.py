@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from fusefs.core.clock import Clock
-from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
+from fusefs.core.errors import NotFound, NotProven, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.moments import moment
@@ -20,10 +20,11 @@ from fusefs.store.authority import as_owner
 from fusefs.store.discover import discover, folders, with_lower
 from fusefs.store.folders import Refusal
 from fusefs.store.for_owner import give_what_is_left
-from fusefs.store.layout import Store, UserFolder, open_store
+from fusefs.store.layout import POINTERS, Store, UserFolder, open_store
 from fusefs.store.listing import Entry, entries
 from fusefs.store.passed_over import tell
-from fusefs.store.tend import tend, told
+from fusefs.store.pointers import lower_stores
+from fusefs.store.tend import prepared, tend, told
 from fusefs.store.visible import Direct, Visible
 
 _LEAST_CHARS = 4
@@ -39,6 +40,7 @@ def each_folder(
     lost: list[TrashdError] | None = None,
     refused: list[Problem] | None = None,
     silent: list[bytes] | None = None,
+    serves: Callable[[UserFolder], bool] | None = None,
 ) -> Iterator[T]:
     """`body` for each user's folder, lower stores included, each in a process of its owner.
 
@@ -46,6 +48,7 @@ def each_folder(
     lost    gets the errors of folders that could not be looked at: one user must not stop the command for all
     refused gets what is called like a folder and is none
     silent  gets the mount points that don't answer
+    serves  which of them; None for all
     Raises  the first such error, when all folders are done, if nobody gave `lost`
     """
     errors: list[TrashdError] = [] if lost is None else lost
@@ -54,6 +57,8 @@ def each_folder(
         with store:
             for folder in folders(store, strangers):
                 with folder:
+                    if serves is not None and not serves(folder):
+                        continue
                     try:
                         results = as_owner(folder, partial(_all, folder, body), list[kind])
                     except TrashdError as error:
@@ -101,13 +106,50 @@ def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = 
     lost: list[TrashdError] = []
     refused: list[Problem] = []
     silent: list[bytes] = []
+    for store in discover(kernel, volumes, silent):
+        try:
+            with prepared(store) as ready:
+                _prepare_lower(ready)
+        except TrashdError as error:
+            lost.append(error)
+        except OSError as error:
+            lost.append(from_os(error, store.base_path))
 
     def act(folder: UserFolder) -> list[str]:
         return [*tend(folder, ended), *give_what_is_left(folder)]
 
-    settled = [line for part in each_folder(kernel, volumes, act, list[str], lost, refused, silent) for line in part]
-    passed_over = (f"{printable(path)} does not answer: passed over" for path in silent)
+    settled = [
+        line
+        for part in each_folder(kernel, volumes, act, list[str], lost, refused, silent, _is_tended)
+        for line in part
+    ]
+    passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
     return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused), *passed_over]
+
+
+def _prepare_lower(store: Store) -> None:
+    """Prepare the stores that pointers of a store's folders lead to, as far as the caller may see them."""
+    for folder in folders(store):
+        with folder:
+            if folder.list(POINTERS):
+                for base in as_owner(folder, partial(_lower_bases, folder), list[bytes]):
+                    with suppress(Untrusted):  # its owner's alone
+                        lower = _beneath(store, base)
+                        if lower is not None:
+                            prepared(lower).__exit__()
+
+
+def _lower_bases(folder: UserFolder, _visible: Visible | None) -> list[bytes]:
+    bases = []
+    for store in lower_stores(folder):
+        with store:
+            bases.append(store.base_path)
+    return bases
+
+
+def _is_tended(folder: UserFolder) -> bool:
+    """Whether what its records say may be done for its user: recovery moves what they name."""
+    return folder.is_served_by(os.geteuid())
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()) -> Entry:
@@ -161,15 +203,22 @@ def act_on(
     body: Callable[[UserFolder, Visible | None], T],
     kind: Any,
     visible: Direct | None = None,
+    *,
+    needs_proof: bool = False,
 ) -> T:
     """The result of `body` for the folder that an entry is in, run by its owner; arguments as for `as_owner`.
 
-    Raises  NotFound if that folder is not there any more; what `body` raises
+    needs_proof  whether it must be certain that only its owner or root put it there; of one's own it need not
+    Raises       NotFound if that folder is not there any more; NotProven; what `body` raises
     """
+    asker = os.geteuid()
 
     def in_its_folder(folder: UserFolder, names: Visible | None) -> list[T]:
         for one in with_lower(folder):
-            if entry.path.startswith(one.path() + b"/"):
+            # Not by its path: root may have moved the folder to where it is proven since.
+            if one.store.base_path == entry.base_path():
+                if needs_proof and not one.is_served_by(asker):
+                    raise NotProven(one.path())
                 return [body(one, names)]
         return []
 
@@ -199,7 +248,7 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: Entry) -> Ite
         with store:
             for folder in folders(store):
                 with folder:
-                    if folder.uid == entry.uid and entry.path.startswith(folder.path() + b"/"):
+                    if folder.uid == entry.uid and folder.store.base_path == base:
                         yield folder
                         return
     raise NotFound(entry.id)

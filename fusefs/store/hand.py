@@ -127,7 +127,7 @@ class Hand:
             with suppress(OSError):
                 visible.take_away(self._folder, state, name, container, to)
                 return
-        visible.take_to(self._folder.store.u_fd, beside)
+        visible.take_to(self._folder.store.areas.all()[0][1], beside)
 
 
 def why_other(method: Method, wanted: Identity | None, st: os.stat_result, found: Identity) -> str:

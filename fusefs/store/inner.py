@@ -18,10 +18,10 @@ from fusefs.core.names import Name, RelPath, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import whose
-from fusefs.store.layout import DROP, MAGIC, USERS, VOLUME, VOLUME_MAX_BYTES
+from fusefs.store.layout import DROP, MAGIC, NEW, OLD, USERS, VOLUME, VOLUME_MAX_BYTES
 from fusefs.store.sides import READABLE
 
-AREAS = (USERS, Name(b"new"))
+AREAS = (USERS, NEW)
 """Where users' folders are."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
@@ -63,11 +63,18 @@ def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) 
         owner = _owner_of(kernel, store, owners)
         if owner is None:
             return
-        for area in AREAS:
+        for area in _areas(kernel, store):
             for folder in list_at(kernel, store, area) or ():
                 uid = whose(folder)
                 if uid is not None and (uid == owner or (owner == 0 and os.geteuid() in (0, uid))):
                     yield from _things_of(kernel, store, (uid, owner), join(area, folder))
+
+
+def _areas(kernel: Kernel, store: Fd) -> Iterator[RelPath]:
+    """Where users' folders are in a store, and in those that were set aside in it."""
+    old = [Name(name) for name in list_at(kernel, store, b".") or () if name.startswith(OLD)]
+    for above in ((), *((one,) for one in old)):
+        yield from (join(*above, area) for area in AREAS)
 
 
 def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:

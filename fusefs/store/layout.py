@@ -7,16 +7,19 @@ import json
 import os
 import stat
 from contextlib import ExitStack
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from fusefs.core.errors import Untrusted
+from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.sides import DIRECTORY, READABLE, Sides
 
-FORMAT = 1
+FORMAT = 2
+FIRST_FORMAT = 1
+"""Of stores whose `u/` anybody may write to; read as one where nothing is proven yet."""
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
 """How the name of a store begins while it is being made."""
@@ -24,10 +27,17 @@ COPY_PREFIX = NEW_PREFIX + b"copy-"
 """Of a directory that only its maker can enter, where what is made for the one above is completed before it goes there.
 What a killed maker leaves in it is nobody's only copy.
 """
+OLD = b"old-"
+"""How a store is called, in the one that took its place, that root set aside when he took the volume over."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
 CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
 USERS = Name(b"u")
+"""The users' folders that only the store's owner can have put there."""
+NEW = Name(b"new")
+"""What users made themselves in a store of root's, until root looks at it."""
+REGISTRY = Name(b"folders")
+"""Which folder is whose, in root's own words (store.registered)."""
 RECORD = Name(b"record.json")
 TREE = Name(b"tree")
 FRESH = Name(b"fresh")
@@ -40,6 +50,7 @@ NEW_PART = b".new-"
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
+_SUBVOLUME = "it is another subvolume than what it is in: look who made it, and remove it or move it away"
 _NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
@@ -49,12 +60,52 @@ class Volume(NamedTuple):
     exchange    whether RENAME_EXCHANGE was seen to work here
     filesystem  magic number of the filesystem on which it was seen; on another one it must be seen again
     unnamed     whether files made without a name were seen to last there (O_TMPFILE); None: nobody has tried
+    strangers_refused  whether a stranger was seen to be refused what a folder relies on; None: nobody has tried
+    store       the identity of `.trashd` itself: it differs in a copy; None: nobody has written it down
+    format      of the store as it is; what is written is always today's
     """
 
     id: VolumeId
     exchange: bool
     filesystem: int
     unnamed: bool | None = None
+    strangers_refused: bool | None = None
+    store: Identity | None = None
+    format: int = FORMAT
+
+
+class Areas(NamedTuple):
+    """Where users' folders are in an opened `.trashd`.
+
+    u_fd         where only the store's owner makes names; None in a store of the first format
+    new_fd       where anybody does; None in a user's own store
+    new_name     what that is called: `u` in a store of the first format
+    registry_fd  where root says which folder is whose; None where nobody does
+    """
+
+    u_fd: Fd | None = None
+    new_fd: Fd | None = None
+    new_name: Name = NEW
+    registry_fd: Fd | None = None
+
+    def __enter__(self) -> Self:
+        """Own its fds for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close them."""
+        for fd in (self.u_fd, self.new_fd, self.registry_fd):
+            if fd is not None:
+                fd.close()
+
+    def all(self) -> list[tuple[Name, Fd]]:
+        """Those that are there, with their names; the proven one first."""
+        both = ((USERS, self.u_fd), (self.new_name, self.new_fd))
+        return [(name, fd) for name, fd in both if fd is not None]
+
+    def for_new(self) -> tuple[Name, Fd]:
+        """Where a user makes his own folder."""
+        return self.all()[-1]
 
 
 class Store(NamedTuple):
@@ -62,7 +113,8 @@ class Store(NamedTuple):
 
     base_fd    the directory that holds it (O_PATH)
     base_path  the same for people, as it was found
-    fd, u_fd   `.trashd` and `.trashd/u`
+    fd         `.trashd`
+    areas      where users' folders are in it
     owner      uid of `.trashd`
     mounted    the base as a mount of ours shows it (O_PATH); None where none does
     is_named   whether it was found by its user's word: a pointer in his folder, or his registry
@@ -72,7 +124,7 @@ class Store(NamedTuple):
     base_fd: Fd
     base_path: bytes
     fd: Fd
-    u_fd: Fd
+    areas: Areas
     volume: Volume
     owner: int
     mounted: Fd | None = None
@@ -84,9 +136,10 @@ class Store(NamedTuple):
 
     def __exit__(self, *_error: object) -> None:
         """Close them."""
-        for fd in (self.base_fd, self.fd, self.u_fd, self.mounted):
+        for fd in (self.base_fd, self.fd, self.mounted):
             if fd is not None:
                 fd.close()
+        self.areas.__exit__()
 
     def base(self) -> Sides:
         """The base on both sides, whose fds stay this one's."""
@@ -96,14 +149,26 @@ class Store(NamedTuple):
         """Whether files made without a name were seen to last on this filesystem."""
         return self.volume.unnamed is True and self.volume.filesystem == self.kernel.filesystem(self.fd)
 
+    def is_roots_to_keep(self) -> bool:
+        """Whether it is root's, and we are root: what is in doubt in it is ours to look at."""
+        return self.owner == 0 == os.geteuid()
+
 
 class UserFolder(NamedTuple):
-    """One user's part of a store: what lies in it belongs to `uid`, whatever any record says (I13)."""
+    """One user's part of a store: what lies in it belongs to `uid`, whatever any record says (I13).
+
+    area       which of the store's areas it is in
+    is_proven  whether only that user or root can have put it there: nothing else is reaped for him by anybody else
+    doubt      why it never will be; empty if it is, or waits for root to look at it
+    """
 
     store: Store
     uid: int
+    area: Name
     name: Name
     fd: Fd
+    is_proven: bool
+    doubt: str = ""
 
     def __enter__(self) -> Self:
         """Own its fd for the block."""
@@ -115,11 +180,19 @@ class UserFolder(NamedTuple):
 
     def path(self) -> bytes:
         """Where it is, for people."""
-        return os.path.join(self.store.base_path, STORE, USERS, self.name)
+        return os.path.join(self.store.base_path, self.way())
+
+    def way(self) -> RelPath:
+        """Its path relative to the directory that holds the store."""
+        return RelPath(join(STORE, self.area, self.name))
 
     def way_to(self, state: State, container: bytes) -> RelPath:
-        """The path of a container relative to the directory that holds the store."""
-        return join(STORE, USERS, self.name, state.value.encode(), container)
+        """The same of a container in it."""
+        return join(self.way(), state.value.encode(), container)
+
+    def is_served_by(self, uid: int) -> bool:
+        """Whether what is due in it may go when that user says so: what is proven, or his own. Root proves his own."""
+        return self.is_proven or self.uid == uid != 0
 
     def list(self, folder: Name | State) -> list[bytes]:
         """The names in one of its folders; none if that is missing: whoever only looks makes nothing."""
@@ -179,8 +252,9 @@ def is_stores_own(name: bytes) -> bool:
 
 
 def encode_volume(volume: Volume) -> bytes:
-    """volume.json's bytes."""
-    fields = {"magic": MAGIC, "format": FORMAT, **volume._asdict()}
+    """volume.json's bytes, in today's format."""
+    fields: dict[str, Any] = {"magic": MAGIC, **volume._asdict(), "format": FORMAT}
+    fields["store"] = None if volume.store is None else volume.store._asdict()
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
@@ -190,12 +264,30 @@ def decode_volume(text: bytes) -> Volume | None:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or fields.get("magic") != MAGIC or fields.get("format") != FORMAT:
+    if not isinstance(fields, dict) or fields.get("magic") != MAGIC:
         return None
-    identifier, exchange, filesystem, unnamed = (fields.get(key) for key in Volume._fields)
-    if isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int):
-        unnamed = unnamed if isinstance(unnamed, bool) else None  # stores of before don't say
-        return Volume(VolumeId(identifier), exchange, filesystem, unnamed) if is_volume_id(identifier) else None
+    written = fields.get("format")
+    if written not in (FIRST_FORMAT, FORMAT) or isinstance(written, bool):
+        return None
+    identifier, exchange, filesystem = (fields.get(key) for key in ("id", "exchange", "filesystem"))
+    if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
+        return None
+    # Stores of before don't say the others.
+    seen = (fields.get(key) for key in ("unnamed", "strangers_refused"))
+    unnamed, refused = (one if isinstance(one, bool) else None for one in seen)
+    store = decode_identity(fields.get("store"))
+    if not is_volume_id(identifier):
+        return None
+    return Volume(VolumeId(identifier), exchange, filesystem, unnamed, refused, store, int(written))
+
+
+def decode_identity(fields: object) -> Identity | None:
+    """The identity that a file of ours says; None for anything else."""
+    if not isinstance(fields, dict):
+        return None
+    handle, ino, btime_ns = (fields.get(key) for key in Identity._fields)
+    if isinstance(handle, str) and isinstance(ino, int) and isinstance(btime_ns, int):
+        return Identity(handle, ino, btime_ns)
     return None
 
 
@@ -214,10 +306,14 @@ def open_store(
             owned.enter_context(mounted)
         try:
             fd = owned.enter_context(kernel.open_beneath(base_fd, STORE, READABLE))
-            owner = _check(kernel, fd, base_path, owners)
+            dev = kernel.fstat(base_fd).st_dev
+            owner = _check(kernel, fd, base_path, owners, dev)
             volume = read_volume(kernel, fd, base_path, owners)
-            u_fd = owned.enter_context(kernel.open_beneath(fd, USERS, READABLE))
-            _check(kernel, u_fd, base_path, owners, sticky=True)
+            areas = owned.enter_context(open_areas(kernel, fd))
+            for _name, area in areas.all():
+                _check(kernel, area, base_path, owners, dev, sticky=area is areas.new_fd)
+            if areas.registry_fd is not None:
+                _check(kernel, areas.registry_fd, base_path, owners, dev)
         except OSError as error:
             if error.errno in _NO_STORE:
                 return None
@@ -225,7 +321,34 @@ def open_store(
                 raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE)) from error
             raise
         owned.pop_all()
-        return Store(kernel, base_fd, base_path, fd, u_fd, volume, owner, mounted)
+        return Store(kernel, base_fd, base_path, fd, areas, volume, owner, mounted)
+
+
+def open_areas(kernel: Kernel, store_fd: Fd) -> Areas:
+    """The areas of an opened `.trashd`, trusted or not, by their modes: an upgrade may be under way.
+
+    Raises  OSError; FileNotFoundError if there is none
+    """
+    with ExitStack() as owned:
+        u_fd = _open_area(kernel, store_fd, USERS, owned)
+        if u_fd is not None and kernel.fstat(u_fd).st_mode & 0o002:
+            owned.pop_all()
+            return Areas(new_fd=u_fd, new_name=USERS)
+        new_fd = registry_fd = None
+        if kernel.fstat(store_fd).st_uid == 0:
+            new_fd = _open_area(kernel, store_fd, NEW, owned)
+            registry_fd = _open_area(kernel, store_fd, REGISTRY, owned)
+        if u_fd is None and new_fd is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), USERS)
+        owned.pop_all()
+        return Areas(u_fd, new_fd, NEW, registry_fd)
+
+
+def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd | None:
+    try:
+        return owned.enter_context(kernel.open_beneath(store_fd, name, READABLE))
+    except FileNotFoundError:
+        return None
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
@@ -233,9 +356,14 @@ def trusted_owners(uid: int) -> tuple[int, ...]:
     return (0,) if uid == 0 else (0, uid)
 
 
-def _check(kernel: Kernel, fd: Fd, base_path: bytes, owners: tuple[int, ...], *, sticky: bool = False) -> int:
-    """The owner of a directory of the store's own; Untrusted unless nobody else can change it."""
+def _check(kernel: Kernel, fd: Fd, base_path: bytes, owners: tuple[int, ...], dev: int, *, sticky: bool = False) -> int:
+    """The owner of a directory of the store's own; Untrusted unless nobody else can change it.
+
+    dev  of the directory that holds the store: openat2 stops at no btrfs subvolume
+    """
     st = kernel.fstat(fd)
+    if st.st_dev != dev:
+        raise Untrusted(os.path.join(base_path, STORE), _SUBVOLUME)
     shared = st.st_mode & 0o022 and not (sticky and st.st_mode & stat.S_ISVTX)
     if st.st_uid not in owners or shared:
         where = printable(os.path.join(base_path, STORE))
@@ -249,6 +377,15 @@ def is_regular(kernel: Kernel, fd: Fd) -> bool:
     return stat.S_ISREG(st.st_mode) and st.st_nlink == 1
 
 
+def is_roots_own(kernel: Kernel, fd: Fd, dir_fd: int) -> bool:
+    """Whether it is a regular file of root's in a directory of root's: only root can have put it there.
+
+    It may have more names: a backup by hard links gives it one, and nobody else can do anything with that.
+    """
+    st, above = kernel.fstat(fd), kernel.fstat(dir_fd)
+    return stat.S_ISREG(st.st_mode) and st.st_uid == 0 == above.st_uid and not above.st_mode & 0o022
+
+
 def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[int, ...] | None = None) -> Volume:
     """volume.json of an opened `.trashd`.
 
@@ -259,7 +396,8 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[i
     with kernel.open_beneath(store_fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         st = kernel.fstat(fd)
         trusted = trusted_owners(os.geteuid()) if owners is None else owners
-        if not is_regular(kernel, fd) or st.st_uid not in trusted or st.st_mode & 0o022:
+        is_sound = is_regular(kernel, fd) or is_roots_own(kernel, fd, store_fd)
+        if not is_sound or st.st_uid not in trusted or st.st_mode & 0o022:
             raise Untrusted(where)
         volume = decode_volume(kernel.read(fd, VOLUME_MAX_BYTES))
     if volume is None:

@@ -29,6 +29,7 @@ class Entry(NamedTuple):
     failures  why it is in quarantine, as far as the record had room; `n_failed` of them
     is_served whether it goes by itself when it is due; else only who names it has it reaped
     expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
+    is_proven  whether its folder is; nobody but its user reaps it otherwise
     """
 
     id: ContainerId
@@ -46,10 +47,15 @@ class Entry(NamedTuple):
     failures: tuple[Failure, ...] = ()
     is_served: bool = True
     clock_set_ns: int = 0
+    is_proven: bool = True
 
     def base_path(self) -> bytes:
         """The directory that holds the store."""
-        return self.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/u/FOLDER/STATE/ID
+        return self.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/AREA/FOLDER/STATE/ID
+
+    def is_served_by(self, uid: int) -> bool:
+        """Whether it may go when that user asks for all that is due; as UserFolder has it."""
+        return self.is_proven or self.uid == uid != 0
 
 
 def entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
@@ -101,13 +107,27 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         problem="",
         failures=record.failures,
         clock_set_ns=record.clock_set_ns(now),
+        is_proven=folder.is_proven,
     )
 
 
 def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> Entry:
     """The entry of what has a name in the directory of a state, and whose record nobody could, or did, read."""
-    path = _path(folder, state, name)
-    return Entry(ContainerId(printable(name)), folder.uid, state, path, None, None, 0, None, "", False, 0, problem)
+    return Entry(
+        ContainerId(printable(name)),
+        folder.uid,
+        state,
+        _path(folder, state, name),
+        None,
+        None,
+        0,
+        None,
+        "",
+        False,
+        0,
+        problem,
+        is_proven=folder.is_proven,
+    )
 
 
 def _path(folder: UserFolder, state: State, name: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What is told of names below `u/` that are refused: by nobody's command they are touched, and by none mended."""
+"""What is told of names that are refused as folders: by nobody's command they are touched, and by none mended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from itertools import groupby
 from fusefs.core.names import STORE, printable
 from fusefs.store.adopt import Problem
 from fusefs.store.folders import Refusal, take_census
-from fusefs.store.layout import USERS, Store, UserFolder
+from fusefs.store.layout import Store, UserFolder
 from fusefs.store.pointers import lower_stores
+from fusefs.store.set_aside import waiting
 
 _MOST_NAMED = 3
 """Of one owner; anybody can make thousands of names."""
@@ -19,7 +20,7 @@ _HINT = "look into it; what is yours in there take out with mv; trashd touches n
 
 def passed_over(store: Store, uid: int | None = None) -> list[Problem]:
     """The names that are refused, of all users or of one, a few of each owner. Raises  OSError"""
-    return tell(store.base_path, take_census(store, uid).refused)
+    return tell(store.base_path, [*take_census(store, uid).refused, *waiting(store, uid)])
 
 
 def passed_over_below(folder: UserFolder) -> list[Problem]:
@@ -42,11 +43,14 @@ def _by_owner(refusal: Refusal) -> int:
 
 
 def _of_owner(base_path: bytes, refused: list[Refusal]) -> Iterable[Problem]:
-    users = os.path.join(base_path, STORE, USERS)
+    store = os.path.join(base_path, STORE)
     for one in refused[:_MOST_NAMED]:
-        what = f"not used as a folder of uid {one.uid}: {one.why}"
-        yield Problem(printable(os.path.join(users, one.name)), what, _HINT)
+        yield Problem(printable(os.path.join(store, one.area, one.name)), one.what(), _HINT)
     n_more = len(refused) - _MOST_NAMED
     if n_more > 0:
         owner = "nobody can see whom" if refused[0].owner is None else f"uid {refused[0].owner}"
-        yield Problem(printable(users), f"{n_more:,} more names of {owner} are not used as anybody's folder", _HINT)
+        yield Problem(
+            printable(os.path.join(store, refused[0].area)),
+            f"{n_more:,} more names of {owner} are not used as anybody's folder",
+            _HINT,
+        )

@@ -13,14 +13,14 @@ import os
 import stat
 from contextlib import ExitStack
 
-from fusefs.core.errors import BadRecord
+from fusefs.core.errors import BadRecord, NotProven
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, ContainerId, Name, RelPath, join
+from fusefs.core.names import ContainerId, Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import place_of, read_mounts
 from fusefs.store.claim import Lost
-from fusefs.store.layout import RECORD, USERS, UserFolder
+from fusefs.store.layout import RECORD, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.remove import remove
 from fusefs.store.scope import mount_of
@@ -41,11 +41,14 @@ def seize(
     own      root's in the same store
     note     kept with the orphan, which is restored with --to alone
     retention_s  None: it is kept until asked for
-    Raises   BadRecord if there is no record of that user's to lock; TrashdError as for `remove_path`: the container
+    Raises   NotProven if somebody else may have put it there; BadRecord if there is no record of that user's to lock;
+             TrashdError as for `remove_path`: the container
              is where it was, or, Unsettled, kept and the message says where
     """
     kernel = folder.store.kernel
     name = Name(container.encode())
+    if not folder.is_proven:
+        raise NotProven(folder.path())
     with ExitStack() as owned:
         try:
             # Not by UserFolder.open, which makes what is missing: it would be root's.
@@ -91,6 +94,6 @@ def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
         raise BadRecord(f"its directory belongs to uid {st.st_uid}")
     mounts = read_mounts()
     mount = mount_of(kernel, fd, mounts, store.base_path)
-    relative = RelPath(join(STORE, USERS, folder.name, _QUARANTINE))
+    relative = RelPath(join(folder.way(), _QUARANTINE))
     place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base_fd), mount)
     return Victim(store.base_fd, store.base_path, place, relative, parent, name, fd, st, mount, tuple(mounts))

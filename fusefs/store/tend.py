@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
+from contextlib import ExitStack
 
 from fusefs.store.adopt import Problem, adopt_dropped
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import Store, UserFolder
 from fusefs.store.passed_over import passed_over_below
 from fusefs.store.recover import recover
 from fusefs.store.reserve import is_used
+from fusefs.store.set_aside import take_own
 from fusefs.store.stage import restock
+from fusefs.store.upgrade import tidied
 
 
 def tend(folder: UserFolder, ended: Collection[str] = ()) -> list[str]:
@@ -19,6 +23,23 @@ def tend(folder: UserFolder, ended: Collection[str] = ()) -> list[str]:
     if is_used(folder):
         restock(folder)
     return [told(problem) for problem in (*settled.problems, *problems, *passed_over_below(folder))]
+
+
+def prepared(store: Store) -> Store:
+    """A store as the caller is to use it: tidied if it is his; of what was set aside, what is his is taken out.
+
+    It takes the place of the one that was given.
+    Raises  OSError; the store is closed then
+    """
+    store = tidied(store)
+    if store.owner != 0 or os.geteuid() == 0:
+        return store
+    with ExitStack() as owned:
+        owned.enter_context(store)
+        if not store.kernel.is_read_only(store.fd):
+            take_own(store)
+        owned.pop_all()
+    return store
 
 
 def told(problem: Problem) -> str:

@@ -142,7 +142,8 @@ def _room_in(store: Store) -> Iterator[Fd | None]:
     kernel = store.kernel
     folder = open_user(store, os.geteuid())
     if folder is None:
-        with _same_times(kernel, store.u_fd), _room_at(kernel, store.u_fd, store.base_path) as there:
+        _area, for_new = store.areas.for_new()
+        with _same_times(kernel, for_new), _room_at(kernel, for_new, store.base_path) as there:
             yield there
         return
     with folder, ExitStack() as owned:
@@ -166,7 +167,8 @@ def _room_at(kernel: Kernel, dir_fd: Fd, base_path: bytes) -> Iterator[Fd]:
     name = Name(b"%b%d.%b" % (NEW_PART, uid, os.urandom(6).hex().encode()))
     with make_private(kernel, dir_fd, name) as room:
         try:
-            why = why_not(kernel, room, kernel.fstat(room), uid)
+            st = kernel.fstat(room)
+            why = why_not(kernel, room, st, uid, st.st_dev)
             if why:
                 raise NoStore(base_path, f"this filesystem can't keep a new directory to its maker: {why}")
             yield room

@@ -134,9 +134,9 @@ def own_folder(store: Store) -> UserFolder:
     remember(store)
     folder = open_user(store, os.geteuid())
     if folder is None:
-        from fusefs.store.new_folder import make_user  # only the first command on a volume needs it
+        from fusefs.store.first_folder import first_folder  # only the first command on a volume needs it
 
-        folder = make_user(store)
+        folder = first_folder(store)
         restock(folder)
         return folder
     try:

@@ -9,7 +9,18 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from tests.support.acts import TREE, make_victim
-from tests.support.scenes import HOME, USER, Scene, assert_nothing_lost, changing, home, look, settle, wipe
+from tests.support.scenes import (
+    HOME,
+    USER,
+    Scene,
+    assert_nothing_lost,
+    changing,
+    home,
+    look,
+    settle,
+    user_folders,
+    wipe,
+)
 from tests.support.store import DyingAt, assert_silent, in_child, init, numbered_calls, own, recover_all, swap
 from tests.support.tree import make_tree, snapshot
 from tests.support.users import as_user, become
@@ -88,7 +99,7 @@ def test_first_swap_of_a_user_killed_before_any_call_leaves_one_folder_of_his(vo
         as_user(USER, partial(use, volume))
         settle(volume)
         assert look(volume).trees == {tree: 1}, f"killed before call {n}"
-        assert sorted(os.listdir(volume / ".trashd" / "u")) == ["0", str(USER)]
+        assert sorted(path.name for path in user_folders(volume)) == ["0", str(USER)]
     assert code == 0
 
 

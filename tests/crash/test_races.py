@@ -1,6 +1,5 @@
 """Two commands on one victim or one orphan: one stops at every call in turn, the other runs to its end meanwhile."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from tests.support.scenes import (
     outcome,
     places,
     settle,
+    user_folders,
 )
 from tests.support.store import own, recover_all, swap
 from tests.support.tree import snapshot
@@ -143,7 +143,7 @@ LIVE = {
 
 def containers(volume: Path) -> list[Path]:
     """What has a record, wherever it is; what recovery must leave where a living command has it."""
-    return sorted((volume / ".trashd" / "u").glob("*/*/*/record.json"))
+    return sorted((volume / ".trashd").glob("[un]*/*/*/*/record.json"))
 
 
 @pytest.mark.parametrize("name", LIVE)
@@ -185,7 +185,7 @@ def test_two_first_commands_of_a_user_share_one_folder(volume: Path) -> None:
 
     def law(before: Before, code: int, _none: None) -> None:
         assert code == WON
-        assert sorted(os.listdir(volume / ".trashd" / "u")) == ["0", str(USER)]
+        assert sorted(path.name for path in user_folders(volume)) == ["0", str(USER)]
         settle(volume)
         assert_nothing_lost(scene, volume, before)
 

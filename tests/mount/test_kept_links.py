@@ -130,13 +130,13 @@ def test_the_drop_link_leads_each_to_his_own(mount: Mounted) -> None:
 
 
 def test_the_drop_link_follows_its_users_folder(mount: Mounted) -> None:
-    drop, users = mount.path / ".trashd/drop", mount.backing / ".trashd/u"
+    drop, store = mount.path / ".trashd/drop", mount.backing / ".trashd"
     assert as_user(ALICE, lambda: os.readlink(drop)) == f"u/{ALICE}/drop"
-    shutil.rmtree(users / str(ALICE))
-    as_user(BOB, lambda: os.makedirs(users / str(ALICE) / "drop"))
+    (store / "u" / str(ALICE)).chmod(0o750)
+    as_user(BOB, lambda: os.makedirs(store / "new" / str(ALICE) / "drop"))
     target = as_user(ALICE, lambda: os.readlink(drop))
     assert target.startswith(f"u/{ALICE}.")
     assert as_user(ALICE, lambda: os.stat(drop).st_uid) == ALICE
-    shutil.rmtree(users / str(ALICE))
-    shutil.rmtree(users / target.split("/")[1])
+    shutil.rmtree(store / "u" / str(ALICE))
+    shutil.rmtree(store / target.rpartition("/")[0])
     assert as_user(ALICE, lambda: os.readlink(drop)) == f"u/{ALICE}/drop"

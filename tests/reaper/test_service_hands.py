@@ -23,7 +23,7 @@ from tests.support.processes import stat_of
 from tests.support.reapers import beside
 from tests.support.served import events_in
 from tests.support.service import QUICK, Service, configure
-from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
+from tests.support.shared import ALICE, MALLORY, Shared, make_folder, shared_volume
 from tests.support.silent import silent_fuse
 from tests.support.store import assert_silent, recover_all, swap
 from tests.support.tree import Dir, make_tree
@@ -168,7 +168,7 @@ def test_her_child_is_not_hers_to_trace_or_to_limit(shared: Shared) -> None:
 def test_a_folder_made_anew_is_watched_as_the_old_one_was(shared: Shared) -> None:
     with shared.served() as running:
         running.until_phase(shared.volume, Phase.IDLE)
-        as_user(MALLORY, lambda: shared.folder(MALLORY).rename(shared.folder(MALLORY).with_name("old")))
+        shared.folder(MALLORY).rename(shared.folder(MALLORY).with_name("old"))
         thrown = shared.throw(MALLORY)
         running.until(lambda: shared.is_gone(thrown))
         running.until_phase(shared.volume, Phase.IDLE)
@@ -182,7 +182,7 @@ def test_a_child_of_a_folder_that_vanished_does_not_work_in_the_next_one(shared:
         first = shared.throw(MALLORY)
         running.until(lambda: shared.is_gone(first))
         running.until(lambda: running.volume(shared.volume).n_users == 3)  # root, Alice, Mallory
-        as_user(MALLORY, lambda: shared.folder(MALLORY).rename(shared.folder(MALLORY).with_name("old")))
+        shared.folder(MALLORY).rename(shared.folder(MALLORY).with_name("old"))
         running.until(lambda: running.volume(shared.volume).n_users == 2)
         second = shared.throw(MALLORY)
         running.until(lambda: shared.is_gone(second))
@@ -241,6 +241,8 @@ def test_mounts_that_never_answer_hold_nobody_up(shared: Shared, is_early: bool)
     hers = dict(enumerate([*SILENT, "ID", "ID/tree", "ID/tree/sub"], 13_000))
     for uid in hers:
         make_tree(shared.home(uid), Dir(owner=(uid, uid)))
+        as_user(uid, lambda: make_folder(shared.volume))
+    recover_all(shared.volume)
     with ExitStack() as mounted:
 
         def mount_all() -> None:
@@ -354,7 +356,7 @@ def test_things_moved_in_and_out_of_a_drop_folder_all_day(shared: Shared, busy: 
 
 
 def test_names_made_and_removed_beside_the_users_folders_all_day(shared: Shared, busy: Busy) -> None:
-    users = shared.volume / ".trashd/u"
+    users = shared.volume / ".trashd/new"
 
     def act(n: int) -> None:
         (users / f"x{n}").mkdir()

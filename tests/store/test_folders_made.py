@@ -81,7 +81,7 @@ def _stingy(users: Path) -> None:
 
 @pytest.mark.parametrize("above", [_setgid, _generous, _stingy])
 def test_a_folder_is_exact_whatever_the_directory_above_gives(volume: Path, above: Callable[[Path], None]) -> None:
-    above(volume / ".trashd/u")
+    above(volume / ".trashd/new")
     folder = as_user(ALICE, lambda: throw(volume))
     assert modes(folder) == {0o700}
     with pytest.raises(PermissionError):
@@ -123,8 +123,8 @@ def test_init_sweeps_what_a_killed_first_command_left(volume: Path) -> None:
 
 
 def remove_folders(volume: Path) -> None:
-    """Take away all that is Alice's in u/."""
-    for path in (volume / ".trashd/u").iterdir():
+    """Take away all that is Alice's in new/."""
+    for path in (volume / ".trashd/new").iterdir():
         if path.stat().st_uid == ALICE:
             for part in path.iterdir():
                 part.rmdir()
@@ -155,7 +155,7 @@ def counted(volume: Path) -> int:
 
 def remove_own(volume: Path) -> None:
     """What `remove_folders` does, by its owner."""
-    for path in (volume / ".trashd/u").iterdir():
+    for path in (volume / ".trashd/new").iterdir():
         if path.stat().st_uid == os.geteuid():
             for part in path.iterdir():
                 part.rmdir()

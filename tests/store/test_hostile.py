@@ -12,6 +12,7 @@ import pytest
 
 from fusefs.core.errors import AuthorityLost, BadRecord, TrashdError, Untrusted
 from fusefs.linux.kernel import Kernel
+from fusefs.store.listing import Entry
 from tests.support.store import (
     assert_silent,
     entries,
@@ -316,16 +317,22 @@ def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, plant
     assert (entry.uid, entry.id) == (ALICE, identifier)
     assert [entry.id for entry in as_user(ALICE, lambda: entries(volume))] == [identifier]
     [problem] = problems(volume)
-    assert "u/1001" in problem.where
+    assert "new/1001" in problem.where
     assert "uid 1002" in problem.what
     as_user(ALICE, lambda: restore(volume, identifier))
     assert (volume / "alice" / "job" / "results").read_text() == "his own"
     init(volume)
     recover_all(volume)
     assert canary(volume) == before
-    assert not folder_of(volume, ALICE).exists()
+    assert not (volume / f".trashd/new/{ALICE}").exists()
     # A directory is told by its owner's name until he takes it away.
-    assert all("u/1002." in problem.where for problem in problems(volume))
+    assert all("new/1002." in problem.where for problem in problems(volume))
+
+
+def listed(volume: Path) -> list[Entry]:
+    """`trashd list`."""
+    recover_all(volume)
+    return entries(volume)
 
 
 def test_root_does_not_use_a_users_store_and_says_so() -> None:
@@ -366,11 +373,19 @@ def test_init_takes_over_a_users_store_and_keeps_his_orphans(litter: Callable[[P
         init(volume)
         recover_all(volume)
         assert (volume / ".trashd").stat().st_uid == 0
+        assert not record.exists()
+        assert entries(volume) == []
+        assert any(
+            f"/u/{ALICE}" in problem.where and "its owner's next" in problem.what for problem in problems(volume)
+        )
+        assert [entry.id for entry in as_user(ALICE, lambda: listed(volume))] == [identifier]
+        assert [entry.id for entry in listed(volume)] == [identifier]
+        record = folder_of(volume, ALICE) / "orphans" / identifier / "record.json"
         assert record.stat().st_uid == ALICE
+        assert record.is_relative_to(volume / ".trashd/u")
         assert canary(volume) == before
-        assert [entry.id for entry in entries(volume)] == [identifier]
-        # A planted directory has its owner's name now; it is told until he takes it away.
-        assert all("u/1001." in problem.where for problem in problems(volume))
+        # What else she put into her store is hers to take away.
+        assert all("/old-" in problem.where for problem in problems(volume))
 
 
 @pytest.mark.parametrize(
@@ -388,4 +403,5 @@ def test_init_puts_a_file_of_roots_where_a_user_planted_volume_json(plant: Calla
         init(volume)
         assert (volume / ".trashd" / "volume.json").lstat().st_uid == 0
         assert canary(volume) == before
+        as_user(ALICE, lambda: recover_all(volume))
         assert_silent(volume)

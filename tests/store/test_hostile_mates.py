@@ -126,7 +126,7 @@ def test_a_planted_folder_is_told_with_its_reason_and_no_repair(
             if uid == 0 or command[0] != "init":
                 as_user(uid, lambda command=command: run(command)) if uid else run(command)  # type: ignore[misc]
                 told = "".join(capfd.readouterr())
-                assert f"u/{name}: not used as a folder of uid {ALICE}: its mode is 2775 instead of 0700" in told
+                assert f"new/{name}: not used as a folder of uid {ALICE}: its mode is 2775 instead of 0700" in told
                 assert "--repair" not in told
                 assert "chmod" not in told
     [problem] = problems(volume)
@@ -157,19 +157,23 @@ def test_after_root_took_over_a_store_no_directory_of_roots_is_his_folder() -> N
             swap(volume / "bob/job")
 
         as_user(BOB, begin)
-        planted = plant(volume, BOB, 0, "0")
+        plant(volume, BOB, 0, "0")
+        take_over(volume)
+        [planted] = volume.glob(".trashd/old-*/u/0")
         with nothing_changes(planted):
             for act in (take_over, list_and_tend_others, reap_all, repair):
                 act(volume)
             make_tree(volume / "job", {"results": "root's"})
             identifier = swap(volume / "job").id
         [entry] = [entry for entry in entries(volume) if entry.id == identifier]
-        assert b"/u/0." in entry.path
+        assert b"/.trashd/u/0/" in entry.path
         [problem] = problems(volume)
+        assert "/old-" in problem.where
         assert problem.where.endswith("u/0")
 
 
 def list_and_tend_others(volume: Path) -> None:
     """The same where others have orphans."""
+    as_user(BOB, lambda: recover_all(volume))
     recover_all(volume)
     assert {entry.uid for entry in entries(volume)} == {BOB}

@@ -23,7 +23,7 @@ from fusefs.linux.likeness import apply_likeness, differences, read_likeness
 from fusefs.store.stage import Options
 from tests.support.command import TRASHD
 from tests.support.scenes import forbid_exchange, wipe
-from tests.support.store import Before, assert_silent, entries, init, raw, recover_all, restore, swap
+from tests.support.store import Before, assert_silent, entries, folder_of, init, raw, recover_all, restore, swap
 from tests.support.tree import (
     APPEND_ONLY,
     IMMUTABLE,
@@ -308,7 +308,7 @@ def test_what_can_not_be_had_is_refused_by_name_with_nothing_changed(volume: Pat
     assert "--unlike" in caught.value.hint
     assert (snapshot(volume / "home", with_times=True), job.stat().st_ino) == before
     assert entries(volume) == []
-    assert os.listdir(volume / ".trashd/u" / str(ALICE) / "stage") == []
+    assert os.listdir(folder_of(volume, ALICE) / "stage") == []
 
 
 @pytest.mark.parametrize("told", STRANGE)

@@ -80,6 +80,7 @@ def by_both(act: Callable[[], T]) -> tuple[T, T]:
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_hostile_pointer_leads_nowhere_and_is_told(volume: Path, hostile: str) -> None:
     home, bobs = volume / "home" / "alice", volume / "home" / "bob"
+    recover_all(volume)
     [kept] = bobs.glob(".trashd/u/*/orphans/*")
     before = snapshot(bobs, with_times=True)
     pointer = folder_of(volume, ALICE) / "pointers" / ("0" * 32)
@@ -96,6 +97,7 @@ def test_a_hostile_pointer_leads_nowhere_and_is_told(volume: Path, hostile: str)
     assert by_both(lambda: recover_all(volume)) == ([], [])
     with pytest.raises(NotFound):
         reap_now(volume, kept.name)
+    pointer = folder_of(volume, ALICE) / "pointers" / pointer.name
     for problem in by_both(lambda: problems(volume)):
         assert [one.where for one in problem] == [str(pointer)]
     assert snapshot(bobs, with_times=True) == before

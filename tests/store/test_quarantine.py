@@ -62,6 +62,7 @@ def stuck(volume: Path, name: str = "job") -> Entry:
         return str(swap(volume / "alice" / name).id)
 
     identifier = as_user(ALICE, act)
+    recover_all(volume)
     make_tree(place(volume, identifier) / "tree" / "roots", {"file": "root's"})
     reap_now(volume, identifier)
     (entry,) = [entry for entry in entries(volume) if entry.id == identifier]
@@ -355,7 +356,8 @@ def test_a_store_that_root_does_not_trust_is_told_with_the_way_out(
     assert f"trashd init {lower}" in capsys.readouterr().err
     before = snapshot(lower / ".trashd/u/1001/quarantine")
     assert command_init(lower) == 0
-    assert snapshot(lower / ".trashd/u/1001/quarantine") == before
+    as_user(ALICE, partial(recover_all, volume))
+    assert snapshot(lower / ".trashd/new/1001/quarantine") == before
     assert delete(volume, entry.id) == 0
     assert entries(volume) == []
 

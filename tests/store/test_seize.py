@@ -68,6 +68,7 @@ def stuck(volume: Path) -> Entry:
         return str(swap(volume / "alice" / "job").id)
 
     identifier = as_user(ALICE, act)
+    recover_all(volume)
     make_tree(place(volume, identifier) / "tree" / "roots", {"file": "root's"})
     reap_now(volume, identifier)
     (entry,) = entries(volume)

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.needs("root")
 
 def test_init_leaves_a_magic_file_with_a_random_id(volume: Path) -> None:
     fields = json.loads((volume / ".trashd/volume.json").read_bytes())
-    assert (fields["magic"], fields["format"], fields["exchange"]) == ("trashd", 1, True)
+    assert (fields["magic"], fields["format"], fields["exchange"]) == ("trashd", 2, True)
     with tmpfs_volume() as other:
         init(other)
         assert json.loads((other / ".trashd/volume.json").read_bytes())["id"] != fields["id"]
@@ -65,8 +65,8 @@ def test_init_tells_backup_programs_to_stay_out(volume: Path) -> None:
 
 
 def test_store_is_open_to_all_and_each_folder_to_its_user_alone(volume: Path) -> None:
-    modes = {name: (volume / name).stat().st_mode & 0o7777 for name in (".trashd", ".trashd/u", ".trashd/u/0")}
-    assert modes == {".trashd": 0o755, ".trashd/u": 0o1777, ".trashd/u/0": 0o700}
+    names = (".trashd", ".trashd/folders", ".trashd/new", ".trashd/u", ".trashd/u/0")
+    assert [(volume / name).stat().st_mode & 0o7777 for name in names] == [0o755, 0o755, 0o1777, 0o755, 0o700]
 
 
 def test_store_is_made_on_first_use() -> None:

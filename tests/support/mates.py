@@ -58,7 +58,8 @@ def expired_record(volume: Path, tree: Path) -> bytes:
 
 def plant(volume: Path, mate: int, owner: int, name: str) -> Path:
     """What a mate makes of an owner's directories: a folder of that name, with a forged orphan in it and in `drop/`."""
-    project, planted = share_project(volume, owner), volume / ".trashd" / "u" / name
+    project, store = share_project(volume, owner), volume / ".trashd"
+    planted = (store / "new" if (store / "new").exists() else store / "u") / name
     record = expired_record(volume, project / "data")
 
     def act() -> None:

@@ -49,7 +49,7 @@ _CHANGING = frozenset(
 _LOOKING = frozenset(
     {
         "open", "openat2", "identify", "stat", "fstat", "statx", "statfs", "read", "refresh", "getdents", "listxattr",
-        "flock", "lease", "fsync", "syncfs",
+        "flock", "lease", "fsync", "syncfs", "strangers",
     }
 )  # fmt: skip
 """What a kill undoes, or cannot: whoever comes after it finds the same, killed before such a call or after it."""
@@ -150,7 +150,7 @@ def places(volume: Path) -> Iterator[Path]:
 
 def user_folders(volume: Path) -> list[Path]:
     """The folders of all users, those of a lower store too."""
-    found = [path for base in (volume, volume / HOME) for path in (base / _STORE).glob("u/*")]
+    found = [path for base in (volume, volume / HOME) for path in (base / _STORE).glob("[un]*/*")]
     return [path for path in found if whose(os.fsencode(path.name)) is not None]  # but for one that a kill left unmade
 
 

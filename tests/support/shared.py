@@ -10,7 +10,7 @@ from pathlib import Path
 from fusefs.store.stage import Options
 from tests.support.orphans import EXPIRED, TREE
 from tests.support.service import QUICK, Service, places, service
-from tests.support.store import folder_of, init, own, swap
+from tests.support.store import folder_of, init, own, recover_all, swap
 from tests.support.tree import Dir, File, Seen, Spec, make_tree, snapshot
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
@@ -30,6 +30,7 @@ class Shared:
         for uid in (ALICE, MALLORY):
             make_tree(self.home(uid), Dir(owner=(uid, uid)))
             as_user(uid, lambda: make_folder(volume))
+        recover_all(volume)
         self._first = self._look()
 
     def home(self, uid: int) -> Path:
@@ -61,7 +62,7 @@ class Shared:
 
     def _names(self) -> dict[Path, list[str]]:
         """What is in the parts of all users' folders; some vanish meanwhile, some are no directories of ours to see."""
-        users = [folder for folder in (self.volume / ".trashd/u").iterdir() if folder.name[0].isdigit()]
+        users = [folder for folder in self.volume.glob(".trashd/[un]*/*") if folder.name[0].isdigit()]
         found = {}
         for folder in users:
             with suppress(OSError):

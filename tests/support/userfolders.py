@@ -38,8 +38,9 @@ def throw(volume: Path, kernel: Kernel | None = None) -> Path:
 
 
 def folders(volume: Path) -> list[str]:
-    """All names in u/ that have to do with Alice."""
-    return sorted(path.name for path in (volume / ".trashd/u").iterdir() if str(ALICE) in path.name)
+    """All names in u/ and new/ that have to do with Alice."""
+    areas = (volume / ".trashd/u", volume / ".trashd/new")
+    return sorted(path.name for area in areas for path in area.iterdir() if str(ALICE) in path.name)
 
 
 def modes(folder: Path) -> set[int]:

@@ -1,0 +1,94 @@
+"""Whether a filesystem refuses strangers what a folder's safety rests on: tried, not believed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+
+from fusefs.core.names import Name
+from fusefs.linux.fd import Fd
+from fusefs.linux.identity import Identity, call_as
+from fusefs.linux.kernel import Kernel
+
+_NOBODY = 65534
+_ONE, _OTHER, _MOVED, _CLOSED = (Name(name) for name in (b"one", b"other", b"moved", b"closed"))
+_OPEN_TO_ALL, _READ_ONLY = 0o777, 0o755
+
+
+def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
+    """Whether somebody else may neither move a directory that he can't write to another parent, nor open a 0700 one.
+
+    That holds on Linux's local filesystems; not for every client of a network's, FUSE without default_permissions,
+    or vfat, where all has one owner. Root tries it as nobody; who is not root, or can be nobody else in his user
+    namespace, goes by the kind of filesystem.
+    name    of a directory that is made for it, and goes again
+    Raises  OSError
+    """
+    discard_trial(kernel, dir_fd, name)
+    if os.geteuid() != 0:
+        return kernel.is_local(dir_fd)
+    kernel.mkdir(dir_fd, name)
+    try:
+        with ExitStack() as owned, suppress(_Unlike):
+            top = owned.enter_context(kernel.open_dir(dir_fd, name))
+            one, other = (owned.enter_context(_made(kernel, top, made, _OPEN_TO_ALL)) for made in (_ONE, _OTHER))
+            _made(kernel, one, _MOVED, _READ_ONLY).close()
+            _made(kernel, top, _CLOSED, 0o700).close()
+            kernel.reach("strangers")
+            try:
+                return call_as(Identity(_NOBODY, _NOBODY), _is_refused, top, one, other)
+            except PermissionError:
+                return kernel.is_local(dir_fd)  # nobody else can be had here
+        return False
+    finally:
+        discard_trial(kernel, dir_fd, name)
+
+
+class _Unlike(Exception):
+    """A directory has not the mode that it was given."""
+
+
+def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
+    kernel.mkdir(dir_fd, name)
+    fd = kernel.open_dir(dir_fd, name)
+    kernel.chmod(fd, mode)
+    st = kernel.fstat(fd)
+    if st.st_mode & 0o777 != mode or st.st_uid != 0:
+        fd.close()
+        raise _Unlike
+    return fd
+
+
+def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
+    """As a stranger, whose fds are root's: his rights are looked at with each name. Only EPERM and EACCES will do."""
+    try:
+        os.rename(_MOVED, _MOVED, src_dir_fd=one, dst_dir_fd=other)
+    except PermissionError:
+        pass
+    except OSError:
+        return False
+    else:
+        return False
+    try:
+        os.close(os.open(_CLOSED, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=top))
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def discard_trial(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
+    """Remove what a trial, or a killed one, left. Raises  OSError"""
+    try:
+        top = kernel.open_dir(dir_fd, name)
+    except FileNotFoundError:
+        return
+    with top:
+        for parent in (_ONE, _OTHER):
+            with suppress(FileNotFoundError), kernel.open_dir(top, parent) as fd, suppress(FileNotFoundError):
+                kernel.rmdir(fd, _MOVED)
+        for made in (_ONE, _OTHER, _CLOSED):
+            with suppress(FileNotFoundError):
+                kernel.rmdir(top, made)
+    kernel.rmdir(dir_fd, name)

@@ -1,0 +1,196 @@
+"""`trashd init`: the store of a directory is made, mended, or taken over from who is not to be trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import NoStore, Untrusted
+from fusefs.core.names import STORE, Name, VolumeId, printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.first_look import register_again
+from fusefs.store.folders import whose
+from fusefs.store.layout import (
+    FIRST_FORMAT,
+    NEW,
+    OLD,
+    REGISTRY,
+    USERS,
+    VOLUME,
+    VOLUME_MAX_BYTES,
+    Store,
+    Volume,
+    decode_volume,
+    is_regular,
+    is_roots_own,
+    open_store,
+    read_volume,
+)
+from fusefs.store.new_folder import discard_dead
+from fusefs.store.sides import READABLE, Sides
+from fusefs.store.upgrade import OWNERS, SHARED, tidied
+from fusefs.store.volume import build_store, discard_abandoned, is_wrong, make_area, own, owner_of, prove, write_volume
+
+_PLANTED = b".planted-"
+_KEPT_OF_NAME = 200
+_AREAS = (USERS, NEW, REGISTRY)
+
+
+class Initialised(NamedTuple):
+    """What `trashd init` did: the store's path, whether it was made now, and what was repaired."""
+
+    path: bytes
+    volume: Volume
+    made: bool
+    repaired: tuple[str, ...]
+
+
+def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None) -> tuple[Store, Initialised]:
+    """Make the store of a directory, or check and repair the one that is there; takes over the fds.
+
+    What somebody else could change root sets aside as it is, and makes a new one: who moved what into the old one,
+    or moved it as a whole, nobody can tell. Each owner's next command takes his own folder out of it.
+    Raises  NoStore if `.trashd` is something else than a directory
+    """
+    repaired: list[str] = []
+    with ExitStack() as owned:
+        base = owned.enter_context(Sides(base_fd, mounted))
+        made = _see_to_it(kernel, base, base_path, repaired)
+        owned.pop_all()
+    store = open_store(kernel, base_fd, base_path, mounted)
+    if store is None:
+        raise Untrusted(os.path.join(base_path, STORE))
+    with ExitStack() as owned:
+        owned.enter_context(store)
+        for _area, fd in store.areas.all():
+            discard_dead(kernel, fd, os.geteuid() or None)
+        if os.geteuid() == 0 and store.areas.new_fd is not None:
+            repaired += _name_rightly(kernel, store.areas.new_name, store.areas.new_fd)
+        was = store.volume.format
+        store = tidied(store)
+        if store.volume.format != was:
+            repaired.append(f"brought it up to date: format {store.volume.format}")
+        if os.geteuid() == 0:
+            repaired += register_again(store)
+        owned.pop_all()
+    return store, Initialised(os.path.join(base_path, STORE), store.volume, made, tuple(repaired))
+
+
+def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str]) -> bool:
+    """See to it that there is a store of ours; whether it was made now. repaired: gets what was"""
+    repaired += discard_abandoned(kernel, base)
+    fd, identifier = _open_anyones(kernel, base, base_path), None
+    if fd is not None:
+        with fd:
+            old = _read_anyones(kernel, fd)
+            identifier = None if old is None else old.id
+            if os.geteuid() != 0 or not _may_be_changed(kernel, fd):
+                _mend(kernel, fd, base_path, identifier, repaired)
+                return False
+        repaired.append("set the old store aside, which others could change: its owners' next commands empty it")
+    build_store(kernel, base, identifier, replaces=fd is not None)
+    return True
+
+
+def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
+    try:
+        return kernel.open_beneath(base.fd, STORE, READABLE)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        where = os.path.join(base_path, STORE)
+        raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
+
+
+def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
+    """Whether somebody else than root can have changed what is in a `.trashd`; an ACL's mask is in the mode."""
+    if not _is_roots(kernel.fstat(fd), sticky=False):
+        return True
+    for name in _AREAS:
+        try:
+            st = kernel.stat(fd, name)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True  # mounted over
+        if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name != REGISTRY):
+            return True
+    return False
+
+
+def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
+    shared = st.st_mode & 0o022 and not (sticky and st.st_mode & stat.S_ISVTX)
+    return st.st_uid == 0 and not shared
+
+
+def _mend(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None, repaired: list[str]) -> None:
+    """Make a store that nobody else could change what it should be."""
+    if os.geteuid() == 0:
+        if is_wrong(kernel, fd, OWNERS):
+            own(kernel, fd, OWNERS)
+            repaired.append("took back .trashd")
+        _make_way(kernel, fd, repaired)
+        names = kernel.list(fd)
+        if USERS not in names and NEW not in names:
+            make_area(kernel, fd, USERS, OWNERS)
+        for name in (one for one in _AREAS if one in names):
+            with kernel.open_dir(fd, name) as area:
+                mode = SHARED if kernel.fstat(area).st_mode & stat.S_IWOTH and name != REGISTRY else OWNERS
+                if is_wrong(kernel, area, mode):
+                    own(kernel, area, mode)
+                    repaired.append(f"took back .trashd/{name.decode()}")
+    repaired += _renew_volume(kernel, fd, base_path, identifier)
+
+
+def _name_rightly(kernel: Kernel, area: Name, area_fd: Fd) -> list[str]:
+    """Give what others have put to a user's name that of its owner. It is moved, and not changed."""
+    told = []
+    for name in kernel.list(area_fd):
+        if owner_of(kernel, area_fd, name) is None:
+            continue  # its user mounted something there; the kernel would not let us move it either
+        st = kernel.stat(area_fd, name)
+        is_directory = stat.S_ISDIR(st.st_mode)
+        if name.isdigit() and whose(name) is not None and not (is_directory and name == b"%d" % st.st_uid):
+            aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else _PLANTED[:-1]))
+            kernel.rename_free(area_fd, name, area_fd, aside)
+            where = area.decode()
+            told.append(f"moved {where}/{name.decode()}, which belongs to uid {st.st_uid}, to {where}/{aside.decode()}")
+    return told
+
+
+def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
+    """See to it that all but the areas and old stores is files of root's, so that nothing is in our way."""
+    for name in kernel.list(fd):
+        if name in _AREAS or name.startswith(OLD):
+            continue
+        st = kernel.stat(fd, name)
+        if not (stat.S_ISREG(st.st_mode) and st.st_uid == 0) and _PLANTED not in name:
+            aside = name[:_KEPT_OF_NAME] + _PLANTED + os.urandom(6).hex().encode()
+            kernel.rename_free(fd, name, fd, aside)
+            repaired.append(f"moved {printable(name)} to {printable(aside)}")
+
+
+def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
+    """volume.json whoever wrote it: its id is worth keeping, as the records of this store name it."""
+    try:
+        with kernel.open_beneath(fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+            is_sound = is_regular(kernel, file) or is_roots_own(kernel, file, fd)
+            return decode_volume(kernel.read(file, VOLUME_MAX_BYTES)) if is_sound else None
+    except OSError:
+        return None
+
+
+def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None) -> list[str]:
+    """Write volume.json where it is missing, untrusted, not understood or a copy's, and prove again elsewhere."""
+    with suppress(FileNotFoundError, Untrusted):
+        known = read_volume(kernel, fd, base_path)
+        if known.format == FIRST_FORMAT:
+            return []  # it is brought up to date, and proven then
+        is_proven = known.unnamed is not None and known.strangers_refused is not None
+        if is_proven and known.filesystem == kernel.filesystem(fd) and known.store == kernel.identify(fd):
+            return []
+    write_volume(kernel, fd, prove(kernel, fd, identifier or VolumeId(os.urandom(16).hex())))
+    return ["wrote volume.json"]

@@ -1,0 +1,130 @@
+"""Stores that root set aside when he took a volume over: each owner takes his own folder out, by his own right.
+
+Who moved what into such a store, or moved it as a whole, nobody can tell any more. So root takes nothing from there:
+it lies in the new store, where nobody else can move it, and its users' next commands empty it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from fusefs.core.errors import BadRecord
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, Name, is_container_id, join
+from fusefs.store.claim import Lost, hold
+from fusefs.store.folders import Refusal, find_user, names_in, open_user
+from fusefs.store.layout import (
+    CACHEDIR_TAG,
+    FOLDERS,
+    NEW,
+    OLD,
+    REGISTRY,
+    RESERVE,
+    USERS,
+    VOLUME,
+    Store,
+    UserFolder,
+    open_areas,
+)
+from fusefs.store.new_folder import make_user
+from fusefs.store.sides import READABLE
+from fusefs.store.unmake import remove_folder
+
+_STATES = frozenset(state.value.encode() for state in State)
+
+
+def old_stores(store: Store) -> list[Name]:
+    """What was set aside in a store. Raises  OSError"""
+    return [Name(name) for name in store.kernel.list(store.fd) if name.startswith(OLD)]
+
+
+def waiting(store: Store, only: int | None = None) -> list[Refusal]:
+    """The folders that wait there for their owners, of all users or of one. Raises  OSError"""
+    kernel, told = store.kernel, []
+    for old in old_stores(store):
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError), ExitStack() as owned:
+            fd = owned.enter_context(kernel.open_beneath(store.fd, old, READABLE))
+            areas = owned.enter_context(open_areas(kernel, fd))
+            for area, area_fd in areas.all():
+                for uid, names in names_in(kernel, area_fd).items():
+                    if only not in (None, uid):
+                        continue
+                    for name in names:
+                        why = "it waits for its owner's next command"
+                        told.append(Refusal(Name(join(old, area)), name, uid, None, why))
+    return told
+
+
+def take_own(store: Store) -> None:
+    """Move what the caller has in old stores into his folder of this one, by his own right, container by container.
+
+    What somebody works on at this moment is left for the next time.
+    Raises  OSError
+    """
+    uid = os.geteuid()
+    for old in old_stores(store) if uid else []:
+        with _own_in(store, old, uid) as found:
+            if found is not None:
+                with open_user(store, uid) or make_user(store) as folder:
+                    for part in FOLDERS:
+                        if part != RESERVE:
+                            _move(found, part, folder)
+                remove_folder(found, found.store.fd)
+
+
+@contextmanager
+def _own_in(store: Store, old: Name, uid: int) -> Iterator[UserFolder | None]:
+    """A user's folder in an old store that nobody but he and root could change; None if he has none there."""
+    kernel = store.kernel
+    with ExitStack() as owned:
+        found = None
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            fd = owned.enter_context(kernel.open_beneath(store.fd, old, READABLE))
+            areas = owned.enter_context(open_areas(kernel, fd))
+            owners = {kernel.fstat(one).st_uid for one in (fd, *(area for _name, area in areas.all()))}
+            if owners <= {0, uid}:
+                found = find_user(kernel, areas, uid)
+        if found is None:
+            yield None
+            return
+        owned.enter_context(found.fd)
+        area_fd = dict(areas.all())[found.area]
+        inner = store._replace(fd=area_fd)  # what is opened by it goes no further than the folder
+        yield UserFolder(inner, uid, Name(join(old, found.area)), found.name, found.fd, is_proven=False)
+
+
+def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
+    """Move what is in one part of a folder to the same part of another one of its user's."""
+    kernel = folder.store.kernel
+    for name in old.list(part):
+        with ExitStack() as owned, suppress(FileNotFoundError, FileExistsError):
+            if is_container_id(text := name.decode("ascii", "replace")) and part in _STATES:
+                with suppress(BadRecord):
+                    held = hold(old, State(part.decode()), ContainerId(text))
+                    if held is Lost.BUSY:
+                        continue
+                    if not isinstance(held, Lost):
+                        owned.enter_context(held)
+            source = owned.enter_context(kernel.open_dir(old.fd, part))
+            kernel.rename_free(source, name, owned.enter_context(folder.open(part)), name)
+
+
+def discard_emptied(store: Store) -> None:
+    """Remove the old stores in which nothing of anybody's is left, as far as it is ours; needs root. Raises  OSError"""
+    kernel = store.kernel
+    for old in old_stores(store):
+        with suppress(OSError), kernel.open_dir(store.fd, old) as fd:
+            for area in (USERS, NEW):
+                with suppress(FileNotFoundError):
+                    kernel.rmdir(fd, area)
+            with suppress(FileNotFoundError), kernel.open_dir(fd, REGISTRY) as registry:
+                for name in kernel.list(registry):
+                    kernel.unlink(registry, name)
+            with suppress(FileNotFoundError):
+                kernel.rmdir(fd, REGISTRY)
+            for file in (VOLUME, CACHEDIR_TAG):
+                with suppress(FileNotFoundError):
+                    kernel.unlink(fd, file)
+            kernel.rmdir(store.fd, old)

@@ -1,0 +1,114 @@
+"""A store of the first format becomes one of today's: its `u/`, where anybody made names, is `new/` from then on.
+
+Each step leaves a store that readers understand (layout.open_areas goes by modes, not by the number), and volume.json
+says the new format last, when root has looked at what was there. Nothing in a folder is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack, suppress
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.first_look import FULL, look_at_new, look_first
+from fusefs.store.folders import plain_name, why_not_deep
+from fusefs.store.layout import FORMAT, NEW, REGISTRY, USERS, Areas, Store, open_areas, read_volume
+from fusefs.store.new_folder import take_registry
+from fusefs.store.set_aside import discard_emptied
+from fusefs.store.sides import DIRECTORY
+from fusefs.store.volume import make_area, prove, write_volume
+
+SHARED, OWNERS = 0o1777, 0o755
+
+
+def tidied(store: Store) -> Store:
+    """A store as its owner is to use it: of today's format, and, of root's, what users made looked at.
+
+    It takes the place of the one that was given. Where nothing can be written, it is that one.
+    Raises  OSError; the store is closed then
+    """
+    if store.owner != os.geteuid():
+        return store
+    try:
+        if not is_current(store):
+            bring_up_to_date(store)
+            store = _reread(store)
+        if store.owner == 0:
+            look_first(store)
+            discard_emptied(store)
+    except OSError as error:
+        if error.errno not in FULL:
+            store.__exit__()
+            raise
+    return store
+
+
+def _reread(store: Store) -> Store:
+    """The store as it is now; what is no more of it is closed."""
+    volume = read_volume(store.kernel, store.fd, store.base_path)
+    areas = open_areas(store.kernel, store.fd)
+    store.areas.__exit__()
+    return store._replace(areas=areas, volume=volume)
+
+
+def bring_up_to_date(store: Store) -> None:
+    """Make today's format of a store of ours, as far as that may be. The fds of who has it open stay good.
+
+    Raises  OSError
+    """
+    if store.owner != 0:
+        _close_own(store)
+        return
+    kernel, fd = store.kernel, store.fd
+    make_area(kernel, fd, REGISTRY, OWNERS)
+    with ExitStack() as owned:
+        registry_fd = owned.enter_context(kernel.open_dir(fd, REGISTRY))
+        if not take_registry(kernel, registry_fd, owned):
+            return  # another process of root's does it
+        with open_areas(kernel, fd) as before:
+            _divide(kernel, fd, before)
+        volume = prove(kernel, fd, store.volume.id)
+        with open_areas(kernel, fd) as areas:
+            if volume.strangers_refused:
+                look_at_new(kernel, fd, areas, roots_too=True)
+        write_volume(kernel, fd, volume)
+
+
+def is_current(store: Store) -> bool:
+    """Whether a store has today's format, all of it."""
+    areas = store.areas
+    if store.volume.format != FORMAT or areas.u_fd is None:
+        return False
+    return store.owner != 0 or (areas.new_fd is not None and areas.registry_fd is not None)
+
+
+def _divide(kernel: Kernel, fd: Fd, areas: Areas) -> None:
+    """`u/` gets the name `new`, and root's own the name `u`: by one exchange, where there is one."""
+    if areas.u_fd is not None:
+        make_area(kernel, fd, NEW, SHARED)
+        return
+    if areas.new_name != USERS:
+        make_area(kernel, fd, USERS, OWNERS)  # killed between two renames
+        return
+    make_area(kernel, fd, NEW, OWNERS)
+    try:
+        kernel.exchange(fd, NEW, fd, USERS)
+    except OSError:
+        kernel.rmdir(fd, NEW)
+        kernel.rename_free(fd, USERS, fd, NEW)
+        make_area(kernel, fd, USERS, OWNERS)
+    kernel.fsync(fd)
+
+
+def _close_own(store: Store) -> None:
+    """Let nobody else make names in the `u/` of a user's own store any more, if his folder is only his."""
+    kernel, fd = store.kernel, store.fd
+    with kernel.open_dir(fd, USERS) as users:
+        with suppress(FileNotFoundError), kernel.open_beneath(users, plain_name(store.owner), DIRECTORY) as folder:
+            if why_not_deep(kernel, folder, store.owner, kernel.fstat(fd).st_dev):
+                return
+        if stat.S_IMODE(kernel.fstat(users).st_mode) != OWNERS:
+            kernel.chmod(users, OWNERS)
+    write_volume(kernel, fd, prove(kernel, fd, store.volume.id))
