@@ -12,16 +12,19 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.cli.main import run
 from fusefs.core.errors import Occupied, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import find_container
 from fusefs.store.keep import For, keep_by_id
 from tests.support.orphans import command
+from tests.support.scenes import DyingAfter
 from tests.support.store import (
     assert_silent,
     entries,
     folder_of,
+    in_child,
     init,
     place,
     raw,
@@ -188,6 +191,22 @@ def test_recovery_loses_nothing_of_a_copy_that_was_made_in_the_middle_of_a_resto
     with pytest.raises(TrashdError):
         as_user(ALICE, lambda: restore(volumes.copy, identifier))
     assert (place(volumes.copy, identifier) / "tree/results").read_text() == "hers"
+
+
+@pytest.mark.parametrize("call", ["link", "exchange"])
+def test_a_swap_that_was_killed_before_the_copy_is_told_with_a_way_out(volumes: Volumes, call: str) -> None:
+    make_tree(volumes.source / "job", {"results": "old"})
+    in_child(lambda: swap(volumes.source / "job", Kernel(DyingAfter(call))))
+    _by_cp(volumes.source, volumes.copy)
+    told = "\n".join(recover_all(volumes.copy))
+    [container] = (folder_of(volumes.copy, 0) / "stage").iterdir()
+    assert container.name in told
+    assert "trashd doctor --rescue" in told
+    assert run(["doctor", "--rescue", container.name, "--to", str(volumes.copy / "out"), str(volumes.copy)]) == 0
+    assert not container.exists()
+    assert [p.read_text() for p in volumes.copy.rglob("results")] == ["old"]
+    assert recover_all(volumes.copy) == []
+    assert_silent(volumes.copy)
 
 
 # Second links, as a backup with `cp -al` makes them
