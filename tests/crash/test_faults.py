@@ -26,6 +26,7 @@ CASES = [
     *((name, number) for name in (BY_ROOT if EVERY_CALL else ("swap", "restore-late")) for number in SAMPLED),
     # Recovery tells EACCES and EXDEV by one name: out of reach.
     *((name, number) for name in RECOVERIES for number in (errno.EIO, errno.ENOSPC, errno.EXDEV)),
+    *(("swap-for-owner", number) for number in (errno.EIO, errno.ENOSPC, errno.EXDEV)),
     # What errno it is makes no difference to a loan.
     *((name, number) for name in WITH_LOANS for number in (errno.EACCES, errno.EIO)[: 1 + EVERY_CALL]),
 ]

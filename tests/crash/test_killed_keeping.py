@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
+from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
 from tests.support.acts import LATE, READ_ONLY, TREE, killed_after, only_id
 from tests.support.laws import hold_when_failing, hold_when_killed
@@ -60,6 +62,10 @@ def keep(volume: Path, kernel: Kernel) -> object:
     return swap(home(volume), kernel, KEEP)
 
 
+def keep_for_owner(volume: Path, kernel: Kernel) -> object:
+    return swap_for_owner(kernel, os.fsencode(home(volume)), KEEP)
+
+
 def recover(volume: Path, kernel: Kernel) -> object:
     return recover_all(volume, kernel)
 
@@ -88,6 +94,11 @@ SCENES: dict[str, tuple[Scene, tuple[Look, ...]]] = {
     "swap-lent": (Scene(make_read_only, keep, uid=USER, is_gapless=True), (HOME, SWAPPED)),
     "swap-two-rename": (Scene(make_victim, keep, exchange=False), (HOME, SWAPPED)),
     "swap-two-rename-lent": (Scene(make_read_only, keep, uid=USER, exchange=False), (HOME, SWAPPED)),
+    "swap-for-owner": (Scene(make_read_only, keep_for_owner, uid=USER, by=0, is_gapless=True), (HOME, SWAPPED)),
+    "swap-for-owner-two-rename": (
+        Scene(make_read_only, keep_for_owner, uid=USER, by=0, exchange=False),
+        (HOME, SWAPPED),
+    ),
     "restore": (Scene(make_orphan, take_back, is_gapless=True), (SWAPPED, HOME)),
     "restore-late": (Scene(write_late, take_back, is_gapless=True), (WRITTEN, RESCUED)),
     "restore-lent": (Scene(make_read_only_orphan, take_back, uid=USER, is_gapless=True), (SWAPPED, HOME)),

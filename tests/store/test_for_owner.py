@@ -249,6 +249,33 @@ def test_a_user_who_killed_her_child_after_root_gave_has_it_by_her_next_command(
     assert_silent(volume)
 
 
+@pytest.mark.parametrize("uid", [0, ALICE])
+def test_a_command_of_roots_or_hers_at_any_call_leaves_it_to_who_does_it(volume: Path, uid: int) -> None:
+    n = 0
+    while True:
+        acting = ActingAt(n, partial(_recover_as, volume, uid))
+        swapped = swap_it(volume, acting)
+        assert swapped.warnings == (), f"call {n}"
+        [entry] = as_user(ALICE, lambda: entries(volume))
+        assert (entry.id, entry.state) == (swapped.id, State.ORPHANS), f"call {n}"
+        assert entries(volume) == [entry]
+        as_user(ALICE, partial(reap_now, volume, swapped.id))
+        (volume / "home").rmdir()
+        make_home(volume)
+        if acting.left >= 0:
+            break
+        n += 1
+    recover_all(volume)
+    assert_silent(volume)
+
+
+def _recover_as(volume: Path, uid: int) -> None:
+    if uid == os.geteuid():
+        recover_all(volume)
+    elif os.geteuid() == 0:
+        as_user(uid, partial(recover_all, volume))
+
+
 def test_a_directory_of_roots_own_is_swapped_plainly(volume: Path) -> None:
     make_tree(volume / "roots", {"a": "b"})
     swapped = swap_for_owner(Kernel(), raw(volume / "roots"), Options())

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.needs("root", "fuse")
 NAMES = [
     "swap",
     "swap-two-rename-lent",
+    "swap-for-owner",
     "rm",
     "restore-late",
     "restore-inside-free",
