@@ -18,13 +18,12 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
-from tests.support.scenes import DyingAfter, forbid_exchange
+from tests.support.scenes import DyingAfter, end_of, forbid_exchange
 from tests.support.store import (
     ActingAt,
     assert_silent,
     entries,
     folder_of,
-    in_child,
     init,
     own,
     place,
@@ -213,7 +212,7 @@ def dooms(number: int) -> Callable[[str], None]:
 
 @pytest.mark.parametrize("call", [("exchange", 1), ("renameat2", 1)])
 def test_what_a_killed_root_left_is_handed_over_by_his_next_command(volume: Path, call: tuple[str, int]) -> None:
-    in_child(lambda: swap_it(volume, DyingAfter(*call)))
+    end_of(lambda: swap_it(volume, DyingAfter(*call)))
     assert os.listdir(volume / "home") == []
     assert recover_all(volume) == []
     [entry] = entries(volume)
@@ -224,7 +223,7 @@ def test_what_a_killed_root_left_is_handed_over_by_his_next_command(volume: Path
 
 
 def test_what_came_in_before_it_was_handed_over_is_told_from_what_was_there(volume: Path) -> None:
-    in_child(lambda: swap_it(volume, DyingAfter("exchange")))
+    end_of(lambda: swap_it(volume, DyingAfter("exchange")))
     [left] = (folder_of(volume, 0) / "stage").iterdir()
     before = decode((left / "record.json").read_bytes())
     assert recover_all(volume) == []
