@@ -18,6 +18,7 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import find_container
 from fusefs.store.keep import For, keep_by_id
+from tests.support.gather import gather
 from tests.support.orphans import command
 from tests.support.scenes import DyingAfter
 from tests.support.store import (
@@ -168,6 +169,36 @@ def test_root_gives_a_copy_no_name_that_its_record_does_not_prove(volumes: Volum
     assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
     as_user(ALICE, partial(restore, volumes.copy, identifier, to=volumes.copy / "alice/again"))
     assert (volumes.copy / "alice/again/results").read_text() == "hers"
+
+
+def test_what_a_sweep_took_comes_back_in_a_copy_and_what_is_in_the_way_stays(volumes: Volumes) -> None:
+    make_tree(volumes.source / "job", {"a": "1", "sub": {"b": "2"}})
+    orphan = gather(volumes.source / "job", ["a", "sub"]).orphan
+    assert orphan is not None
+    _by_cp(volumes.source, volumes.copy)
+    (volumes.copy / "job/a").write_text("another's")
+    assert restore(volumes.copy, orphan).n_left == 1
+    assert (volumes.copy / "job/sub/b").read_text() == "2"
+    [entry] = entries(volumes.copy)
+    assert entry.state is State.ORPHANS
+    (volumes.copy / "job/a").unlink()
+    assert restore(volumes.copy, orphan).n_left == 0
+    assert (volumes.copy / "job/a").read_text() == "1"
+
+
+def test_a_refused_restore_of_a_copied_sweep_leaves_it_for_another_try(volumes: Volumes) -> None:
+    make_tree(volumes.source / "job", {"a": "1"})
+    orphan = gather(volumes.source / "job", ["a"]).orphan
+    assert orphan is not None
+    _by_cp(volumes.source, volumes.copy)
+    (volumes.copy / "job").rmdir()
+    (volumes.copy / "job").write_text("a file")
+    with pytest.raises(TrashdError):
+        restore(volumes.copy, orphan)
+    assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
+    (volumes.copy / "job").unlink()
+    restore(volumes.copy, orphan)
+    assert (volumes.copy / "job/a").read_text() == "1"
 
 
 def test_what_was_removed_comes_back_in_a_copy(volumes: Volumes) -> None:

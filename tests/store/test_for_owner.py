@@ -15,6 +15,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.record import Heir
 from fusefs.core.wire import decode
 from fusefs.linux.kernel import Kernel
+from fusefs.store.authority import make_folder_of
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
@@ -25,7 +26,7 @@ from tests.support.store import (
     entries,
     folder_of,
     init,
-    own,
+    opened,
     place,
     raw,
     reap_now,
@@ -48,15 +49,11 @@ def volume() -> Iterator[Path]:
     """A store of root's, in which Alice has a folder; her directory in root's; and the canary, which is root's."""
     with tmpfs_volume() as path:
         init(path)
-        as_user(ALICE, lambda: _own_folder(path))
+        with opened(path) as store:
+            make_folder_of(store, ALICE).fd.close()
         make_tree(path / "canary", {"secret": "root's"})
         make_home(path)
         yield path
-
-
-def _own_folder(volume: Path) -> None:
-    with own(volume):
-        pass
 
 
 def make_home(volume: Path) -> None:
@@ -156,7 +153,7 @@ def test_whatever_she_puts_into_her_stage_at_any_call_never_has_roots_name(
         assert os.listdir(volume / "home") == []
         assert_rootly(volume / "home")
         assert snapshot(volume / "canary", with_times=True) == canary
-        found = [path for path in (volume / ".trashd/u").rglob("results") if path.read_text() == "hers"]
+        found = [path for path in (volume / ".trashd").rglob("results") if path.read_text() == "hers"]
         assert len(found) == 1, f"call {n}: {swapped}"
         remove_containers(volume)
         (volume / "home").rmdir()
