@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,10 @@ from fusefs.reaper.engine import Wishes
 from fusefs.reaper.for_root import take_over
 from fusefs.reaper.intake import ForRoot
 from fusefs.reaper.pace import Constant
+from fusefs.reaper.reap import reap
 from fusefs.reaper.volume import open_volume
+from fusefs.store.layout import open_store
+from fusefs.store.verbs import own_folder
 from fusefs.sweep.request import ToTrash
 from tests.support.given import (
     ALICE,
@@ -51,10 +55,10 @@ from tests.support.given import (
 )
 from tests.support.orphans import command
 from tests.support.reapers import state_of
-from tests.support.store import assert_silent, entries, forge, own, place, raw, recover_all, restore
+from tests.support.store import DyingAt, assert_silent, entries, forge, in_child, own, place, raw, recover_all, restore
 from tests.support.sweeping import sweep
 from tests.support.tree import deep_chain, make_tree
-from tests.support.users import as_user
+from tests.support.users import ChildDied, as_user
 from tests.support.volumes import btrfs_subvolume
 
 pytestmark = pytest.mark.needs("root")
@@ -454,6 +458,40 @@ def test_what_comes_in_between_two_parts_of_a_reap_is_kept(quick_volume: Path, a
         move_in(project / "results", fd)
         reap_as(asker, quick_volume, identifier)
     assert thesis_in(quick_volume, identifier, "tree").read_bytes() == THESIS
+
+
+@pytest.mark.parametrize("asker", [ALICE, 0])
+def test_a_reap_that_is_killed_before_any_call_leaves_no_doubt(quick_volume: Path, asker: int) -> None:
+    """In directories of the asker's; in root's orphans in those of others too: what it enters, it takes first."""
+    for n in range(0, 1000, 2):
+        make_tree(
+            quick_volume / "project/killed", job(BOB) if asker == 0 else shared({"a": shared({"b": "1"}), "c": "2"})
+        )
+        tick(quick_volume)
+        identifier = swap_as(asker, quick_volume / "project/killed")
+        (quick_volume / "project/killed").rmdir()
+        was_killed = reap_and_die(asker, quick_volume, identifier, n)
+        recover_all(quick_volume)
+        if state_of(quick_volume, identifier) is not None:
+            assert reap_as(asker, quick_volume, identifier).report.failures == (), n
+        if not was_killed:
+            return
+
+
+def reap_and_die(asker: int, volume: Path, identifier: str, n: int) -> bool:
+    """Somebody reaps an orphan and is killed before his n-th call; whether he was."""
+
+    def act() -> bool:
+        kernel = Kernel(DyingAt(n))
+        store = open_store(kernel, kernel.open_path(raw(volume)), raw(volume))
+        assert store is not None
+        with store, own_folder(store) as folder:
+            reap(folder, ContainerId(identifier), Wishes(n_workers=1))
+        return False
+
+    with suppress(ChildDied):
+        return as_user(asker, act, groups=[TEAM]) if asker else bool(in_child(act))
+    return True
 
 
 # Clocks
