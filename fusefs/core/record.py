@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
 NOTE_MAX_CHARS = 2000
-MAX_ENTERED = 200
-"""Directories that a stopped reap notes: it has few more open at a time."""
+MAX_ENTERED = 100
+"""Directories of others that a reap notes: it has few more open at a time."""
 MAX_FAILURES = 50
 """Failures kept by name: a record must stay below 64 KiB, and nobody reads the millionth."""
 
@@ -50,7 +50,7 @@ class Failure(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """A directory of another's that a stopped reap had begun to empty; its own changes are no reason for doubt.
+    """A directory of another's in which a reap stopped or failed; its own changes are no reason for doubt.
 
     handle    of its identity
     ctime_ns  when it was last changed: by that reap, and by nobody since, as long as it is the same
@@ -115,7 +115,7 @@ class Record(NamedTuple):
     moved_ns     the filesystem's own clock just before the tree came: what was moved later was not given (security.md);
                  of a sweep, when all had come; None in records made before, where the container's birth tells
     taken_from   uid of the user whose container the tree is (store/seize.py): what only he can move is not in doubt
-    entered      directories of others that a stopped reap had begun to empty
+    entered      directories of others in which a reap stopped or failed
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine
     unknown      keys of a later minor version: kept, never understood

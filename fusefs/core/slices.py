@@ -7,12 +7,12 @@ open at a time whatever the tree's shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fusefs.core.names import join
-from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.core.record import MAX_ENTERED, MAX_FAILURES, Entered, Failure
 from fusefs.core.report import Report
 
 MAX_FDS = 100
@@ -141,6 +141,7 @@ class Outcome(NamedTuple):
     left      what it had entered, each inside the one before
     hoisted   names of what was too deep, in the directory for it
     made_hoisted  that directory was made: the first one that was too deep became it
+    entered  directories of others in which something failed: the next reap comes to them again
     busy_s    how long it took
     """
 
@@ -152,6 +153,7 @@ class Outcome(NamedTuple):
     left: tuple[Left, ...] = ()
     hoisted: tuple[str, ...] = ()
     made_hoisted: bool = False
+    entered: tuple[Entered, ...] = ()
     busy_s: float = 0.0
 
     def fds(self) -> Sequence[int]:
@@ -161,6 +163,13 @@ class Outcome(NamedTuple):
     def with_fds(self, fds: Sequence[int]) -> Outcome:
         """The same there."""
         return self._replace(left=tuple(one._replace(fd=fd) for one, fd in zip(self.left, fds, strict=True)))
+
+
+class Finished(NamedTuple):
+    """A directory that nobody works in any more: its fd may be closed."""
+
+    fd: int
+    has_failed: bool
 
 
 class _Node:
@@ -192,6 +201,7 @@ class Plan:
         self._n_bytes = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
+        self._entered: dict[str, Entered] = {}
 
     def add(self, fd: int, path: bytes, work: Work, *, is_hoisted: bool = False) -> int:
         """A directory to begin with, whose fd stays its owner's; its key."""
@@ -264,8 +274,9 @@ class Plan:
         work.is_productive = False
         return share
 
-    def done(self, done: Slice, outcome: Outcome) -> list[int]:
-        """Take in what a slice did; the fds that may be closed now."""
+    def done(self, done: Slice, outcome: Outcome) -> list[Finished]:
+        """Take in what a slice did; the directories that are done with now."""
+        self.note(outcome.entered)
         self._removed += outcome.removed
         self._n_bytes += outcome.n_bytes
         self._failures += outcome.failures[: MAX_FAILURES - len(self._failures)]
@@ -286,18 +297,18 @@ class Plan:
         node.n_running -= 1
         node.work.put_back(lost.work)
 
-    def _finish(self, key: int) -> list[int]:
+    def _finish(self, key: int) -> list[Finished]:
         """Let go of a directory in which nothing is left, and of those above it for which it was the last."""
-        fds: list[int] = []
+        finished: list[Finished] = []
         while True:
             node = self._nodes[key]
             if node.n_running or node.n_children or node.work.has_rest():
-                return fds
+                return finished
             node.work.look_again()
             if node.parent is None or node.work.has_rest():
-                return fds
+                return finished
             del self._nodes[key]
-            fds.append(node.fd)
+            finished.append(Finished(node.fd, bool(node.work.n_failed)))
             above = self._nodes[node.parent]
             above.n_children -= 1
             if node.work.n_failed:
@@ -305,6 +316,16 @@ class Plan:
             elif node.work.cut_bytes is None:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
+
+    def note(self, entered: Iterable[Entered]) -> None:
+        """Remember directories of others for the next reap, as many as a record has room for."""
+        for one in entered:
+            if len(self._entered) < MAX_ENTERED:
+                self._entered[one.handle] = one
+
+    def entered(self) -> tuple[Entered, ...]:
+        """What was noted."""
+        return tuple(self._entered.values())
 
     def count(self, removed: int) -> None:
         """Entries were removed beside the slices."""

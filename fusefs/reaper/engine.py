@@ -62,7 +62,7 @@ def remove_contents(
 ) -> tuple[Report, tuple[Entered, ...]]:
     """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
 
-    Returns  what was done; and if it was stopped, what `given` has to be told of the next time
+    Returns  what was done; and what `given` has to be told of the next time
     Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
     """
     strategy = choose(kernel, container, wishes.n_workers)
@@ -107,12 +107,13 @@ class _Removal:
                 self._kernel.rmdir(self._container, HOISTED)
                 self._plan.count(1)
         report = self._plan.report(paced=self._pace.was_always_limited, stopped=stopped)
-        return report, self._note() if stopped else ()
+        self._note(self._plan.fds())
+        return report, self._plan.entered()
 
-    def _note(self) -> tuple[Entered, ...]:
+    def _note(self, fds: list[int]) -> None:
+        """Remember directories that the next reap comes to again."""
         with suppress(OSError):
-            return self._given.note(self._plan.fds())
-        return ()
+            self._plan.note(self._given.note(fds))
 
     def _open_hoisted(self) -> None:
         """Make what is too deep part of the plan, what a killed reaper left there too."""
@@ -128,7 +129,9 @@ class _Removal:
         return self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
 
     def _done(self, work: Slice, budget: Budget, outcome: Outcome) -> None:
-        for fd in self._plan.done(work, outcome):
+        for fd, has_failed in self._plan.done(work, outcome):
+            if has_failed:
+                self._note([fd])
             Fd(fd).close()
         if outcome.hoisted or outcome.made_hoisted:
             with suppress(OSError):  # taken away: whatever is left will be found when the container is removed

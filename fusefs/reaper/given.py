@@ -8,7 +8,7 @@ What has a ctime from before has the entries that it had then, and so on upwards
 
 The reaper changes directories too. What it enters becomes, first of all, its user's own where nobody else writes:
 that is in no doubt the next time, and keeps others out. Directories of others it can't make so (unless it is root's):
-a reap that is told to stop notes those that it has begun. One that is killed leaves them in doubt.
+a reap that is told to stop, or fails in one, notes them. One that is killed leaves them in doubt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class Given:
         return _is_own(self._kernel.fstat(fd), {self._uid})
 
     def note(self, fds: Iterable[int]) -> tuple[Entered, ...]:
-        """What the next reap has to be told of directories that this one leaves half done. Raises  OSError"""
+        """What the next reap has to be told of directories that this one leaves, half done or for good.
+
+        Raises  OSError
+        """
         noted: list[Entered] = []
         for number in fds:
             if len(noted) == MAX_ENTERED:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.record import MAX_FAILURES, Failure, Record, quote
+from fusefs.core.record import MAX_ENTERED, MAX_FAILURES, Entered, Failure, Record, quote
 from fusefs.core.report import Reaped, Report
 from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
@@ -60,14 +60,14 @@ def reap(
         if report.stopped:
             if entered:
                 with suppress(OSError):  # a full volume has no room: they are in doubt then
-                    rewrite(held, held.record._replace(entered=entered))
+                    rewrite(held, held.record._replace(entered=_with_those_before(entered, held.record)))
             return Reaped(container, None, report, seen)
         if report.n_failed == 0:
             report = _retire(held, report)
         if report.n_failed:
             if wishes.waits:
                 left_bytes = survey(folder.store.kernel, held.fd).n_bytes
-            _set_aside(held, report)
+            _set_aside(held, report, entered)
     restock(folder)
     return Reaped(container, None, report, seen, left_bytes)
 
@@ -106,9 +106,16 @@ def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
         yield failure._replace(name=name)
 
 
-def _set_aside(held: Held, report: Report) -> None:
+def _with_those_before(entered: tuple[Entered, ...], record: Record) -> tuple[Entered, ...]:
+    """What this reap noted, and what those before it had and it did not come to."""
+    noted = {one.handle for one in entered}
+    return (*entered, *(one for one in record.entered if one.handle not in noted))[:MAX_ENTERED]
+
+
+def _set_aside(held: Held, report: Report, entered: tuple[Entered, ...]) -> None:
     failures = tuple(_within(report.failures[:MAX_FAILURES], _NAMES_MAX_BYTES))
     with suppress(OSError):
         # On a full volume the reasons may find no room; the quarantine itself needs none.
-        held = rewrite(held, held.record._replace(failures=failures, partial=True))
+        noted = _with_those_before(entered, held.record)
+        held = rewrite(held, held.record._replace(failures=failures, entered=noted, partial=True))
     move(held, State.QUARANTINE)

@@ -17,7 +17,7 @@ from itertools import islice
 from fusefs.core.budget import Budget
 from fusefs.core.names import join
 from fusefs.core.reasons import CAME_IN
-from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.core.record import MAX_ENTERED, MAX_FAILURES, Entered, Failure
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -107,6 +107,7 @@ class _Run:
         self._n_failed = 0
         self._hoisted: list[str] = []
         self._made_hoisted = False
+        self._entered: list[Entered] = []
 
     def run(self) -> Outcome:
         try:
@@ -126,6 +127,7 @@ class _Run:
             tuple(Left(frame.name, frame.fd, frame.work) for frame in above),
             tuple(self._hoisted),
             self._made_hoisted,
+            tuple(self._entered),
             time.monotonic() - self._began_at,
         )
 
@@ -339,6 +341,9 @@ class _Run:
                     return
             if frame.work.n_failed:
                 parent.work.fail(frame.name)
+                if len(self._entered) < MAX_ENTERED:
+                    with suppress(OSError):
+                        self._entered += self._given.note([frame.fd])
         frame.fd.close()
         self._frames.pop()
 

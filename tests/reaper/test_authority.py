@@ -16,6 +16,7 @@ import pytest
 from fusefs.core.errors import NotFound
 from fusefs.core.report import Reaped
 from tests.support.bulk import bulky_tree, fill, roomy_volume
+from tests.support.given import tick
 from tests.support.reapers import Reaping, start_reap, state_of
 from tests.support.reasons import assert_quarantined, left_in, reasons
 from tests.support.store import assert_silent, place, reap_now, swap
@@ -36,18 +37,23 @@ by_both = pytest.mark.parametrize("reap", [by_himself, reap_now], ids=["himself"
 Reap = Callable[[Path, str], Reaped]
 
 
-def orphan_with(volume: Path, name: str, spec: Spec | Dir) -> str:
-    """The id of a user's orphan, in which root made something after the swap; the user filled the rest."""
+def nothing(_path: Path) -> None:
+    """Leave it as it is."""
+
+
+def orphan_with(volume: Path, name: str, spec: Spec | Dir, more: Callable[[Path], None] = nothing) -> str:
+    """The id of a user's orphan, in which root had made something, and done more there; the user filled the rest."""
     home = make_tree(volume / "home", Dir(owner=(USER, USER)))
+    job = home / "job"
 
-    def give_away() -> str:
-        job = make_tree(home / "job", {"a": "1", "sub": {"b": {"c": "2"}}, "closed": Dir({"d": "3"}, mode=0o500)})
+    def make() -> None:
+        make_tree(job, {"a": "1", "sub": {"b": {"c": "2"}}, "closed": Dir({"d": "3"}, mode=0o500)})
         fill(job / "many", 500)
-        return str(swap(job).id)
 
-    identifier = as_user(USER, give_away)
-    make_tree(place(volume, identifier) / "tree" / name, spec)
-    return identifier
+    as_user(USER, make)
+    more(make_tree(job / name, spec))
+    tick(volume)
+    return as_user(USER, lambda: str(swap(job).id))
 
 
 def assert_stays(volume: Path, identifier: str, reap: Reap, name: str, why: dict[bytes, int], left: set[str]) -> None:
@@ -83,11 +89,14 @@ def test_somebody_elses_file_in_a_sticky_directory_stays_and_ones_own_goes(volum
 @pytest.mark.parametrize("fs_type", ["tmpfs", pytest.param("ext4", marks=pytest.mark.needs("loop"))])
 def test_among_more_refused_files_than_a_reaper_remembers_all_of_ones_own_go(fs_type: str) -> None:
     with roomy_volume(fs_type, 50_000) as volume:
-        identifier = orphan_with(volume, "sticky", Dir({}, mode=0o1777))
-        sticky = fill(place(volume, identifier) / "tree/sticky", 40_000)
         mine = {f"f{i}" for i in Random("whose").sample(range(40_000), 20_000)}
-        for name in mine:
-            os.chown(sticky / name, USER, USER)
+
+        def give_some(sticky: Path) -> None:
+            fill(sticky, 40_000)
+            for name in mine:
+                os.chown(sticky / name, USER, USER)
+
+        identifier = orphan_with(volume, "sticky", Dir({}, mode=0o1777), give_some)
         reaped = reap_now(volume, identifier)
         assert reaped.report.n_failed >= 20_000
         assert_quarantined(volume, reaped)

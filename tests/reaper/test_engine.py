@@ -129,7 +129,7 @@ def drive(submit: Callable[..., object], fd: Fd) -> Report:
     while (job := plan.next()) is not None:
         outcome = submit(job, Budget(seconds=0.0)).result()  # type: ignore[attr-defined]
         for spare in plan.done(job, outcome):
-            os.close(spare)
+            os.close(spare.fd)
     return plan.report(paced=False, stopped=False)
 
 

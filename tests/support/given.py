@@ -74,11 +74,11 @@ def make_project(volume: Path, owner: int = ALICE) -> Path:
 
 def tick(volume: Path) -> None:
     """Wait until all that is there was made some time ago, by the filesystem's clock."""
-    there = volume / "project"
-    there.chmod(0o2775)
-    began_ns = there.stat().st_ctime_ns
-    while there.stat().st_ctime_ns < began_ns + _SOME_TIME_NS:
-        there.chmod(0o2775)
+    mode = volume.stat().st_mode & 0o7777
+    volume.chmod(mode)
+    began_ns = volume.stat().st_ctime_ns
+    while volume.stat().st_ctime_ns < began_ns + _SOME_TIME_NS:
+        volume.chmod(mode)
 
 
 class WayIn(Enum):

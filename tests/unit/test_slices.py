@@ -143,8 +143,8 @@ def test_whatever_order_slices_end_in_all_goes_but_what_is_stuck(
         if chance.random() < 0.1:
             plan.lost(job)
             continue
-        for fd in plan.done(job, model.run(job, chance.randint(1, most))):
-            del model.open[fd]
+        for finished in plan.done(job, model.run(job, chance.randint(1, most))):
+            del model.open[finished.fd]
     assert plan.is_dry()
     assert only_stuck(tree)
     assert set(model.open) == {ROOT_FD}, "an fd is leaked"
