@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 
 from fusefs.core.names import STORE, RelPath, join
 from fusefs.linux.fd import Fd
@@ -24,6 +24,8 @@ from fusefs.store.registry import registered
 
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100
 """Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
+_MOST_LOOKED_AT = 200
+"""Stores: who notes thousands keeps nobody from anything for long."""
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 _Noted = tuple[int, RelPath]
 """Who noted a store, and the directory that holds it, relative to the one that was asked about."""
@@ -38,7 +40,8 @@ def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPa
     Raises     OSError
     """
     told = set()
-    for uid, lower in (*_registered(root_fd, root_path, directory), *_pointed(kernel, root_fd, directory)):
+    noted = chain(_registered(root_fd, root_path, directory), _pointed(kernel, root_fd, directory))
+    for uid, lower in islice(noted, _MOST_LOOKED_AT):
         if lower in told:
             continue
         way = join(directory, lower, STORE)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fusefs.core.clock import Clock
 from fusefs.core.errors import NotFound, NotProven, TrashdError, Untrusted, UsageError, from_os
-from fusefs.core.names import printable
+from fusefs.core.names import STORE, join, printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.moments import moment
 from fusefs.linux.mountinfo import below, is_inside
@@ -134,7 +134,7 @@ def _prepare_lower(store: Store) -> None:
             if folder.list(POINTERS):
                 for base in as_owner(folder, partial(_lower_bases, folder), list[bytes]):
                     with suppress(Untrusted):  # its owner's alone
-                        lower = _beneath(store, base)
+                        lower = _beneath(store, base, None)
                         if lower is not None:
                             prepared(lower).__exit__()
 
@@ -234,15 +234,19 @@ def act_on(
 
 
 @contextmanager
-def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: Entry) -> Iterator[UserFolder]:
+def opened_folder(
+    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, *, with_own: bool = False
+) -> Iterator[UserFolder]:
     """The folder that an entry is in, opened by ourselves: for what root does with his own hands.
 
+    with_own  in a user's own store too, in which root makes nothing
     Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
     """
     base = entry.base_path()
     for upper in discover(kernel, volumes):
         with upper:
-            store = _beneath(upper, base) if is_inside(base, upper.base_path) else None
+            of = entry.uid if with_own else None
+            store = _beneath(upper, base, of) if is_inside(base, upper.base_path) else None
         if store is None:
             continue
         with store:
@@ -254,14 +258,16 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: Entry) -> Ite
     raise NotFound(entry.id)
 
 
-def _beneath(upper: Store, base: bytes) -> Store | None:
-    """The store in the directory of another one's or in one beneath it; None if no way leads there."""
+def _beneath(upper: Store, base: bytes, of: int | None) -> Store | None:
+    """The store in the directory of another one's or in one beneath it; None if no way leads there. of: or his own"""
+    way = below(base, upper.base_path)
     try:
-        sides = upper.base().beneath(upper.kernel, below(base, upper.base_path))
+        owner = None if of is None else upper.kernel.stat(upper.base_fd, join(way, STORE)).st_uid
+        sides = upper.base().beneath(upper.kernel, way)
     except OSError:
         return None  # another volume is mounted on the way, or somebody moved it
     try:
-        return open_store(upper.kernel, sides.fd, base, sides.mounted)
+        return open_store(upper.kernel, sides.fd, base, sides.mounted, of=of if of == owner else None)
     except Untrusted as error:
         hint = f"root takes it over, with what is in it, by: trashd init {printable(base)}"
         raise Untrusted(error.detail, hint) from error

@@ -129,7 +129,7 @@ def rescue(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, to: bytes, en
         why = act_on(kernel, volumes, entry, partial(_look_as_owner, entry, ended), str)
         try:
             # With our own hands, as root too: one rename between two directories that we hold open.
-            with opened_folder(kernel, volumes, entry) as folder:
+            with opened_folder(kernel, volumes, entry, with_own=True) as folder:
                 holds = _take_out(folder, entry, above, name, to)
         except OSError as error:
             if error.errno == errno.EXDEV:

@@ -14,6 +14,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.mounted import refuse_mounted
+from fusefs.store.rescue import find_thing, rescue
 from fusefs.store.stage import Options
 from fusefs.store.verbs import own_folder
 from tests.support.mounted import Mounted
@@ -279,3 +280,15 @@ def test_what_was_dropped_through_the_mount_is_adopted(mount: Mounted, job: Path
     os.rename(mount.path / "job2", mount.path / ".trashd/u/0/drop/job2")
     assert recover_all(mount.path) == []
     assert {swapped.method.value for swapped in entries(mount.path) if swapped.method} == {"exchange", "dropped"}
+
+
+def test_what_nobody_understands_is_taken_out_and_seen_at_once(mount: Mounted, job: Path) -> None:
+    container = tree_of(swap(job)).parent
+    os.truncate(container / "record.json", 40)
+    rescued = mount.path / "rescued"
+    assert not rescued.exists()
+    entry = find_thing(Kernel(), [raw(mount.path)], raw(Path(container.name)))
+    rescue(Kernel(), [raw(mount.path)], entry, raw(rescued))
+    assert sorted(os.listdir(rescued)) == ["record.json", "tree"]
+    assert snapshot(rescued) == snapshot(mount.backing / "rescued")
+    remove(rescued)

@@ -366,6 +366,21 @@ def test_root_takes_it_out_where_he_likes(shared: Path) -> None:
     assert (stat.S_IMODE(st.st_mode), st.st_uid) == (0o700, ALICE)
 
 
+def test_root_takes_it_out_of_a_users_own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in her home, where root made none."""
+    with tmpfs_volume() as path:
+        make_tree(path / "alice", Dir({"state": Dir(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
+        monkeypatch.setenv("XDG_STATE_HOME", str(path / "alice/state"))
+
+        def act() -> str:
+            init(path / "alice")
+            return with_no_record(path / "alice").name
+
+        name = as_user(ALICE, act)
+        taken(path / "alice", name, path / "rescued")
+        assert (path / "rescued/tree/a").read_text() == "1"
+
+
 def test_nobody_else_finds_it(shared: Path) -> None:
     (shared / "bob").mkdir()
     os.chown(shared / "bob", BOB, BOB)
