@@ -78,17 +78,21 @@ def _areas(kernel: Kernel, store: Fd) -> Iterator[RelPath]:
 
 
 def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
-    """Whose store an open directory is; None if it is none, or another one's, or others can write in it."""
+    """Whose store an open directory is; None if it is none, or another one's, or others can write in it.
+
+    Looked at before anything is opened: another one's lease on his file, or a FIFO, would hold us or fail us.
+    """
     st = kernel.fstat(store)
     try:
+        told = kernel.stat(store, VOLUME)
+        is_theirs = {st.st_uid, told.st_uid} <= set(owners)
+        if not is_theirs or not stat.S_ISREG(told.st_mode) or (st.st_mode | told.st_mode) & _OTHERS_WRITE:
+            return None
         with kernel.open_beneath(store, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
-            told = kernel.fstat(file)
-            text = kernel.read(file, VOLUME_MAX_BYTES) if stat.S_ISREG(told.st_mode) else b""
+            text = kernel.read(file, VOLUME_MAX_BYTES)
     except OSError as error:
-        if error.errno not in (*_ABSENT, errno.EACCES, errno.ENXIO):
+        if error.errno not in (*_ABSENT, errno.EACCES):
             raise
-        return None
-    if (st.st_mode | told.st_mode) & _OTHERS_WRITE or not {st.st_uid, told.st_uid} <= set(owners):
         return None
     return st.st_uid if _is_ours(text) else None
 

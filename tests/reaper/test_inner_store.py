@@ -19,6 +19,7 @@ from fusefs.reaper.reap import reap
 from fusefs.store.find import act_on, find_container
 from fusefs.store.stage import Options
 from tests.support.inner_stores import made_elsewhere, own_store, store_in, without_upper_store
+from tests.support.leases import write_lease
 from tests.support.orphans import PINNED as KEPT
 from tests.support.orphans import command, orphan_in
 from tests.support.reapers import state_of
@@ -275,6 +276,14 @@ def test_what_others_could_have_made_is_no_store(volume: Path, damage: Callable[
     team, _inner = team_in(volume)
     damage(left_over(volume, team) / "deep/proj/.trashd")
     assert STORE not in [why for _way, why in told(reap_now(volume, team))]
+
+
+def test_a_third_persons_lease_on_what_he_planted_keeps_nothing(volume: Path) -> None:
+    make_tree(volume / "team", {"open": Dir(mode=0o777)})
+    as_user(BOB, partial(planted_volume_json, volume / "team/open", BOB))
+    team = swap(volume / "team").id
+    with write_lease(left_over(volume, team) / "open/.trashd/volume.json"):
+        assert told(reap_now(volume, team)) == []
 
 
 # Words
