@@ -16,6 +16,7 @@ from fusefs.core.errors import NotPermitted, TrashdError
 from fusefs.core.names import STORE, printable
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import is_inside
 
 if TYPE_CHECKING:
     from fusefs.core.status import VolumeStatus
@@ -89,7 +90,8 @@ def served_by_root() -> list[VolumeStatus]:
     with suppress(TrashdError, OSError):  # of another version
         seen = read_status(SYSTEM_RUNTIME)
         if seen is not None and seen.is_running:
-            return [one for one in seen.status.volumes if one.phase not in (Phase.ELSEWHERE, Phase.GONE)]
+            served = [one for one in seen.status.volumes if one.phase not in (Phase.ELSEWHERE, Phase.GONE)]
+            return [one for one in served if one.owner in (None, os.geteuid())]
     return []
 
 
@@ -118,10 +120,18 @@ def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
         seen = read_status(runtime)
         if seen is None or not seen.is_running:
             return
-        paused = [one for one in seen.status.volumes if None in volumes or one.root() in volumes]
-        if all(one.phase in (Phase.PAUSED, Phase.GONE, Phase.ELSEWHERE) for one in paused):
+        paused = [one for one in seen.status.volumes if any(_may_be_in(one, volume) for volume in volumes)]
+        if all(one.phase in (Phase.PAUSED, Phase.GONE, Phase.ELSEWHERE, Phase.UNPROVEN) for one in paused):
             return
         time.sleep(_GLANCE_S)
+
+
+def _may_be_in(one: VolumeStatus, volume: bytes | None) -> bool:
+    """Whether a pause of a directory holds for what is served: of a user's own store the path may be told in part."""
+    if volume is None or one.owner is None:
+        return volume in (None, one.root())
+    seen = one.shown()
+    return is_inside(seen, volume) or (seen != one.root() and is_inside(volume, seen))
 
 
 def named(volumes: tuple[bytes, ...]) -> list[bytes | None]:

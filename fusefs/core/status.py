@@ -14,6 +14,8 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.record import quote, unquote
 
 MOST_FAULTS = 10
+UNSEEN = "….".encode()
+"""Stands, with some of the store's id, for the names in a path that are nobody else's business."""
 
 
 class Phase(Enum):
@@ -123,6 +125,11 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     def root(self) -> bytes:
         """The directory that holds the store."""
         return unquote(self.path)
+
+    def shown(self) -> bytes:
+        """So much of that as is told."""
+        path = self.root()
+        return path if self.owner is None else path.partition(b"/" + UNSEEN)[0] or b"/"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from fusefs.core.errors import NoStore, Untrusted
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import STORE
+from fusefs.core.status import UNSEEN
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
@@ -30,8 +31,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _OTHERS_WRITE, _OTHERS_LOOK = 0o022, 0o005
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED = "others can make names beside it, in a store of an earlier version; its owner's next command ends that"
-_UNSEEN, _OF_ID = "….".encode(), 8
-"""What stands for names that are nobody else's business."""
+_OF_ID = 8
 
 
 def open_base(kernel: Kernel, wanted: Word, mounts: Sequence[Mount]) -> Fd:
@@ -84,7 +84,7 @@ def open_vouched(kernel: Kernel, base: Fd, wanted: Word) -> Store:
 
 def unseen(wanted: Word) -> bytes:
     """What stands for a path where nobody has looked who may see it: some of the store's id."""
-    return b"/" + _UNSEEN + wanted.line.volume[:_OF_ID].encode()
+    return b"/" + UNSEEN + wanted.line.volume[:_OF_ID].encode()
 
 
 def seen_by_all(base: Fd, wanted: Word) -> bytes:

@@ -19,7 +19,7 @@ from tests.support.homes import ALICE, BOB, fuse_for_all, homes, registry_of, tr
 from tests.support.own_stores import SOON, outlasts, own_stores, phases, thrown
 from tests.support.service import QUICK, Service, places, service
 from tests.support.tree import Dir, make_tree
-from tests.support.volumes import tmpfs_volume
+from tests.support.volumes import tmpfs_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
 
@@ -204,3 +204,22 @@ def test_what_was_swapped_in_a_users_own_mount_is_reaped_when_that_is_gone(
         assert container.exists()
         assert trashd_as(ALICE, at_home, "umount", mounted).code == 0
         running.until(lambda: not container.exists())
+
+
+def test_a_user_pauses_neither_what_root_serves_of_his_nor_is_refused_for_what_it_serves_of_others(
+    base: Path, home: Mapping[int, Path]
+) -> None:
+    thrown(ALICE, home[ALICE])
+    with service(base) as running:
+        running.until(lambda: phases(running) == [Phase.IDLE])
+        assert trashd_as(ALICE, home[ALICE], "pause", home[ALICE]).code == 4
+        assert trashd_as(BOB, home[BOB], "pause").code == 0
+
+
+def test_a_volume_with_users_stores_can_be_unmounted_once_it_is_paused(base: Path, home: Mapping[int, Path]) -> None:
+    container = thrown(ALICE, home[ALICE], *SOON)
+    disk = home[ALICE].parents[1]
+    with service(base) as running:
+        running.until(lambda: not container.exists())  # it stays open for a while
+        done_well("pause", disk)
+        assert not unmount(disk), "it was busy"
