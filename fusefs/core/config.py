@@ -58,11 +58,14 @@ class Config(NamedTuple):
         path = path.rstrip(b"/") or b"/"
         return next((volume for volume in self.volumes if volume.path == path), self.defaults._replace(path=path))
 
-    def inside(self, path: bytes) -> VolumePolicy:
-        """What holds for a store somewhere in a volume: as for the nearest directory above that is named, or itself."""
+    def inside(self, path: bytes, point: bytes) -> VolumePolicy:
+        """What holds for a store somewhere in a volume: what is said of that, or of the part of it that it is in.
+
+        point  where the filesystem of that path is mounted
+        """
         named = {volume.path: volume for volume in self.volumes}
         above = path.rstrip(b"/") or b"/"
-        while above not in named and above != b"/":
+        while above not in named and above not in (point, b"/"):
             above = above[: above.rfind(b"/")] or b"/"
         return named.get(above, self.defaults)._replace(path=path)
 

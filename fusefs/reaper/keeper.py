@@ -28,7 +28,7 @@ from fusefs.reaper.sentry import Sentry
 from fusefs.reaper.session import Session, Tells
 from fusefs.reaper.tally import Tally
 from fusefs.reaper.user import User
-from fusefs.reaper.volume import Elsewhere, Opened, Space, Unproven, open_own, open_volume, own_space, space_at
+from fusefs.reaper.volume import ByRules, Elsewhere, Opened, Space, Unproven, open_own, open_volume, own_space, space_at
 from fusefs.reaper.vouched import unseen
 from fusefs.store.folders import Census, whose
 from fusefs.store.layout import Store
@@ -55,7 +55,7 @@ class Own(NamedTuple):
     """A user's own store, and what root's service has for it."""
 
     word: Word
-    path_for_rules: bytes
+    by_rules: ByRules
     berth: Berth
 
 
@@ -126,12 +126,12 @@ class Keeper:
 
     def paths(self) -> tuple[bytes, ...]:
         """By what people may know it."""
-        return (self.path,) if self._own is None else (self.path, self._own.path_for_rules)
+        return (self.path,) if self._own is None else (self.path, self._own.by_rules.path)
 
     def renew(self, own: Own) -> None:
         """Its owner's registry says something else of it, or it is shown by another mount."""
         assert self._own is not None
-        if (own.word, own.path_for_rules) != (self._own.word, self._own.path_for_rules):
+        if (own.word, own.by_rules) != (self._own.word, self._own.by_rules):
             self._own = own._replace(berth=self._own.berth)
             self.reconfigure()
 
@@ -179,7 +179,7 @@ class Keeper:
 
     def _policy(self) -> VolumePolicy:
         config = self._context.config
-        return config.volume(self.path) if self._own is None else config.inside(self._own.path_for_rules)
+        return config.volume(self.path) if self._own is None else config.inside(*self._own.by_rules)
 
     async def _watch_room(self, policy: VolumePolicy) -> float:
         """Look at the free space where nothing is open; until when that need not be done again."""

@@ -43,7 +43,7 @@ from fusefs.reaper.own_stores import Key, OwnStores
 from fusefs.reaper.pause import Pause, pause_dir, read_pauses
 from fusefs.reaper.portrait import portray
 from fusefs.reaper.status import write_status
-from fusefs.reaper.volume import path_for_rules, registered_paths, volume_paths
+from fusefs.reaper.volume import by_rules, registered_paths, volume_paths
 from fusefs.reaper.watcher import Watcher
 from fusefs.store.registry import STORES, registered
 
@@ -255,7 +255,7 @@ class _Service:
         mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
         for key, word in own_stores.words.items():
             uid, path = key
-            own = Own(word, path_for_rules(path, mounts), self._berths.of(uid, covering(path, mounts)))
+            own = Own(word, by_rules(path, mounts), self._berths.of(uid, covering(path, mounts)))
             if key in self._own:
                 self._own[key].renew(own)
                 continue

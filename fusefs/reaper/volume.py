@@ -13,7 +13,7 @@ from fusefs.core.names import Name, printable
 from fusefs.core.status import Phase
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, below, find_place, read_mounts, views
+from fusefs.linux.mountinfo import Mount, below, covering, find_place, read_mounts, views
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
 from fusefs.reaper.vouched import open_base, open_folder, open_vouched, seen_by_all, take_own_census
@@ -227,13 +227,22 @@ def registered_paths(lines: Iterable[Line], mounts: list[Mount]) -> list[bytes]:
     return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
 
 
-def path_for_rules(path: bytes, mounts: list[Mount]) -> bytes:
-    """By which path rules and pauses know a directory: within what a mount of ours shows by that mount's."""
+class ByRules(NamedTuple):
+    """By which path rules and pauses know a directory, and where its filesystem is mounted."""
+
+    path: bytes
+    point: bytes
+
+
+def by_rules(path: bytes, mounts: list[Mount]) -> ByRules:
+    """Within what a mount of ours shows a directory is known by that mount's path."""
     place = find_place(path, mounts)
     for view in views(mounts, trusted_owners(os.geteuid())):
         if place is not None and view.backing.holds(place):
-            return os.path.join(view.mount.point, below(place.path, view.backing.path)).rstrip(b"/")
-    return path
+            point = view.mount.point
+            return ByRules(os.path.join(point, below(place.path, view.backing.path)).rstrip(b"/"), point)
+    mnt_id = covering(path, mounts)
+    return ByRules(path, next((mount.point for mount in mounts if mount.mnt_id == mnt_id), b"/"))
 
 
 def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:

@@ -114,6 +114,15 @@ def test_volume_that_is_not_named_has_the_defaults() -> None:
     assert config.volume(b"/a/").path == b"/a"
 
 
+def test_a_store_in_a_volume_has_the_rules_of_the_part_that_it_is_in() -> None:
+    config = read('[[volume]]\npath = "/home"\nretention = "1d"\n[[volume]]\npath = "/home/a/b"\nretention = "2d"\n')
+    day = 86_400
+    inside = {path: config.inside(path, b"/").rules.retention_s for path in (b"/home/a", b"/home/a/b/c", b"/homes/a")}
+    assert inside == {b"/home/a": day, b"/home/a/b/c": 2 * day, b"/homes/a": config.defaults.rules.retention_s}
+    assert config.inside(b"/home/a", b"/home/a") == config.volume(b"/home/a"), "another filesystem is another volume"
+    assert config.inside(b"/home/a", b"/home").path == b"/home/a"
+
+
 def test_volume_takes_from_the_defaults_what_it_does_not_say_wherever_they_stand() -> None:
     config = read(
         '[[volume]]\npath = "/a"\nminimum_age = "1m"\n', '[defaults]\nretention = "2d"\nfree_space.low = "1%"'
