@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systemd import System
+from tests.support.systemd import TRASHD, System
 from tests.support.tree import IMMUTABLE, make_tree, set_flags
 from tests.systemd.machine import REAPER, SLOW, containers, fill, inside, limit, status_of, swap
 
@@ -107,3 +107,15 @@ def test_metrics_are_served_to_this_machine(system: System) -> None:
     asks = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9817/metrics', timeout=5).read().decode())"
     with configured(system, '[metrics]\nhttp = "127.0.0.1:9817"\n', "restart"):
         system.wait_for(lambda: "trashd_" in system.run("python3", "-c", asks, code=None).stdout, "it listens")
+
+
+def test_a_store_in_the_home_of_a_user_who_has_logged_out_is_served(system: System) -> None:
+    system.run("useradd", "--create-home", "--uid=1234", "alice")
+    swapped = ("env", "HOME=/home/alice", TRASHD, "swap", "--keep-for", "0s", "/home/alice/job")
+    system.run("install", "--directory", "--owner=alice", "--group=alice", "/home/alice/job")
+    system.run("runuser", "--user=alice", "--", *swapped)
+    home = system.path("home/alice")
+    assert (home / ".trashd").stat().st_uid == 1234
+    system.systemctl("reload", REAPER)
+    system.wait_for(lambda: not containers(home), "it is reaped")
+    assert not list((home / ".trashd").glob("*.lock"))

@@ -52,6 +52,13 @@ def test_it_reaps_what_is_its_users(home: System) -> None:
         home.wait_for(lambda: not containers(volume), "it is reaped")
 
 
+def test_it_reaps_what_is_in_its_users_home(home: System) -> None:
+    fill(home.path("home/alice/job"), 10)
+    os.chown(home.path("home/alice/job"), UID, UID)
+    as_alice(home, TRASHD, "swap", "--keep-for", "0s", "/home/alice/job")
+    home.wait_for(lambda: not containers(home.path("home/alice")), "it is reaped")
+
+
 def test_it_runs_behind_everybody_else_and_can_gain_nothing(home: System) -> None:
     pid = int(show(home, "MainPID"))
     assert "SCHED_IDLE" in home.run("chrt", "--pid", str(pid)).stdout
