@@ -64,7 +64,11 @@ def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
     left = left_s(entry, now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     shown = "-" if entry.state in _PAST else kept
-    state = _TOLD.get(entry.state, entry.state.value) + (" (partly reaped)" if entry.partial else "")
+    state = _TOLD.get(entry.state, entry.state.value)
+    if entry.state is State.REAPING:
+        state += " (stopped)" if entry.is_stopped else ""
+    elif entry.partial:
+        state += " (partly reaped)"
     note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
         return (entry.id, "?", "?", user_name(entry.uid), "unreadable", entry.problem)

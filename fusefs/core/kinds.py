@@ -38,8 +38,10 @@ def shown(found: object) -> str:
     match found:
         case dict():
             text = "a table"
-        case list():
+        case list() if any(isinstance(item, dict | list) for item in found):
             text = "an array"
+        case list():
+            text = f"[{', '.join(shown(item) for item in found[:_SHOWN_MAX])}]"
         case bool():
             text = str(found).lower()
         case str():
@@ -103,6 +105,11 @@ def _read_flag(found: Any) -> bool:
 def _write_duration(seconds: int) -> str:
     unit = max((u for u in SECONDS if seconds % SECONDS[u] == 0 and seconds), key=SECONDS.__getitem__, default="s")
     return quoted(f"{seconds // SECONDS[unit]}{unit}")
+
+
+def _read_rate(found: Any) -> int:
+    is_number = isinstance(found, int) and not isinstance(found, bool) and 0 < found < 1 << 60
+    return parse_rate(str(found) if is_number else _text(found))
 
 
 def _above_zero(found: Any) -> int:
@@ -191,7 +198,7 @@ SIZE: Final = Kind(
 )
 COUNT: Final = Kind("a number", 'write 1000000 or "1M"', _read_count, str)
 RATE: Final = Kind(
-    "a rate", 'write "5000/s" or "200M/s", in quotes', _typed(parse_rate), lambda rate: quoted(_size_text(rate) + "/s")
+    "a rate", 'write 5000, "5000/s" or "200M/s"', _read_rate, lambda rate: quoted(_size_text(rate) + "/s")
 )
 SHARE: Final = Kind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
 PATH: Final = Kind(

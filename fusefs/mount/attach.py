@@ -148,7 +148,16 @@ def _as_user(source: bytes, target: bytes, options: Options, flags: Iterable[str
     except FileNotFoundError as error:
         raise Refused("without root it takes fusermount3, which is missing", _NO_FUSERMOUNT) from error
     except fusermount.FusermountFailed as error:
-        raise NotPermitted(str(error), "the mount point must be a directory of your own") from error
+        raise NotPermitted(str(error), _hint(str(error))) from error
+
+
+def _hint(said: str) -> str:
+    """What helps where fusermount3 refuses to mount, by what it says. Source  fusermount3's own messages, libfuse 3"""
+    if "user_allow_other" in said:
+        return "leave out -o allow_other, or root writes the line user_allow_other into /etc/fuse.conf"
+    if "/dev/fuse" in said:
+        return "root lets users open it: chmod 666 /dev/fuse, as udev does; a container must be given the device"
+    return "the mount point must be a directory of your own"
 
 
 def _switches(options: Options) -> list[str]:

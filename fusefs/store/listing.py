@@ -15,6 +15,9 @@ from fusefs.core.names import ContainerId, is_container_id, printable
 from fusefs.core.reasons import WORDS
 from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
 from fusefs.core.wire import decode
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.locks import flock_holders
 from fusefs.store.claim import open_record
 from fusefs.store.layout import UserFolder
 from fusefs.store.registry import is_vouched
@@ -28,6 +31,8 @@ class Entry(NamedTuple):
     problem   why its record can't be read; the other fields are then empty
     failures  why it is in quarantine, as far as the record had room; `n_failed` of them
     is_served whether it goes by itself when it is due; else only who names it has it reaped
+    partial     the reaper has begun on it
+    is_stopped  and nobody is at it now; never said where locks of other hosts are not seen
     expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
     is_proven  whether its folder is; nobody but its user reaps it otherwise
     """
@@ -48,6 +53,7 @@ class Entry(NamedTuple):
     is_served: bool = True
     clock_set_ns: int = 0
     is_proven: bool = True
+    is_stopped: bool = False
 
     def base_path(self) -> bytes:
         """The directory that holds the store."""
@@ -82,12 +88,18 @@ def _entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
                         open_record(kernel, fd, folder.uid) as record_fd,
                     ):
                         record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
-                    yield _entry(folder, state, ContainerId(text), record, now)
+                        is_stopped = state is State.REAPING and _is_left(kernel, record_fd)
+                    yield _entry(folder, state, ContainerId(text), record, now)._replace(is_stopped=is_stopped)
                 except FileNotFoundError:
                     continue  # moved meanwhile, or being made
                 except (BadRecord, OSError) as error:
                     told = error.message() if isinstance(error, BadRecord) else str(error.strerror)
                     yield unreadable(folder, state, name, told)
+
+
+def _is_left(kernel: Kernel, record_fd: Fd) -> bool:
+    """Whether nobody holds a record, without taking it even for a moment."""
+    return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd).st_ino)
 
 
 def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Moment) -> Entry:
@@ -102,7 +114,7 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         created_ns=record.created_ns,
         expires_ns=record.expires_ns(now),
         note=record.note,
-        partial=record.partial,
+        partial=record.partial or state is State.REAPING,
         n_failed=len(record.failures),
         problem="",
         failures=record.failures,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from fusefs.core.errors import NotFound, Refused, UsageError, from_os
-from fusefs.core.names import STORE, Name, RelPath, join, split
+from fusefs.core.errors import NotFound, OtherFilesystem, Refused, UsageError, from_os
+from fusefs.core.names import STORE, Name, RelPath, join, printable, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -58,13 +59,17 @@ def restore_by_id(
     with above:
         visible = Direct(kernel, above.fd, Name(name), above.mounted)
         body = partial(_elsewhere, entry, within, to, above.fd)
-        return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible))
+        return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible), to)
 
 
-def _explained(entry: Entry, act: Callable[[], Restored]) -> Restored:
+def _explained(entry: Entry, act: Callable[[], Restored], to: bytes | None = None) -> Restored:
     try:
         return act()
     except OSError as error:
+        if error.errno == errno.EXDEV and to is not None:
+            base = printable(entry.base_path())
+            hint = f"restore it --to a path on its own filesystem, somewhere below {base}, and mv it from there"
+            raise OtherFilesystem(to, hint) from error
         raise from_os(error, entry.origin or entry.id) from error
 
 

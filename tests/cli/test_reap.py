@@ -250,6 +250,25 @@ def test_a_stopped_reap_tells_programs_so_and_leaves_the_rest_to_the_next(volume
     assert os.listdir(volume / ".trashd/u/0/orphans") == [untried]
 
 
+def test_list_tells_that_a_reaper_has_begun_and_whether_it_is_at_it(volume: Path) -> None:
+    orphan = make_large_orphan(volume, "a")
+    words = ("reap", "--now", "--max-rate", "1", "--volume", str(volume), orphan)
+    with subprocess.Popen([TRASHD, *words], env=environment({}), stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not tree_of(volume, orphan, "reaping").exists():
+            time.sleep(0.01)
+        (at_work,) = done_well("list", "--json", "--volume", volume).objects()
+        shown_at_work = done_well("list", "--volume", volume).out
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    (stopped,) = done_well("list", "--json", "--volume", volume).objects()
+    assert [(one["state"], one["partial"], one["is_stopped"]) for one in (at_work, stopped)] == [
+        ("reaping", True, False),
+        ("reaping", True, True),
+    ]
+    assert " reaping  " in shown_at_work
+    assert " reaping (stopped)  " in done_well("list", "--volume", volume).out
+
+
 # The space
 
 

@@ -155,6 +155,23 @@ def test_fusermounts_own_words_reach_the_terminal(bench: Path) -> None:
     assert b"fusermount3: user has no write access" in done.stderr
 
 
+def test_who_may_not_open_the_device_is_told_of_that(bench: Path) -> None:
+    os.chmod("/dev/fuse", 0o600)
+    done = trashd("mount", bench / "source", bench / "target")
+    assert done.returncode == 4
+    assert b"chmod 666 /dev/fuse" in done.stderr
+    assert b"directory of your own" not in done.stderr
+
+
+def test_who_may_not_let_others_in_is_told_of_that(bench: Path) -> None:
+    with tmpfs_volume() as empty:
+        (empty / "fuse.conf").touch()
+        with bind_mount(empty / "fuse.conf", Path("/etc/fuse.conf")):
+            done = trashd("mount", "-o", "allow_other", bench / "source", bench / "target")
+    assert done.returncode == 4
+    assert b"user_allow_other into /etc/fuse.conf" in done.stderr
+
+
 def test_a_busy_mount_stays_with_a_hint(bench: Path) -> None:
     assert trashd("mount", bench / "source", bench / "target").returncode == 0
     holding = f"exec 3< {bench}/target/file; {TRASHD} umount {bench}/target"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.durations import RESCUED_RETENTION_S
-from fusefs.core.errors import NotADirectory, NotFound, Occupied, UsageError
+from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from tests.support.orphans import OTHER, victim_in
+from tests.support.orphans import OTHER, orphan_in, victim_in
 from tests.support.store import (
     Before,
     calls_of,
@@ -22,6 +22,7 @@ from tests.support.store import (
     tree_of,
 )
 from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -174,3 +175,11 @@ def test_id_may_be_cut_short_as_long_as_it_is_unique(volume: Path) -> None:
     restore(volume, second.id[-12:])
     restore(volume, first.id[:30])
     assert entries(volume) == []
+
+
+def test_another_filesystem_is_called_that_and_the_orphan_stays(volume: Path) -> None:
+    swapped = orphan_in(volume)
+    with tmpfs_volume() as other, pytest.raises(OtherFilesystem) as caught:
+        restore(volume, swapped.id, to=other / "job")
+    assert f"below {volume}" in caught.value.hint
+    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
