@@ -53,7 +53,7 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Check a trash store against its invariants; silent, with exit code 0, if all is well.
+    """Check a trash store against its invariants; silent but on a terminal, with exit code 0, if all is well.
 
     VOLUME is the directory that holds `.trashd`. Everybody's own folder is checked, as root everybody's. Nothing
     is ever deleted that is not understood: it is kept, and listed here.
@@ -169,6 +169,8 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) 
             output.as_json(problem)
         else:
             print(f"{printable(os.fsencode(problem.where))}: {problem.what}\n  hint: {problem.hint}")
+    if not problems and not as_json and sys.stdout.isatty():
+        print(f"{printable(path)}: all is well")
     return EXIT_PROBLEMS if problems else 0
 
 

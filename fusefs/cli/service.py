@@ -67,7 +67,7 @@ def install_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_js
     home = _Home(for_user, root, prefix)
     home.check_permitted()
     installation = home.open(is_dry=dry_run)
-    told = installation.install(home.pieces(), version("trashd"))
+    told = home.placed(installation.install(home.pieces(), version("trashd")))
     _tell(told, as_json=as_json)
     kept = [printable(os.fsencode(one.path)) for one in told if one.outcome is Outcome.KEPT]
     for path in kept:
@@ -139,7 +139,7 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
         raise NotFound("the service", "nothing is installed")
     if home.is_live() and not dry_run:
         _stop(for_user=for_user)
-    told = installation.uninstall()
+    told = home.placed(installation.uninstall())
     _tell(told, as_json=as_json)
     if home.is_live() and not dry_run:
         _run("systemctl", "daemon-reload", for_user=for_user)
@@ -171,6 +171,10 @@ class _Home:
         """What is installed there."""
         manifest = f"{self._data}/trashd/installed.json" if self._for_user else f"{self._prefix}/{_MANIFEST}"
         return Installation(self._root, manifest, is_dry=is_dry)
+
+    def placed(self, told: list[Told]) -> list[Told]:
+        """The same by the paths that they have now, below --root."""
+        return [one._replace(path=self._root.rstrip("/") + one.path) for one in told]
 
     def pieces(self) -> list[Piece]:
         """What belongs there."""

@@ -95,3 +95,9 @@ def test_a_path_that_is_no_name_is_refused(volume: Path, to: str) -> None:
     identifier = broken(volume)
     assert trashd("doctor", "--rescue", identifier, "--to", to, volume, cwd=volume).code == 2
     done_well("doctor", "--forget", identifier, "--yes", volume)
+
+
+def test_on_a_terminal_it_says_that_all_is_well(volume: Path) -> None:
+    terminal = Terminal("doctor", volume)
+    assert (terminal.end(), terminal.seen.strip()) == (0, f"{volume}: all is well")
+    assert done_well("doctor", volume).out == ""

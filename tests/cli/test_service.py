@@ -29,15 +29,17 @@ print(*fusefs.__path__, *(piece.path for piece in pieces_for_all("/usr")))
 
 def install(root: Path, *words: str) -> dict[str, str]:
     """The outcome of each file."""
-    return outcomes(trashd("service", "install", "--root", root, "--json", *words).objects())
+    return outcomes(root, trashd("service", "install", "--root", root, "--json", *words).objects())
 
 
 def uninstall(root: Path, *words: str) -> dict[str, str]:
-    return outcomes(done_well("service", "uninstall", "--root", root, "--json", *words).objects())
+    return outcomes(root, done_well("service", "uninstall", "--root", root, "--json", *words).objects())
 
 
-def outcomes(objects: list[dict[str, str]]) -> dict[str, str]:
-    return {one["path"]: Outcome(one["outcome"]).name for one in objects}
+def outcomes(root: Path, objects: list[dict[str, str]]) -> dict[str, str]:
+    """By the paths without `root`, below which all are told to be."""
+    assert all(one["path"].startswith(f"{root}/") for one in objects)
+    return {one["path"].removeprefix(str(root)): Outcome(one["outcome"]).name for one in objects}
 
 
 def files_of(root: Path) -> set[str]:
@@ -83,7 +85,7 @@ def test_an_edited_unit_stays_and_the_new_one_is_beside_it(tmp_path: Path) -> No
     (tmp_path / SLICE).write_text("mine")
     done = trashd("service", "install", "--root", tmp_path)
     assert done.code == 13
-    assert f"/{SLICE}.new" in done.err
+    assert f"{tmp_path / SLICE}.new" in done.err
     assert (tmp_path / SLICE).read_text() == "mine"
     assert (tmp_path / f"{SLICE}.new").read_bytes() == (REPO / "systemd/trashd.slice").read_bytes()
 
