@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from fusefs.core.record import Failure
+
 STORE = "store"
 PINNED = "pinned"
 CAME_IN = "came-in"
@@ -16,3 +20,8 @@ WORDS = {
     "trashd quarantine restore ID takes it back, trashd quarantine delete ID deletes it",
 }
 """What a person is told of each."""
+
+
+def keeps_for_its_owner(failures: Iterable[Failure]) -> bool:
+    """Whether something was left that is not root's to take over or to decide on: its owner may want it back."""
+    return any(failure.call in WORDS for failure in failures)

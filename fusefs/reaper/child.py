@@ -21,6 +21,7 @@ from fusefs.core.budget import HOLD, Tempo
 from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
+from fusefs.core.reasons import keeps_for_its_owner
 from fusefs.core.report import Reaped
 from fusefs.reaper.engine import Wishes
 from fusefs.reaper.messages import (
@@ -188,7 +189,8 @@ class Child:
             problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
             return Seen(name, is_claimed, 0, None, None, None, problem[:_TOLD_CHARS])
         origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
-        return Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
+        is_kept = keeps_for_its_owner(record.failures)
+        return Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method, is_kept=is_kept)
 
     def _reap(self, order: Reap, chosen: Chosen) -> Ended:
         container = ContainerId(chosen.id)
@@ -367,4 +369,5 @@ def _ended(reaped: Reaped) -> Ended:
         n_failed=report.n_failed,
         stopped=report.stopped,
         failure=report.failures[0] if report.failures else None,
+        is_kept=keeps_for_its_owner(report.failures),
     )

@@ -106,7 +106,8 @@ class Intake:
                 for seen in answer.seen:
                     self._note(user, part, seen)
                 for seen in answer.quarantined:
-                    self._hand_over(user, part, seen.id, seen.origin)  # the last service was killed before it could
+                    if not seen.is_kept:  # the last service was killed before it could
+                        self._hand_over(user, part, seen.id, seen.origin)
                 if not (isinstance(order, Look) and order.ids is not None):
                     part.looked(answer.last, now_s, self._context.clock().wall_ns)
             case Ended():
@@ -194,7 +195,8 @@ class Intake:
             self._n_io_errors += 1
         if self._n_io_errors >= _MOST_IO_ERRORS:
             self.trouble = f"{self._n_io_errors} orphans in a row could not be read or written: {why}"
-        self._hand_over(user, part, ended.id, ended.origin)
+        if not ended.is_kept:
+            self._hand_over(user, part, ended.id, ended.origin)
 
     def _has_quota(self) -> bool:
         return self._policy.quota != Quota()

@@ -95,6 +95,7 @@ class Seen(NamedTuple):
 
     is_claimed  in reaping/: a reap has begun
     problem     why the record can't be read; the rest is empty then
+    is_kept     of one in quarantine: for a reason of ours, its owner decides, not root
     """
 
     id: str
@@ -104,6 +105,7 @@ class Seen(NamedTuple):
     origin: bytes | None
     method: Method | None
     problem: str = ""
+    is_kept: bool = False
 
 
 class Page(msgspec.Struct, tag=True):
@@ -132,6 +134,7 @@ class Ended(msgspec.Struct, tag=True):
     n_bytes  freed; None if nobody looked
     stopped  parked: it stays in reaping/, and the next reap goes on
     failure  the first of `n_failed` things that could not be removed: it is in quarantine
+    is_kept  some of them for a reason of ours: its owner decides, not root
     error    the container itself could not be worked on
     """
 
@@ -144,6 +147,7 @@ class Ended(msgspec.Struct, tag=True):
     n_failed: Count = 0
     stopped: bool = False
     failure: Failure | None = None
+    is_kept: bool = False
     error: str = ""
     errno: Count = 0
 
