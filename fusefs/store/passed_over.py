@@ -44,6 +44,7 @@ def _by_owner(refusal: Refusal) -> int:
 
 def _of_owner(base_path: bytes, refused: list[Refusal]) -> Iterable[Problem]:
     store = os.path.join(base_path, STORE)
+    refused.sort(key=lambda one: not one.is_used)
     for one in refused[:_MOST_NAMED]:
         yield Problem(printable(os.path.join(store, one.area, one.name)), one.what(), _HINT)
     n_more = len(refused) - _MOST_NAMED

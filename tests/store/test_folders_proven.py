@@ -1,0 +1,354 @@
+"""A folder is proven if root registered it, where root alone makes names; what is not, nobody reaps for its user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.core.errors import NotProven
+from fusefs.linux.kernel import Kernel
+from fusefs.store.folders import open_user, take_census
+from fusefs.store.stage import Options
+from tests.support.mates import FORGED, plant
+from tests.support.store import (
+    ActingAt,
+    DyingAt,
+    assert_silent,
+    calls_of,
+    entries,
+    in_child,
+    init,
+    opened,
+    own,
+    problems,
+    recover_all,
+    swap,
+)
+from tests.support.tree import make_tree
+from tests.support.userfolders import ALICE, BOB, alices_volume, throw
+from tests.support.users import as_user
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+EXPIRED = Options(retention_s=0)
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    with alices_volume() as path:
+        yield path
+
+
+def served(volume: Path) -> set[int]:
+    """Whom root's service would serve."""
+    with opened(volume) as store:
+        return set(take_census(store).inos)
+
+
+def expired(volume: Path) -> str:
+    """The id of what Alice swapped, past its term."""
+
+    def act() -> str:
+        path = make_tree(volume / "alice" / os.urandom(4).hex(), {"results": "her own"})
+        return str(swap(path, options=EXPIRED).id)
+
+    return as_user(ALICE, act)
+
+
+def reap(volume: Path) -> int:
+    """`trashd reap` by root."""
+    return run(["reap", "--volume", str(volume)])
+
+
+# The way of a folder
+
+
+def test_a_user_begins_without_root_and_is_proven_at_roots_next_look(volume: Path) -> None:
+    folder = as_user(ALICE, lambda: throw(volume))
+    assert folder == volume / f".trashd/new/{ALICE}"
+    assert served(volume) == {0}
+    recover_all(volume)
+    assert served(volume) == {0, ALICE}
+    assert os.listdir(volume / ".trashd/new") == []
+    assert {Path(os.fsdecode(entry.path)).parents[2] for entry in entries(volume)} == {volume / ".trashd/u"}
+    assert_silent(volume)
+
+
+def test_the_registry_names_the_folder_and_only_root_writes_it(volume: Path) -> None:
+    as_user(ALICE, lambda: throw(volume))
+    recover_all(volume)
+    noted = json.loads((volume / f".trashd/folders/{ALICE}").read_text())
+    assert noted["folder"]["ino"] == (volume / f".trashd/u/{ALICE}").stat().st_ino
+    for change in (
+        lambda: (volume / ".trashd/folders/x").touch(),
+        lambda: (volume / f".trashd/folders/{ALICE}").write_text("{}"),
+        lambda: (volume / ".trashd/u/x").mkdir(),
+        lambda: (volume / f".trashd/u/{ALICE}").rename(volume / ".trashd/new/x"),
+        lambda: (volume / ".trashd/folders/.lock").open().close(),
+    ):
+        with pytest.raises(PermissionError):
+            as_user(ALICE, change)
+
+
+def test_what_is_in_the_place_of_a_registered_folder_is_not_proven(volume: Path) -> None:
+    as_user(ALICE, lambda: throw(volume))
+    recover_all(volume)
+    folder = volume / f".trashd/u/{ALICE}"
+    folder.rename(volume / "old")
+    shutil.copytree(volume / "old", folder, copy_function=shutil.copy2)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, ALICE, ALICE)
+    assert served(volume) == {0}
+    [problem] = problems_of_folders(volume)
+    assert "not the folder that root registered" in problem
+
+
+def problems_of_folders(volume: Path) -> list[str]:
+    """What doctor says of folders."""
+    return [one.what for one in problems(volume) if "uid" in one.what and "reap" in one.what]
+
+
+# What was not whole when root first saw it
+
+
+def make_private(folder: Path) -> None:
+    """What `chmod -R go=` or a backup does, by the owner of it all."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, ALICE, ALICE)
+        if path.is_dir():
+            path.chmod(0o700)
+
+
+@pytest.mark.parametrize("name", [f"{ALICE}", f"{ALICE}.0123456789ab"])
+def test_who_gives_it_the_right_modes_later_makes_no_folder_of_it(volume: Path, name: str) -> None:
+    planted = plant(volume, BOB, ALICE, name)
+    recover_all(volume)
+    make_private(planted)
+    thesis = planted / "orphans" / FORGED / "tree/results/thesis.txt"
+    for act in (lambda: recover_all(volume), lambda: init(volume), lambda: reap(volume)):
+        act()
+        assert thesis.exists()
+    assert ALICE not in served(volume)
+    with pytest.raises(NotProven):
+        reap_as_root(volume, FORGED)
+    assert thesis.exists()
+    assert any("when root first saw it" in what for what in problems_of_folders(volume))
+
+
+def reap_as_root(volume: Path, identifier: str) -> None:
+    """`trashd reap --now ID`, as the command does it."""
+    from fusefs.core.report import Reaped
+    from fusefs.reaper.reap import reap as reap_one
+    from fusefs.store.find import act_on, find_container
+
+    volumes = [os.fsencode(volume)]
+    entry = find_container(Kernel(), volumes, identifier)
+    act_on(Kernel(), volumes, entry, lambda folder, _seen: reap_one(folder, entry.id), Reaped, needs_proof=True)
+
+
+def test_roots_first_look_goes_down_to_each_container(volume: Path) -> None:
+    planted = plant(volume, BOB, ALICE, str(ALICE))
+    make_private(planted)
+    (planted / "orphans" / FORGED).chmod(0o775)
+    assert reap(volume) == 0
+    make_private(planted)
+    assert reap(volume) == 0
+    assert (planted / "orphans" / FORGED / "tree/results/thesis.txt").exists()
+    assert ALICE not in served(volume)
+
+
+def test_a_planter_fills_no_registry(volume: Path) -> None:
+    for n in range(40):
+        make_tree(volume / f".trashd/new/{ALICE}.{n:012x}", {})
+        os.chown(volume / f".trashd/new/{ALICE}.{n:012x}", ALICE, ALICE)
+    recover_all(volume)
+    assert len(json.loads((volume / f".trashd/folders/{ALICE}").read_text())["refused"]) == 16
+    as_user(ALICE, lambda: throw(volume))
+    recover_all(volume)
+    assert ALICE not in served(volume)
+    assert any("looks at nothing more" in what for what in problems_of_folders(volume))
+    with opened(volume) as store:
+        assert os.geteuid() == 0
+        assert open_user(store, ALICE) is not None
+
+
+def test_her_own_command_works_in_what_is_not_proven(volume: Path) -> None:
+    (volume / f".trashd/new/{ALICE}").mkdir(0o755)
+    os.chown(volume / f".trashd/new/{ALICE}", ALICE, ALICE)
+    recover_all(volume)
+    (volume / f".trashd/new/{ALICE}").chmod(0o700)
+    identifier = expired(volume)
+    assert reap(volume) == 0
+    assert [entry.id for entry in entries(volume)] == [identifier]
+    assert as_user(ALICE, lambda: run(["reap", "--volume", str(volume)])) == 0
+    assert entries(volume) == []
+
+
+def test_where_strangers_are_not_refused_nothing_that_a_user_made_is_registered(volume: Path) -> None:
+    path = volume / ".trashd/volume.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "strangers_refused": False}))
+    identifier = expired(volume)
+    assert reap(volume) == 0
+    assert [entry.id for entry in entries(volume)] == [identifier]
+    assert any("lets strangers move" in what for what in problems_of_folders(volume))
+    assert served(volume) == {0}
+
+
+@pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
+@pytest.mark.needs("loop")
+def test_init_sees_that_strangers_are_refused(filesystem: str) -> None:
+    with loop_volume(filesystem) as path:
+        init(path)
+        assert json.loads((path / ".trashd/volume.json").read_text())["strangers_refused"] is True
+        assert sorted(os.listdir(path / ".trashd")) == ["CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
+
+
+@pytest.mark.needs("loop")
+def test_a_subvolume_is_nobodys_folder() -> None:
+    """A user may snapshot a subvolume that he owns with others' directories in it, and openat2 stops at none."""
+    with loop_volume("btrfs") as path:
+        init(path)
+        place = path / f".trashd/new/{ALICE}"
+        subprocess.run(["btrfs", "-q", "subvolume", "create", str(place)], check=True)
+        os.chown(place, ALICE, ALICE)
+        place.chmod(0o700)
+        recover_all(path)
+        assert place.exists()
+        assert ALICE not in served(path)
+        [problem] = [one for one in problems(path) if one.where == str(place)]
+        assert "subvolume" in problem.what
+
+
+# Copies
+
+
+def test_what_a_copy_holds_is_listed_and_reaped_by_nobody_until_root_vouches_for_it(volume: Path) -> None:
+    identifier = expired(volume)
+    recover_all(volume)
+    with tmpfs_volume() as copy:
+        subprocess.run(["cp", "-a", f"{volume}/.trashd", str(copy)], check=True)
+        assert reap(copy) == 0
+        assert [entry.id for entry in entries(copy)] == [identifier]
+        assert served(copy) == set()
+        init(copy)
+        assert served(copy) == {0, ALICE}
+        assert reap(copy) == 0
+        assert entries(copy) == []
+
+
+def test_one_more_name_of_volume_json_leaves_the_store_what_it_is(volume: Path) -> None:
+    identifier = expired(volume)
+    os.link(volume / ".trashd/volume.json", volume / "backup")
+    before = (volume / "backup").read_bytes()
+    assert [entry.id for entry in entries(volume)] == [identifier]
+    init(volume)
+    assert (volume / ".trashd/volume.json").read_bytes() == before
+
+
+# While root moves it on
+
+
+def test_a_command_of_hers_beside_which_root_moves_her_folder_loses_nothing(volume: Path) -> None:
+    """Root's look comes before each of its calls, in her first command and in a later one."""
+
+    def job() -> Path:
+        return make_tree(volume / "alice" / os.urandom(4).hex(), {"results": "her own"})
+
+    def forget() -> None:
+        for path in (
+            volume / f".trashd/u/{ALICE}",
+            volume / f".trashd/new/{ALICE}",
+            volume / f".trashd/folders/{ALICE}",
+        ):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    n_calls = as_user(ALICE, lambda: len(calls_of(lambda kernel: swap(job(), kernel))))
+    read_fd, write_fd = os.pipe()
+    done_fd, tell_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # root, who looks when she says so
+        os.close(write_fd)
+        while os.read(read_fd, 1):
+            recover_all(volume)
+            os.write(tell_fd, b"d")
+        os._exit(0)
+
+    def look() -> None:
+        os.write(write_fd, b"l")
+        os.read(done_fd, 1)
+
+    try:
+        for is_first in (True, False):
+            for n in range(n_calls + 20):
+                forget()
+                if not is_first:
+                    as_user(ALICE, lambda: throw(volume))
+                n_before = len(entries(volume))
+                as_user(ALICE, lambda n=n: swap(job(), Kernel(ActingAt(n, look))))  # type: ignore[misc]
+                recover_all(volume)
+                assert len(entries(volume)) == n_before + 1, f"at call {n}"
+                folders = [path for path in volume.glob(f".trashd/[un]*/{ALICE}*")]
+                assert len(folders) == 1, f"at call {n}: {folders}"
+    finally:
+        os.close(write_fd)
+        os.waitpid(pid, 0)
+
+
+# Killed
+
+
+def test_a_first_look_killed_at_any_call_is_finished_by_the_next(volume: Path) -> None:
+    for n in range(1000):
+        identifier = expired(volume)
+        code = in_child(lambda n=n: recover_all(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
+        if code == 0:
+            break
+        recover_all(volume)
+        assert served(volume) == {0, ALICE}, f"killed before call {n}"
+        assert identifier in [entry.id for entry in entries(volume)], f"killed before call {n}"
+        assert_silent(volume)
+        folder = volume / f".trashd/u/{ALICE}"
+        shutil.rmtree(folder)
+        (volume / f".trashd/folders/{ALICE}").unlink()
+    assert n > 20
+
+
+def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volume: Path) -> None:
+    from fusefs.store.first_folder import make_roots
+
+    def act(n: int) -> None:
+        with opened(volume) as store:
+            make_roots(store._replace(kernel=Kernel(DyingAt(n))), ALICE).fd.close()
+
+    for n in range(1000):
+        code = in_child(lambda n=n: act(n))  # type: ignore[misc]
+        with opened(volume) as store:
+            make_roots(store, ALICE).fd.close()
+        assert served(volume) == {0, ALICE}, f"killed before call {n}"
+        assert sorted(os.listdir(volume / ".trashd/u")) == ["0", str(ALICE)], f"killed before call {n}"
+        assert_silent(volume)
+        if code == 0:
+            break
+        shutil.rmtree(volume / f".trashd/u/{ALICE}")
+    assert n > 40
+
+
+def test_own_is_proven_in_a_users_own_store() -> None:
+    with tmpfs_volume(options=("mode=1777",)) as path:
+        as_user(ALICE, lambda: init(path))
+        assert oct((path / ".trashd/u").stat().st_mode & 0o7777) == "0o755"
+        assert not (path / ".trashd/new").exists()
+
+        def is_proven() -> bool:
+            with own(path) as folder:
+                return folder.is_proven
+
+        assert as_user(ALICE, is_proven)

@@ -1,0 +1,196 @@
+"""A store of the first format becomes one of today: whole, whoever is killed; what was planted stays and is told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.linux.kernel import Kernel
+from fusefs.store.folders import take_census
+from tests.support.mates import FORGED
+from tests.support.store import (
+    DyingAt,
+    assert_silent,
+    entries,
+    in_child,
+    init,
+    opened,
+    problems,
+    recover_all,
+    restore,
+    swap,
+)
+from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.userfolders import ALICE
+from tests.support.users import as_user
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+SAMPLES = Path(__file__).parent / "samples"
+SOUND, PLANTED = "store-1.tar.xz", "store-1-planted.tar.xz"
+
+
+def unpack(volume: Path, sample: str) -> None:
+    """A volume with a store as the version before made it."""
+    subprocess.run(["tar", "--numeric-owner", "-pxJf", str(SAMPLES / sample), "-C", str(volume)], check=True)
+    make_tree(volume / "alice", Dir(owner=(ALICE, ALICE)))
+
+
+@contextmanager
+def sampled(sample: str) -> Iterator[Path]:
+    with tmpfs_volume() as path:
+        unpack(path, sample)
+        yield path
+
+
+def served(volume: Path) -> set[int]:
+    """Whom root's service would serve."""
+    with opened(volume) as store:
+        return set(take_census(store).inos)
+
+
+def ids(volume: Path) -> set[str]:
+    """Of all orphans that root is shown."""
+    return {entry.id for entry in entries(volume)}
+
+
+def is_current(volume: Path) -> bool:
+    """Whether it has today's format."""
+    areas = [volume / ".trashd" / name for name in ("u", "new", "folders")]
+    modes = [path.stat().st_mode & 0o7777 for path in areas if path.exists()]
+    return modes == [0o755, 0o1777, 0o755] and b'"format": 2' in (volume / ".trashd/volume.json").read_bytes()
+
+
+def test_roots_next_command_brings_it_up_to_date_and_proves_what_is_whole() -> None:
+    with sampled(SOUND) as volume:
+        before = {path.name for path in volume.glob(".trashd/u/*/orphans/*")}
+        trees = {path.name: snapshot(path) for path in volume.glob(".trashd/u/*/orphans/*")}
+        recover_all(volume)
+        assert is_current(volume)
+        assert served(volume) == {0, ALICE}
+        assert ids(volume) == before
+        assert {path.name: snapshot(path) for path in volume.glob(".trashd/u/*/orphans/*")} == trees
+        assert os.listdir(volume / ".trashd/new") == []
+
+
+def test_its_orphans_are_restored() -> None:
+    with sampled(SOUND) as volume:
+        recover_all(volume)
+        [hers] = [entry for entry in entries(volume) if entry.uid == ALICE]
+        as_user(ALICE, lambda: restore(volume, hers.id, to=volume / "alice/back"))
+        assert (volume / "alice/back/results").read_text() == "her own"
+
+
+def test_a_user_reads_it_and_works_in_it_before_root_comes() -> None:
+    with sampled(SOUND) as volume:
+
+        def act() -> set[str]:
+            make_tree(volume / "alice/again", {"results": "hers"})
+            swap(volume / "alice/again")
+            return ids(volume)
+
+        assert len(as_user(ALICE, act)) == 2
+        assert not is_current(volume)
+        recover_all(volume)
+        assert len([entry for entry in entries(volume) if entry.uid == ALICE]) == 2
+        assert served(volume) == {0, ALICE}
+
+
+@pytest.mark.parametrize("command", [["list"], ["reap"], ["reap", "--all", "--now"]])
+def test_what_was_planted_and_chmodded_is_told_and_reaped_by_nobody(
+    command: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with sampled(PLANTED) as volume:
+        folder = next(volume.glob(f".trashd/u/{ALICE}"))
+        before = snapshot(folder, with_times=True)
+        for _ in range(2):
+            run([*command, "--volume", str(volume)])
+            assert is_current(volume)
+            assert served(volume) == {0}
+            assert snapshot(volume / f".trashd/new/{ALICE}", with_times=True) == before
+        assert "its owner's when root first saw it" in "".join(capfd.readouterr())
+        for path in (volume / f".trashd/new/{ALICE}").rglob("*"):
+            path.chmod(path.stat().st_mode & 0o700)
+        run([*command, "--volume", str(volume)])
+        assert (volume / f".trashd/new/{ALICE}/orphans/{FORGED}/tree/results/thesis.txt").exists()
+        assert any("when root first saw it" in problem.what for problem in problems(volume))
+
+
+@pytest.mark.parametrize("act", [recover_all, init], ids=["tend", "init"])
+def test_killed_at_any_call_it_is_finished_by_the_next_command(act: object) -> None:
+    assert callable(act)
+    with tmpfs_volume() as volume:
+        for n in range(2000):
+            shutil.rmtree(volume / ".trashd", ignore_errors=True)
+            shutil.rmtree(volume / "alice", ignore_errors=True)
+            unpack(volume, SOUND)
+            before = {path.name for path in volume.glob(".trashd/u/*/orphans/*")}
+            code = in_child(lambda n=n: act(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
+            with opened(volume):
+                pass  # whatever happened, there is a store
+            assert len(as_user(ALICE, lambda: ids(volume))) == 1, f"killed before call {n}"
+            recover_all(volume)
+            assert is_current(volume), f"killed before call {n}"
+            assert ids(volume) == before, f"killed before call {n}"
+            assert served(volume) == {0, ALICE}, f"killed before call {n}"
+            if code == 0:
+                break
+        assert n > 60
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
+def test_it_is_brought_up_to_date_on_disks(filesystem: str) -> None:
+    with loop_volume(filesystem) as volume:
+        unpack(volume, SOUND)
+        init(volume)
+        assert is_current(volume)
+        assert served(volume) == {0, ALICE}
+
+
+def test_a_users_own_store_is_closed_by_his_next_first_command_or_list() -> None:
+    with tmpfs_volume(options=("mode=1777",)) as volume:
+        as_user(ALICE, lambda: init(volume))
+        store = volume / ".trashd"
+        text = (store / "volume.json").read_text().replace('"format": 2', '"format": 1')
+        as_user(ALICE, lambda: (store / "volume.json").write_text(text))
+        (store / "u").chmod(0o1777)
+        as_user(ALICE, lambda: recover_all(volume))
+        assert (store / "u").stat().st_mode & 0o7777 == 0o755
+        as_user(ALICE, lambda: assert_silent(volume))
+
+
+# Taking over
+
+
+def test_taking_over_killed_at_any_call_strands_nothing() -> None:
+    with tmpfs_volume(options=("mode=1777",)) as volume:
+
+        def begin() -> str:
+            make_tree(volume / "job", {"results": "his own"})
+            return str(swap(volume / "job").id)
+
+        for n in range(2000):
+            for path in volume.iterdir():
+                shutil.rmtree(path)
+            identifier = as_user(ALICE, begin)
+            code = in_child(lambda n=n: init(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
+            init(volume)
+            as_user(ALICE, lambda: recover_all(volume))
+            recover_all(volume)
+            assert ids(volume) == {identifier}, f"killed before call {n}"
+            assert served(volume) == {0, ALICE}, f"killed before call {n}"
+            assert [path.name for path in volume.iterdir() if path.name.startswith(".")] == [".trashd"]
+            assert list(volume.glob(".trashd/old-*")) == []
+            assert_silent(volume)
+            if code == 0:
+                break
+        assert n > 60
