@@ -88,9 +88,9 @@ def test_the_registry_names_the_folder_and_only_root_writes_it(volume: Path) -> 
     noted = json.loads((volume / f".trashd/folders/{ALICE}").read_text())
     assert noted["folder"]["ino"] == (volume / f".trashd/u/{ALICE}").stat().st_ino
     for change in (
-        lambda: (volume / ".trashd/folders/x").touch(),
+        (volume / ".trashd/folders/x").touch,
         lambda: (volume / f".trashd/folders/{ALICE}").write_text("{}"),
-        lambda: (volume / ".trashd/u/x").mkdir(),
+        (volume / ".trashd/u/x").mkdir,
         lambda: (volume / f".trashd/u/{ALICE}").rename(volume / ".trashd/new/x"),
         lambda: (volume / ".trashd/folders/.lock").open().close(),
     ):
@@ -295,7 +295,7 @@ def test_a_command_of_hers_beside_which_root_moves_her_folder_loses_nothing(volu
                 as_user(ALICE, lambda n=n: swap(job(), Kernel(ActingAt(n, look))))  # type: ignore[misc]
                 recover_all(volume)
                 assert len(entries(volume)) == n_before + 1, f"at call {n}"
-                folders = [path for path in volume.glob(f".trashd/[un]*/{ALICE}*")]
+                folders = list(volume.glob(f".trashd/[un]*/{ALICE}*"))
                 assert len(folders) == 1, f"at call {n}: {folders}"
     finally:
         os.close(write_fd)
