@@ -28,7 +28,7 @@ SERVICE = ("service install", "service status", "service uninstall")
 ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-([A-Za-z0-9._-]*)-[0-9a-f]{12}")
 CHANGING = {
     "created_ns": "<ns>", "expires_ns": "<ns>", "restorable_for_s": "<s>",
-    "filesystem": "<filesystem>", "project": "<project>",
+    "filesystem": "<filesystem>", "project": "<project>", "handle": "<handle>", "ino": "<ino>", "btime_ns": "<ns>",
 }  # fmt: skip
 
 
