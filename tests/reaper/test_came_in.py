@@ -57,7 +57,7 @@ from tests.support.orphans import command
 from tests.support.reapers import state_of
 from tests.support.store import DyingAt, assert_silent, entries, forge, in_child, own, place, raw, recover_all, restore
 from tests.support.sweeping import sweep
-from tests.support.tree import deep_chain, make_tree
+from tests.support.tree import File, deep_chain, make_tree
 from tests.support.users import ChildDied, as_user
 from tests.support.volumes import btrfs_subvolume
 
@@ -412,18 +412,16 @@ def test_a_snapshot_in_the_orphan_is_no_gift() -> None:
     """It has the ctimes of what it is one of; a user makes one of what he owns, with directories of others in it."""
     with team_volume("btrfs") as volume:
         source = btrfs_subvolume(volume / "project", "source")
-        os.chown(source, MATE, TEAM)
         make_tree(source / "results", results())
+        os.chown(source, MATE, TEAM)
         project = make_project(volume)
-        with way_into(project / "job/in") as fd:
-            identifier = swap_as(ALICE, project / "job")
-            inside = place(volume, identifier) / "tree/in"
-            subprocess.run(["btrfs", "subvolume", "snapshot", source, inside / "snap"], check=True, capture_output=True)
-            os.utime(fd)
+        identifier = swap_as(ALICE, project / "job")
+        snapshot = place(volume, identifier) / "tree/snapshot"
+        subprocess.run(["btrfs", "subvolume", "snapshot", source, snapshot], check=True, capture_output=True)
+        assert snapshot.stat().st_uid == MATE
         reaped = reap_as(ALICE, volume, identifier)
-        assert came_in(reaped) == [b"tree/in"]
-        assert (inside.parents[2] / ".." / "quarantine").exists()
-        assert thesis_in(volume, identifier, "tree/in/snap").read_bytes() == THESIS
+        assert came_in(reaped) == [b"tree/snapshot"]
+        assert thesis_in(volume, identifier, "tree/snapshot").read_bytes() == THESIS
 
 
 # Interruptions
@@ -447,6 +445,42 @@ def test_a_reap_that_is_stopped_again_and_again_ends_in_no_doubt(volume: Path, a
             break
     assert n > 2
     assert (reaped.report.failures, state_of(volume, identifier)) == ((), None)
+
+
+def stopped_in_bobs(volume: Path, project: Path) -> str:
+    """The id of an orphan of Alice's whose reap was stopped in the middle of a directory of Bob's."""
+    make_tree(project / "mixed", shared({"bobs": shared({f"f{n}": "" for n in range(3000)}, BOB)}))
+    tick(volume)
+    identifier = swap_as(ALICE, project / "mixed")
+    names: list[str] = []
+
+    def stops() -> bool:
+        names[:] = os.listdir(volume / f".trashd/u/{ALICE}/reaping/{identifier}/tree/bobs")
+        return len(names) < 3000
+
+    pace = Constant(Tempo(entries_per_s=10_000))
+    reaped = reap_as(ALICE, volume, identifier, Wishes(n_workers=1, pace=pace, stops=stops))
+    assert reaped.report.stopped
+    assert 0 < len(os.listdir(place(volume, identifier) / "tree/bobs")) < 3000
+    return identifier
+
+
+def test_a_directory_of_anothers_that_a_reap_was_stopped_in_is_in_no_doubt(volume: Path) -> None:
+    identifier = stopped_in_bobs(volume, volume / "project")
+    assert reap_as(ALICE, volume, identifier).report.failures == ()
+
+
+def test_it_is_if_it_went_out_and_came_back_meanwhile(volume: Path) -> None:
+    """In the open its other users went on with it."""
+    project = volume / "project"
+    make_tree(project / "mine", closed({"thesis": File(THESIS, owner=(ALICE, ALICE))}))
+    identifier = stopped_in_bobs(volume, project)
+    with way_into(place(volume, identifier) / "tree") as fd:
+        as_user(MATE, lambda: os.rename("bobs", project / "bobs", src_dir_fd=fd), groups=[TEAM])
+        as_user(ALICE, lambda: os.rename(project / "mine", project / "bobs/mine"), groups=[TEAM])
+        as_user(MATE, lambda: os.rename(project / "bobs", "bobs", dst_dir_fd=fd), groups=[TEAM])
+    assert came_in(reap_as(ALICE, volume, identifier)) == [b"tree/bobs"]
+    assert (place(volume, identifier) / "tree/bobs/mine/thesis").read_bytes() == THESIS
 
 
 @pytest.mark.parametrize("asker", [ALICE, 0])
