@@ -46,7 +46,7 @@ _CHANGING = frozenset(
         "chmod", "chown", "setxattr", "removexattr", "ioctl", "fallocate",
     }
 )  # fmt: skip
-_LOOKING = frozenset(
+LOOKING = frozenset(
     {
         "open", "openat2", "identify", "stat", "fstat", "statx", "statfs", "read", "refresh", "getdents", "listxattr",
         "flock", "lease", "fsync", "syncfs", "strangers",
@@ -251,7 +251,7 @@ def changing(calls: Sequence[NumberedCall]) -> list[int]:
     Under TRASHD_TEST_EVERY_CALL all of them, as `make soak-store` has it.
     """
     names = {name for _, name in calls}
-    assert names <= _CHANGING | _LOOKING, f"what do they do: {names - _CHANGING - _LOOKING}?"
+    assert names <= _CHANGING | LOOKING, f"what do they do: {names - _CHANGING - LOOKING}?"
     numbers = {number for number, name in calls if name in _CHANGING or EVERY_CALL}
     return sorted(numbers | {1 + max(number for number, _ in calls)})
 
