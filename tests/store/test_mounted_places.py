@@ -46,7 +46,7 @@ def test_a_user_gets_a_store_where_he_may_make_one() -> None:
             job = bare.path / "home" / "job"
             before = snapshot(job)
             swapped = as_user(ALICE, lambda: swap(job))
-            assert swapped.volume == raw(bare.path / "home")
+            assert swapped.volume == raw(bare.backing / "home")  # which is there when the mount is gone
             assert swapped.store == raw(bare.path / f"home/.trashd/u/{ALICE}")
             with opened(tree_of(swapped)) as where:
                 as_user(ALICE, lambda: restore(bare.path / "home", swapped.id))

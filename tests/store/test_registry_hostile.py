@@ -1,0 +1,247 @@
+"""What a user may put into his registry, or in its place: it costs others nothing, and leads root nowhere."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.way import open_way
+from fusefs.store.leads import Word, open_registered
+from fusefs.store.registries import stores_of_users
+from fusefs.store.registry import MAX_LINES, Line, decode, encode
+from tests.support.automount import resting
+from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
+from tests.support.silent import silent_fuse
+from tests.support.store import init, raw
+from tests.support.tree import make_tree
+
+pytestmark = pytest.mark.needs("root")
+
+LIMIT_S = 30.0
+"""For what takes a fraction of a second on a machine that is not busy, and for ever where it waits."""
+
+
+@pytest.fixture
+def users() -> Iterator[tuple[Path, Path]]:
+    """The homes of Alice and of Bob, each with a store of his own and an orphan in it."""
+    with homes(ALICE, BOB) as made:
+        for uid, home in made.items():
+            job = make_tree(home / "job", {})
+            os.chown(job, uid, uid)
+            assert trashd_as(uid, home, "swap", job).code == 0
+        yield made[ALICE], made[BOB]
+
+
+def heard() -> list[tuple[int, Path]]:
+    """The stores of users that root opens, and for whom."""
+    kernel, mounts = Kernel(), read_mounts()
+    found = []
+    for word in stores_of_users(kernel, mounts):
+        store = open_registered(kernel, word, mounts)
+        if store is not None:
+            with store:
+                assert store.owner == word.uid
+                found.append((word.uid, Path(os.fsdecode(word.line.path))))
+    return sorted(found)
+
+
+def line_of(home: Path) -> Line:
+    (line,) = decode(registry_of(home).read_bytes())
+    return line
+
+
+def says(home: Path, uid: int, *lines: Line) -> None:
+    """Have a registry say just that."""
+    registry_of(home).write_bytes(b"".join(map(encode, lines)))
+    os.chown(registry_of(home), uid, uid)
+
+
+def test_root_hears_of_both(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    assert heard() == [(ALICE, alice), (BOB, bob)]
+
+
+def _link(registry: Path) -> None:
+    registry.rename(registry.with_name("aside"))
+    registry.symlink_to("aside")
+
+
+def _second_name(registry: Path) -> None:
+    os.link(registry, registry.with_name("aside"))
+
+
+def _fifo(registry: Path) -> None:
+    registry.unlink()
+    os.mkfifo(registry)
+    os.chown(registry, ALICE, ALICE)
+
+
+def _directory(registry: Path) -> None:
+    registry.unlink()
+    registry.mkdir()
+    os.chown(registry, ALICE, ALICE)
+
+
+def _ten_megabytes(registry: Path) -> None:
+    registry.write_bytes(registry.read_bytes() + b"\n" * (10 << 20))
+
+
+def _hole(registry: Path) -> None:
+    os.truncate(registry, 1 << 40)
+
+
+def _anothers(registry: Path) -> None:
+    os.chown(registry, BOB, BOB)
+
+
+def _writable(registry: Path) -> None:
+    registry.chmod(0o620)
+
+
+def _directory_writable(registry: Path) -> None:
+    registry.parent.chmod(0o777)
+
+
+def _directory_is_a_link(registry: Path) -> None:
+    registry.parent.rename(registry.parent.with_name("aside"))
+    registry.parent.symlink_to("aside")
+    os.lchown(registry.parent, ALICE, ALICE)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _link, _second_name, _fifo, _directory, _ten_megabytes, _hole, _anothers, _writable, _directory_writable,
+        _directory_is_a_link,
+    ],
+    ids=lambda act: act.__name__.lstrip("_"),
+)  # fmt: skip
+def test_what_is_no_registry_of_his_alone_is_not_read(users: tuple[Path, Path], spoil: Callable[[Path], None]) -> None:
+    alice, bob = users
+    spoil(registry_of(alice))
+    began_s = time.monotonic()
+    assert heard() == [(BOB, bob)]
+    assert time.monotonic() - began_s < LIMIT_S
+
+
+def test_ten_thousand_lines_are_not_read_and_a_thousand_cost_little(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    line = line_of(alice)
+    registry_of(alice).write_bytes(encode(line) + b"/\n" * 10_000)
+    assert heard() == [(ALICE, alice), (BOB, bob)]
+    registry_of(alice).write_bytes(b"/\n" * MAX_LINES + encode(line))
+    assert heard() == [(BOB, bob)]
+
+
+def test_a_path_through_a_link_of_his_leads_nowhere(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    line = line_of(alice)
+    (alice / "link").symlink_to(alice)
+    os.lchown(alice / "link", ALICE, ALICE)
+    says(alice, ALICE, line._replace(path=raw(alice / "link")))
+    assert heard() == [(BOB, bob)]
+
+
+def test_a_path_through_a_link_of_roots_is_gone(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    (alice.parent / "link").symlink_to(alice.name)
+    line = line_of(alice)
+    says(alice, ALICE, line._replace(path=raw(alice.parent / "link")))
+    assert heard() == [(ALICE, alice.parent / "link"), (BOB, bob)]
+
+
+def test_a_link_of_roots_that_a_user_may_have_moved_is_not_gone(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    (alice / "link").symlink_to(alice)  # root's, in a directory of hers
+    says(alice, ALICE, line_of(alice)._replace(path=raw(alice / "link")))
+    assert heard() == [(BOB, bob)]
+
+
+def test_anothers_store_is_not_served_by_his_word(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    says(alice, ALICE, line_of(bob))
+    registry_of(bob).unlink()
+    assert heard() == []
+
+
+def test_a_store_of_roots_is_not_served_by_his_word(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    backup = make_tree(alice.parent / "backup", {})
+    init(backup)
+    (known,) = [line for line in decode(Path("/var/lib/trashd/stores").read_bytes()) if line.path == raw(backup)]
+    says(alice, ALICE, known)
+    assert heard() == [(BOB, bob)]
+
+
+@pytest.mark.needs("fuse")
+def test_what_he_has_mounted_is_not_asked_for_anything(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    (alice / "dead").mkdir()
+    with silent_fuse(alice / "dead", ALICE) as fuse:
+        says(alice, ALICE, line_of(alice)._replace(path=raw(alice / "dead/deep")), line_of(alice))
+        assert heard() == [(ALICE, alice), (BOB, bob)]
+        assert select.select([fuse], [], [], 0)[0] == []
+
+
+@pytest.mark.needs("fuse")
+def test_a_dead_mount_of_roots_keeps_nobody_waiting_for_another_store(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    (alice.parent / "dead").mkdir()
+    line = line_of(alice)
+    with silent_fuse(alice.parent / "dead", 0):
+        says(alice, ALICE, line._replace(path=raw(alice.parent / "dead/deep")), line)
+        assert heard() == [(ALICE, alice), (BOB, bob)]
+
+
+@pytest.mark.needs("fuse")
+def test_a_dead_home_keeps_nobody_waiting_for_another(users: tuple[Path, Path]) -> None:
+    alice, bob = users
+    with silent_fuse(alice, 0):
+        assert heard() == [(BOB, bob)]
+
+
+@pytest.mark.parametrize("kind", ["direct", "indirect"])
+@pytest.mark.parametrize("below", ["", "home", "home/deeper"])
+def test_no_automount_is_woken(users: tuple[Path, Path], kind: str, below: str) -> None:
+    alice, bob = users
+    point = alice.parent / "net"
+    point.mkdir()
+    with resting(point, kind) as is_woken:
+        says(alice, ALICE, line_of(alice)._replace(path=raw(point / below)))
+        assert heard() == [(BOB, bob)]
+        assert not is_woken()
+
+
+def test_who_has_no_registry_costs_no_process(users: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    alice, bob = users
+    registry_of(alice).unlink()
+    forks, fork = [], os.fork
+
+    def counted() -> int:
+        pid = fork()
+        forks.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", counted)
+    kernel, mounts = Kernel(), read_mounts()
+    assert [Path(os.fsdecode(word.line.path)) for word in stores_of_users(kernel, mounts)] == [bob]
+    assert len(forks) == 4  # the accounts, who has one, Bob's, and where its line leads
+
+
+def test_the_way_ends_at_what_is_no_directory(users: tuple[Path, Path]) -> None:
+    alice, _bob = users
+    (alice / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        open_way(Kernel(), raw(alice / "file"), read_mounts(), (0, ALICE))
+
+
+def test_a_line_of_a_user_opens_nothing_for_root_himself(users: tuple[Path, Path]) -> None:
+    alice, _bob = users
+    assert open_registered(Kernel(), Word(0, line_of(alice)), read_mounts()) is None
