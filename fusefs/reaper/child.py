@@ -23,6 +23,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.reasons import keeps_for_its_owner
 from fusefs.core.report import Reaped
+from fusefs.linux.host import boot_id
 from fusefs.reaper.engine import Wishes
 from fusefs.reaper.messages import (
     MESSAGE_MAX,
@@ -189,8 +190,9 @@ class Child:
             problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
             return Seen(name, is_claimed, 0, None, None, None, problem[:_TOLD_CHARS])
         origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
-        is_kept = keeps_for_its_owner(record.failures)
-        return Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method, is_kept=is_kept)
+        told = Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
+        boot_ns = record.boot_ns if record.boot == boot_id() else None
+        return told._replace(is_kept=keeps_for_its_owner(record.failures), boot_ns=boot_ns)
 
     def _reap(self, order: Reap, chosen: Chosen) -> Ended:
         container = ContainerId(chosen.id)

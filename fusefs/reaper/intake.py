@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import trio
 
+from fusefs.core.clock import Sight
 from fusefs.core.events import Kind
 from fusefs.core.names import ContainerId, printable
 from fusefs.core.policy import Authority, Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
@@ -127,7 +128,9 @@ class Intake:
         if part.has_left(seen.id) and not seen.is_claimed:
             return
         clock = self._context.clock()
-        sight = part.sights.of(clock, seen.id, seen.created_ns)
+        # By the clock that nobody sets it is as if we had been there: whoever set the other since, it is so old.
+        was_there = None if seen.boot_ns is None else Sight(seen.boot_ns, 0)
+        sight = was_there or part.sights.of(clock, seen.id, seen.created_ns)
         identifier = ContainerId(seen.id)
         known = Known(identifier, seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed, sight=sight)
         rules = self._policy.rules_for(seen.origin)

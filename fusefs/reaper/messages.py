@@ -96,6 +96,7 @@ class Seen(NamedTuple):
     is_claimed  in reaping/: a reap has begun
     problem     why the record can't be read; the rest is empty then
     is_kept     of one in quarantine: for a reason of ours, its owner decides, not root
+    boot_ns     when it was made by CLOCK_BOOTTIME of this boot; None if that is not told
     """
 
     id: str
@@ -106,6 +107,7 @@ class Seen(NamedTuple):
     method: Method | None
     problem: str = ""
     is_kept: bool = False
+    boot_ns: Count | None = None
 
 
 class Page(msgspec.Struct, tag=True):

@@ -539,7 +539,8 @@ def test_a_clock_that_was_set_back_since_hides_nothing(quick_volume: Path) -> No
         identifier = swap_as(ALICE, project / "job")
         path = place(quick_volume, identifier) / "record.json"
         told = json.loads(path.read_bytes())
-        forge(path, moved_ns=told["moved_ns"] + hour_ns, created_ns=told["created_ns"] + hour_ns)
+        later = {key: told[key] + hour_ns for key in ("moved_ns", "created_ns")}
+        forge(path, **later, boot_ns=told["boot_ns"])
         move_in(project / "results", fd)
         reap_as(ALICE, quick_volume, identifier)
     assert thesis_in(quick_volume, identifier).read_bytes() == THESIS

@@ -135,7 +135,9 @@ def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
     assert isinstance(page, Page)
     assert (page.n_orphans, page.last, page.n_quarantined) == (1, "", 0)
     (seen,) = page.seen
-    assert seen == Seen(orphan.id, False, seen.created_ns, 0, os.fsencode(volume / "job"), orphan.method)
+    assert seen == Seen(
+        orphan.id, False, seen.created_ns, 0, os.fsencode(volume / "job"), orphan.method, boot_ns=seen.boot_ns
+    )
     assert isinstance(ended, Ended)
     assert (ended.id, ended.lost, ended.n_removed, ended.n_failed, ended.stopped) == (orphan.id, "", 5, 0, False)
     assert ids(volume) == set()

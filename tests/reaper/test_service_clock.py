@@ -74,6 +74,22 @@ def test_without_a_memory_the_clock_is_believed() -> None:
             running.until(lambda: is_gone(volume, young))
 
 
+@pytest.mark.parametrize("set_s", [JUMP_S, -JUMP_S])
+def test_without_a_memory_what_was_made_in_this_boot_has_its_age(set_s: int) -> None:
+    """The clock was set, and then the first service began: records tell the clock that nobody sets, too."""
+    with tmpfs_store() as volume, places() as base:
+        young, old = (orphan_in(volume, name, WEEK).id for name in ("young", "old"))
+        for identifier, retention_s in ((young, 7 * DAY_S), (old, 0)):
+            record = place(volume, identifier) / "record.json"
+            told = json.loads(record.read_text())
+            created_ns = told["created_ns"] - set_s * NS
+            forge(record, created_ns=created_ns, boot_ns=told["boot_ns"], retention_s=retention_s)
+        with service(base, volume) as running:
+            running.until(lambda: is_gone(volume, old))
+            running.until_phase(volume, Phase.IDLE)
+            assert not is_gone(volume, young)
+
+
 def test_an_orphan_from_the_future_gets_old_too() -> None:
     with tmpfs_store() as volume, places() as base:
         identifier = orphan_in(volume, "job", Options(retention_s=1)).id
