@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -20,8 +19,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
 from fusefs.linux.way import open_way
-from fusefs.store.folders import MOUNTED, Census, Refusal, plain_name, why_not
-from fusefs.store.layout import USERS, Areas, Store, UserFolder, Volume
+from fusefs.store.folders import Census, Refusal, plain_name, why_not
+from fusefs.store.layout import USERS, Store, UserFolder, Volume, open_areas
 from fusefs.store.leads import Word
 from fusefs.store.sides import DIRECTORY, READABLE
 
@@ -30,8 +29,8 @@ ROOTS = (0,)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _OTHERS_WRITE, _OTHERS_LOOK = 0o022, 0o005
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_SHARED = "others can make names beside it, in a store of an earlier version; its owner's next command ends that"
 _OF_ID = 8
+_OLD = "anybody can make names in this store of before; the next command of its owner's brings it up to date"
 
 
 def open_base(kernel: Kernel, wanted: Word, mounts: Sequence[Mount]) -> Fd:
@@ -60,25 +59,22 @@ def open_vouched(kernel: Kernel, base: Fd, wanted: Word) -> Store:
         owned.enter_context(base)
         try:
             fd = owned.enter_context(kernel.open_beneath(base, STORE, READABLE))
-            u_fd = owned.enter_context(kernel.open_beneath(fd, USERS, READABLE))
+            areas = owned.enter_context(open_areas(kernel, fd))
         except OSError as error:
             if error.errno in _ABSENT:
                 raise NoStore(wanted.line.path) from error
             if error.errno == errno.EXDEV:
                 raise Untrusted(wanted.line.path, "something is mounted over its store") from error
             raise
-        is_shared = False
-        for opened in (fd, u_fd):
+        dev = kernel.fstat(base).st_dev
+        for opened in (fd, *(area for _name, area in areas.all() if area is not areas.new_fd)):
             st = kernel.fstat(opened)
-            # In the `u/` of a store of the first format all make names, and nobody takes away another's.
-            is_shared = opened == u_fd and st.st_mode & stat.S_ISVTX != 0
-            if st.st_uid != wanted.uid or (st.st_mode & _OTHERS_WRITE and not is_shared):
+            if st.st_uid != wanted.uid or st.st_mode & _OTHERS_WRITE or st.st_dev != dev:
                 raise Untrusted(wanted.line.path, f"uid {wanted.uid} registered it, and it is not his alone")
         if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
             raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
         owned.pop_all()
     # What else its volume.json says his process reads (reaper/child.py).
-    areas = Areas(new_fd=u_fd, new_name=USERS) if is_shared else Areas(u_fd)
     return Store(kernel, base, wanted.line.path, fd, areas, Volume(wanted.line.volume, False, 0), wanted.uid)
 
 
@@ -123,27 +119,26 @@ def take_own_census(store: Store, uid: int) -> Census:
     if isinstance(found, Refusal):
         return Census({}, [found])
     with found:
-        if not found.is_proven:
-            return Census({}, [Refusal(found.area, found.name, uid, uid, _SHARED, is_used=True)])
         return Census({uid: store.kernel.fstat(found.fd).st_ino}, [])
 
 
 def _look(store: Store, uid: int) -> UserFolder | Refusal | None:
-    kernel, name = store.kernel, plain_name(uid)
-    ((area, area_fd),) = store.areas.all()
+    kernel, name, users = store.kernel, plain_name(uid), store.areas.u_fd
+    if users is None:
+        return Refusal(store.areas.new_name, name, uid, None, _OLD, is_used=True)
     try:
-        fd = kernel.open_beneath(area_fd, name, DIRECTORY)
+        fd = kernel.open_beneath(users, name, DIRECTORY)
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno not in (*_ABSENT, errno.EXDEV):
             raise
-        return Refusal(area, name, uid, None, f"it is no directory, or {MOUNTED}")
+        return Refusal(USERS, name, uid, None, "it is no directory, or something is mounted over it")
     with ExitStack() as owned:
         owned.enter_context(fd)
         st = kernel.fstat(fd)
         why = why_not(kernel, fd, st, uid, kernel.fstat(store.fd).st_dev)
         if why:
-            return Refusal(area, name, uid, st.st_uid, why)
+            return Refusal(USERS, name, uid, st.st_uid, why)
         owned.pop_all()
-    return UserFolder(store, uid, area, name, fd, is_proven=area_fd is store.areas.u_fd)
+    return UserFolder(store, uid, USERS, name, fd, is_proven=True)
