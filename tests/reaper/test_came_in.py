@@ -55,7 +55,19 @@ from tests.support.given import (
 )
 from tests.support.orphans import command
 from tests.support.reapers import state_of
-from tests.support.store import DyingAt, assert_silent, entries, forge, in_child, own, place, raw, recover_all, restore
+from tests.support.store import (
+    DyingAt,
+    assert_silent,
+    entries,
+    folder_of,
+    forge,
+    in_child,
+    own,
+    place,
+    raw,
+    recover_all,
+    restore,
+)
 from tests.support.sweeping import sweep
 from tests.support.tree import File, deep_chain, make_tree
 from tests.support.users import ChildDied, as_user
@@ -220,9 +232,9 @@ def test_an_access_list_lets_others_move_it(quick_volume: Path) -> None:
 
 def test_what_came_into_something_dropped_is_kept(quick_volume: Path) -> None:
     project = make_project(quick_volume)
-    drop = quick_volume / f".trashd/u/{ALICE}/drop"
     with way_into(project / "job/in") as fd:
         as_user(ALICE, lambda: swap_nothing(quick_volume), groups=[TEAM])
+        drop = folder_of(quick_volume, ALICE) / "drop"
         as_user(ALICE, lambda: (project / "job").rename(drop / "job"), groups=[TEAM])
         as_user(ALICE, lambda: swap_nothing(quick_volume), groups=[TEAM])
         [entry] = entries(quick_volume)
@@ -455,7 +467,7 @@ def stopped_in_bobs(volume: Path, project: Path) -> str:
     names: list[str] = []
 
     def stops() -> bool:
-        names[:] = os.listdir(volume / f".trashd/u/{ALICE}/reaping/{identifier}/tree/bobs")
+        names[:] = os.listdir(folder_of(volume, ALICE) / f"reaping/{identifier}/tree/bobs")
         return len(names) < 3000
 
     pace = Constant(Tempo(entries_per_s=10_000))
@@ -496,10 +508,13 @@ def test_what_comes_in_between_two_parts_of_a_reap_is_kept(quick_volume: Path, a
 
 @pytest.mark.parametrize("asker", [ALICE, 0])
 def test_a_reap_that_is_killed_before_any_call_leaves_no_doubt(quick_volume: Path, asker: int) -> None:
-    """In directories of the asker's; in root's orphans in those of others too: what it enters, it takes first."""
+    """In directories of the asker's; in root's orphans in those of one other alone too: what it enters it takes."""
     for n in range(0, 1000, 2):
         make_tree(
-            quick_volume / "project/killed", job(BOB) if asker == 0 else shared({"a": shared({"b": "1"}), "c": "2"})
+            quick_volume / "project/killed",
+            closed({"a": closed({"b": "1"}, BOB), "c": "2"}, BOB)
+            if asker == 0
+            else shared({"a": shared({"b": "1"}), "c": "2"}),
         )
         tick(quick_volume)
         identifier = swap_as(asker, quick_volume / "project/killed")
