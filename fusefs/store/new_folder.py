@@ -98,7 +98,8 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
             name = free_name(kernel, u_fd, uid)
             write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
             kernel.rename_free(u_fd, new, u_fd, name)
-        return open_user(store._replace(areas=areas), uid)
+        folder = open_user(store._replace(areas=areas), uid)
+        return folder and folder._replace(store=store)  # whose areas stay open
 
 
 def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:
