@@ -28,6 +28,7 @@ from tests.support.store import (
     in_child,
     init,
     place,
+    problems,
     raw,
     reap_now,
     recover_all,
@@ -229,13 +230,14 @@ def test_a_swap_that_was_killed_before_the_copy_is_told_with_a_way_out(volumes: 
     make_tree(volumes.source / "job", {"results": "old"})
     in_child(lambda: swap(volumes.source / "job", Kernel(DyingAfter(call))))
     _by_cp(volumes.source, volumes.copy)
-    told = "\n".join(recover_all(volumes.copy))
+    recover_all(volumes.copy)
     [container] = (folder_of(volumes.copy, 0) / "stage").iterdir()
-    assert container.name in told
-    assert "trashd doctor --rescue" in told
+    [told] = [problem for problem in problems(volumes.copy) if container.name in problem.where]
+    assert "trashd doctor --rescue" in told.hint
     assert run(["doctor", "--rescue", container.name, "--to", str(volumes.copy / "out"), str(volumes.copy)]) == 0
     assert not container.exists()
     assert [p.read_text() for p in volumes.copy.rglob("results")] == ["old"]
+    init(volumes.copy)  # root says that he knows this copy
     assert recover_all(volumes.copy) == []
     assert_silent(volumes.copy)
 
