@@ -162,9 +162,17 @@ def is_vouched(store: Store) -> bool:
     """Whether somebody who may says of a store that it is no copy: root of his by having made it, a user of his own.
 
     To be asked by its user. What nobody vouches for is shown and restored from, and nothing in it is reaped unasked. A
-    user who can have no registry vouches for what he uses.
+    user who can have no registry vouches for what he uses, and so does a pointer for where it leads; for a copy that
+    can be known as one only `init` does, which makes it a store of its own.
     """
-    return store.owner == 0 or store.is_named or is_remembered(store) or not _has_place()
+    if store.owner == 0 or is_remembered(store):
+        return True
+    return not _is_copy(store, store.kernel.identify(store.fd)) and (store.is_named or not _has_place())
+
+
+def _is_copy(store: Store, found: Identity) -> bool:
+    """Whether a store's own file says that it was another one."""
+    return compare(found, store.volume.store) is Likelihood.OTHER
 
 
 def _has_place() -> bool:
@@ -192,7 +200,7 @@ def remember(store: Store) -> bool:
     """Have the caller's registry name a store that he uses; whether it does now.
 
     Without a home, or in one that can't be written, it does not: then whatever is told of the store says where it is.
-    Root's names no user's store: that is its owner's to do.
+    Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used.
     """
     if os.geteuid() == 0 != store.owner:
         return False
@@ -203,6 +211,8 @@ def remember(store: Store) -> bool:
                 return True
         except FileNotFoundError:
             pass
+        if _is_copy(store, one.identity):
+            return False
         from fusefs.store.registering import write  # only the first use of a store needs it
 
         return write(store.kernel, one)

@@ -139,6 +139,21 @@ def test_all_of_ones_own_are_not_those_of_a_copy(home: Path, copy: Path) -> None
     assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
 
 
+def test_to_use_a_copy_is_not_to_vouch_for_it(home: Path, copy: Path) -> None:
+    his(make_tree(copy / "other", {}))
+    (told,) = trashd_as(ALICE, home, "swap", "--json", copy / "other").objects()
+    assert told["volume"] == str(copy)
+    assert trashd_as(ALICE, home, "reap", "--volume", copy).code == 0
+    assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 2
+
+
+def test_who_can_have_no_registry_vouches_for_no_copy(home: Path, copy: Path) -> None:
+    nowhere = Path("/nonexistent")
+    for base, n_left in ((copy, 1), (home, 0)):
+        assert trashd_as(ALICE, nowhere, "reap", "--volume", base).code == 0
+        assert len(os.listdir(base / f".trashd/u/{ALICE}/orphans")) == n_left
+
+
 def test_root_leaves_what_is_in_a_copy(copy: Path) -> None:
     assert trashd("reap", "--volume", copy).code == 0
     assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
