@@ -102,7 +102,7 @@ volume_option: Decorator = click.option(
     multiple=True,
     metavar="DIR",
     callback=_existing,
-    help="Look in the stores at and above DIR only (may be repeated); default: every mounted volume.",
+    help="Look in the stores at and above DIR only (may be repeated); default: all that are known.",
 )
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
 null_option: Decorator = click.option(
