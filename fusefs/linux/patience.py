@@ -12,11 +12,14 @@ from typing import TypeVar
 
 from fusefs.linux.channel import receive, send
 from fusefs.linux.credentials import Person, become, die_with_parent
+from fusefs.linux.fd import Fd
 
 T = TypeVar("T")
 
 LIMIT_S = 3.0
 """How long one answer may take."""
+_END_S = 0.2
+"""How long one that was killed may take to end, unless it hangs."""
 _STANDARD = 3
 _MOST_FDS = 1 << 20
 
@@ -89,11 +92,20 @@ class _Child:
             return file.read().rpartition(b") ")[2][:1] == b"R"
 
     def end(self) -> None:
-        """Be rid of it. One that hangs can't be waited for: it ends when it is let go, and init buries it."""
+        """Be rid of it. One that hangs is not waited for: it ends when it is let go, and init buries it."""
         self._channel.close()
         with suppress(ChildProcessError, ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            with Fd(os.pidfd_open(self._pid)) as pidfd:
+                os.kill(self._pid, signal.SIGKILL)
+                _wait_for(pidfd, _END_S)
             os.waitpid(self._pid, os.WNOHANG)
+
+
+def _wait_for(fd: Fd, seconds: float) -> None:
+    """By poll, as select knows no high numbers."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll(seconds * 1000)
 
 
 def _live(
