@@ -20,7 +20,7 @@ from fusefs.store.authority import as_owner
 from fusefs.store.discover import discover, folders, with_lower
 from fusefs.store.folders import Refusal
 from fusefs.store.for_owner import give_what_is_left
-from fusefs.store.layout import POINTERS, Store, UserFolder, open_store
+from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
 from fusefs.store.listing import Entry, entries
 from fusefs.store.passed_over import tell
 from fusefs.store.pointers import lower_stores
@@ -148,8 +148,12 @@ def _lower_bases(folder: UserFolder, _visible: Visible | None) -> list[bytes]:
 
 
 def _is_tended(folder: UserFolder) -> bool:
-    """Whether what its records say may be done for its user: recovery moves what they name."""
-    return folder.is_served_by(os.geteuid())
+    """Whether what its records say may be done for its user: recovery moves what they name.
+
+    Of a copy too: only the store's owner can have put there what lies in its `u/`.
+    """
+    is_in_u = folder.area == USERS and folder.store.areas.u_fd is not None
+    return is_in_u or folder.is_served_by(os.geteuid())
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()) -> Entry:

@@ -34,7 +34,7 @@ _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 MOUNTED = "something is mounted over it"
 _NONE = "it is no directory"
 _SUBVOLUME = "it is another subvolume than the store"
-_NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
+NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
 _REFUSED_ONCE = "it was not only its owner's when root first saw it"
 _CLOSED = "too much that was not only his bore his name: root looks at nothing more"
 _ROOTS = "root makes his own where nobody else does"
@@ -278,7 +278,7 @@ def _prove(look: _Look, area_fd: Fd, name: Name, fd: Fd) -> tuple[bool, str]:
     if area_fd is look.areas.u_fd:
         if look.is_own or (name == registered.name and registered.proves(look.kernel.identify(fd))):
             return True, ""
-        return False, _NOT_REGISTERED
+        return False, NOT_REGISTERED
     if registered.name or registered.refused:
         found = look.kernel.identify(fd)
         if registered.is_same(found):

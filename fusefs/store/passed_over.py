@@ -8,7 +8,7 @@ from itertools import groupby
 
 from fusefs.core.names import STORE, printable
 from fusefs.store.adopt import Problem
-from fusefs.store.folders import Refusal, take_census
+from fusefs.store.folders import NOT_REGISTERED, Refusal, take_census
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import waiting
@@ -46,7 +46,9 @@ def _of_owner(base_path: bytes, refused: list[Refusal]) -> Iterable[Problem]:
     store = os.path.join(base_path, STORE)
     refused.sort(key=lambda one: not one.is_used)
     for one in refused[:_MOST_NAMED]:
-        yield Problem(printable(os.path.join(store, one.area, one.name)), one.what(), _HINT)
+        registers = f"trashd init {printable(base_path)} registers it; look into it first"
+        hint = registers if one.why == NOT_REGISTERED else _HINT
+        yield Problem(printable(os.path.join(store, one.area, one.name)), one.what(), hint)
     n_more = len(refused) - _MOST_NAMED
     if n_more > 0:
         owner = "nobody can see whom" if refused[0].owner is None else f"uid {refused[0].owner}"

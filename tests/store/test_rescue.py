@@ -226,6 +226,7 @@ def test_what_a_copy_of_a_volume_has_that_nobody_can_settle_is_taken_out(volume:
     assert recover_all(copied)
     taken(copied, container.name, volume / "rescued")
     assert (volume / "rescued/tree/a").read_text() == "1"
+    init(copied)
     assert_silent(copied)
     (volume / "upper").rename(volume / ".trashd")
 
@@ -345,6 +346,7 @@ def shared() -> Iterator[Path]:
         for one in (path / "alice").rglob("*"):
             os.chown(one, ALICE, ALICE)
         orphan = as_user(ALICE, lambda: str(swap(path / "alice/job", options=EXPIRED).id))
+        recover_all(path)
         os.truncate(place(path, orphan) / "record.json", 40)
         yield path
 
