@@ -76,7 +76,6 @@ class Person:
         self._home = volume / f"home-{uid}"
         self._random = Random(seed)
         self._n = uid * 1_000_000
-        self._drop = self._find_drop()
         self._acts = (self._throw, self._throw, self._remove, self._keep, self._keep, self._drop_one, self._race)
 
     def act(self) -> None:
@@ -121,16 +120,9 @@ class Person:
 
     def _drop_one(self) -> None:
         path, content = self._make()
-        try:
-            path.rename(self._drop / path.name)
-        except FileNotFoundError:  # root's service has registered his folder, and moved it
-            self._drop = self._find_drop()
-            path.rename(self._drop / path.name)
+        with own(self._volume) as folder:  # by its fd: root's service moves it when it is registered
+            path.rename(f"/proc/self/fd/{int(folder.fd)}/drop/{path.name}")
         self.ledger.dropped.append(content)
-
-    def _find_drop(self) -> Path:
-        with own(self._volume) as folder:
-            return Path(os.fsdecode(folder.path())) / "drop"
 
     def _race(self) -> None:
         """Throw one away and want it back at once: whole, or what the reaper left and says so, or not at all."""
