@@ -17,7 +17,6 @@ TWICE = [
     "swap",
     "swap-two-rename",
     "swap-lent",
-    "swap-for-owner",
     "restore-late",
     "restore-two-rename-late",
     "restore-late-lent",

@@ -26,6 +26,12 @@ def make_victim(volume: Path) -> None:
     make_tree(home(volume), Dir(TREE, mode=0o750))
 
 
+def make_users(volume: Path) -> None:
+    """The tree at its name, a user's in a directory of root's."""
+    make_victim(volume)
+    os.chown(home(volume), USER, USER)
+
+
 def make_read_only(volume: Path) -> None:
     """The tree with a mode that forbids its owner to move it."""
     make_tree(home(volume), READ_ONLY)
@@ -179,6 +185,7 @@ KEEP_BY_ROOT = Scene(make_orphan, _keep, uid=USER, by=0, is_gapless=True)
 REAP = Scene(make_orphan, _reap, is_gapless=True, is_reap=True)
 REAP_BY_ROOT = Scene(make_orphan, _reap, uid=USER, by=0, is_gapless=True, is_reap=True)
 RECOVER_SWAP = Scene(killed_after(make_victim, _swap, "exchange"), _recover, is_gapless=True)
+RECOVER_GIVING = Scene(killed_after(make_users, _swap_for_owner, "exchange"), _recover, by=0, is_gapless=True)
 RECOVER_GAP = Scene(killed_after(make_victim, _swap, "rename"), _recover, exchange=False)
 RECOVER_RESTORE = Scene(killed_after(write_late, _restore, "exchange"), _recover, is_gapless=True)
 RECOVER_RESTORE_GAP = Scene(killed_after(write_late, _restore, "rename", 2), _recover, exchange=False)
@@ -216,6 +223,7 @@ SCENES = {
     "reap": REAP,
     "reap-by-root": REAP_BY_ROOT,
     "recover-swap": RECOVER_SWAP,
+    "recover-giving": RECOVER_GIVING,
     "recover-swap-in-the-gap": RECOVER_GAP,
     "recover-restore": RECOVER_RESTORE,
     "recover-restore-in-the-gap": RECOVER_RESTORE_GAP,
