@@ -10,17 +10,17 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import chain, islice
 
 from fusefs.core.names import STORE, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below
 from fusefs.store.folders import plain_name, whose
 from fusefs.store.inner import AREAS, list_at, things_in
 from fusefs.store.layout import POINTERS
 from fusefs.store.registry import registered
+from fusefs.store.sides import DIRECTORY
 
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100
 """Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
@@ -63,44 +63,63 @@ def _registered(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_
 
 
 def _pointed(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted]:
-    """What the pointers of the stores above say of stores below."""
+    """What the pointers of the stores above say of stores below; each directory is opened from the one above it."""
     names = directory.split(b"/") if directory else []
-    for count in range(len(names)):
-        upper = RelPath(b"/".join(names[:count]))
-        rest = below(directory, upper) + b"/"
-        for uid, lower in _pointed_from(kernel, root_fd, join(upper, STORE)):
-            if lower.startswith(rest):
-                yield uid, RelPath(lower[len(rest) :])
+    rest = directory + b"/"
+    with ExitStack() as owned:
+        here = root_fd
+        for name in names:
+            for uid, lower in _pointed_from(kernel, here):
+                if lower.startswith(rest):
+                    yield uid, RelPath(lower[len(rest) :])
+            rest = rest[len(name) + 1 :]
+            if not rest:
+                return
+            try:
+                following = kernel.open_beneath(here, name, DIRECTORY)
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                return  # somebody moved it
+            owned.close()
+            here = owned.enter_context(following)
 
 
-def _pointed_from(kernel: Kernel, root_fd: Fd, store: RelPath) -> Iterator[_Noted]:
-    n_asked = 0
-    for uid, folder in islice(_folders(kernel, root_fd, store), _MOST_FOLDERS):
-        try:
-            with kernel.open_dir(root_fd, join(folder, POINTERS)) as pointers:
-                if kernel.is_empty(pointers):
-                    continue
-                n_asked += 1
-                if n_asked > _MOST_ASKED:
-                    return
-                from fusefs.store.pointers import read_pointers  # hardly anybody has one
+def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
+    """What those of the store in one directory say, if there is one."""
+    try:
+        store = kernel.open_beneath(base_fd, STORE, DIRECTORY)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+        return
+    with store:
+        n_asked = 0
+        for uid, folder in islice(_folders(kernel, store), _MOST_FOLDERS):
+            try:
+                with kernel.open_dir(store, join(folder, POINTERS)) as pointers:
+                    if kernel.is_empty(pointers):
+                        continue
+                    n_asked += 1
+                    if n_asked > _MOST_ASKED:
+                        return
+                    from fusefs.store.pointers import read_pointers  # hardly anybody has one
 
-                for lower in read_pointers(kernel, pointers, uid):
-                    yield uid, lower
-        except OSError as error:
-            if error.errno not in _ABSENT:
-                raise
+                    for lower in read_pointers(kernel, pointers, uid):
+                        yield uid, lower
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
 
 
-def _folders(kernel: Kernel, root_fd: Fd, store: RelPath) -> Iterator[tuple[int, RelPath]]:
+def _folders(kernel: Kernel, store: Fd) -> Iterator[tuple[int, RelPath]]:
     """The caller's folders in a store by their names alone; for root everybody's."""
     uid = os.geteuid()
-    if uid != 0:
-        for area in AREAS:
-            yield uid, join(store, area, plain_name(uid))
-        return
     for area in AREAS:
-        for name in list_at(kernel, root_fd, join(store, area)) or ():
+        if uid != 0:
+            yield uid, join(area, plain_name(uid))
+            continue
+        for name in list_at(kernel, store, area) or ():
             owner = whose(name)
             if owner is not None:
-                yield owner, join(store, area, name)
+                yield owner, join(area, name)
