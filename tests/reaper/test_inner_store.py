@@ -192,7 +192,7 @@ def test_in_a_store_of_roots_everybodys_orphans_count_for_root(volume: Path) -> 
     team = swap(volume / "group").id
     assert [why for _way, why in told(reap_now(volume, team))] == [STORE]
     ((way, why),) = told(reap_with_stores(volume, team))
-    assert (way, why) == (f"tree/proj/.trashd/u/{ALICE}/orphans/{inner}".encode(), PINNED)
+    assert (way, why) == (f"tree/proj/.trashd/new/{ALICE}/orphans/{inner}".encode(), PINNED)
 
 
 def test_a_deletion_by_root_spares_what_its_owner_pinned(volume: Path) -> None:

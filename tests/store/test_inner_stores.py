@@ -18,7 +18,7 @@ from fusefs.sweep.request import ToDelete, ToMove, ToTrash
 from tests.support.command import trashd
 from tests.support.inner_stores import own_store, point_to, store_in, without_upper_store
 from tests.support.orphans import PINNED
-from tests.support.store import init, raw, reap_now, remove, restore, swap, tmpfs_store
+from tests.support.store import folder_of, init, raw, reap_now, remove, restore, swap, tmpfs_store
 from tests.support.sweeping import sweep
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user
@@ -166,7 +166,7 @@ def test_a_pointer_of_anothers_stops_no_user(shared: Path) -> None:
 
 def test_a_user_who_stops_his_process_stops_nobody(shared: Path) -> None:
     """What he noted is not known then; the remover stops at a store all the same."""
-    pointers = shared / f".trashd/u/{ALICE}/pointers"
+    pointers = folder_of(shared, ALICE) / "pointers"
     for number in range(3):
         os.mkfifo(pointers / f"{number:032}")
         os.chown(pointers / f"{number:032}", ALICE, ALICE)

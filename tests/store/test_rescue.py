@@ -33,6 +33,7 @@ from tests.support.store import (
     assert_silent,
     die,
     entries,
+    folder_of,
     forge,
     in_child,
     init,
@@ -352,8 +353,13 @@ def shared() -> Iterator[Path]:
 
 
 def hers(shared: Path) -> str:
-    (container,) = (shared / ".trashd/u/1001/orphans").iterdir()
+    (container,) = orphans_of_alice(shared).iterdir()
     return container.name
+
+
+def orphans_of_alice(shared: Path) -> Path:
+    """Where root's first look moves her folder to, or where it is before that."""
+    return folder_of(shared, ALICE) / "orphans"
 
 
 def test_its_owner_takes_it_out_himself(shared: Path) -> None:
@@ -406,7 +412,8 @@ def test_a_user_may_not_name_a_place_that_is_not_his(shared: Path) -> None:
 @pytest.mark.parametrize("trick", ["link", "directory"])
 def test_what_its_owner_puts_in_its_place_at_that_moment_goes_back(shared: Path, trick: str) -> None:
     name = hers(shared)
-    container = shared / ".trashd/u/1001/orphans" / name
+    recover_all(shared)  # root has her folder where it stays
+    container = orphans_of_alice(shared) / name
 
     def play() -> None:
         container.rename(container.with_name("away"))
@@ -424,7 +431,8 @@ def test_what_its_owner_puts_in_its_place_at_that_moment_goes_back(shared: Path,
 
 
 def test_root_puts_no_link_of_a_users_to_a_name(shared: Path) -> None:
-    link = shared / ".trashd/u/1001/orphans/away"
+    recover_all(shared)
+    link = orphans_of_alice(shared) / "away"
     as_user(ALICE, partial(link.symlink_to, "/etc"))
     with pytest.raises(Refused, match="neither a directory nor a file"):
         taken(shared, "away")
