@@ -31,6 +31,8 @@ from fusefs.store.layout import Areas, Store, UserFolder
 
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8
+_GO = b"go"
+"""To a child that might have ended, and been buried, before the service has its pidfd."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 """The service decides when its processes end."""
 
@@ -115,6 +117,7 @@ class Forker:
                 _born, pidfd = await self._ask(Read(uids), [theirs.fileno()])
             ours.setblocking(False)
             with pidfd:
+                ours.send(_GO)
                 try:
                     with trio.move_on_after(seconds):
                         while await _take_home(ours, take):
@@ -205,7 +208,8 @@ def _read(parent: int, wanted: Read, fds: list[int]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it has children of its own, and waits for them
         if die_with_parent(parent):
             with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
-                tell_homes(channel, wanted.uids)
+                if channel.recv(len(_GO)):
+                    tell_homes(channel, wanted.uids)
         code = 0
     finally:
         if sys.exc_info()[0] is not None:
