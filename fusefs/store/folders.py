@@ -152,6 +152,8 @@ def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> 
             is_own = areas.new_fd is None and st.st_uid == uid
             found, others = _choose(_Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes), names)
             refused.extend(others)
+            if found is None and not others:  # root has moved it since it was listed
+                found = find_user(kernel, areas, uid, trusts_modes=trusts_modes)
             if found is not None:
                 if found.doubt:
                     refused.append(Refusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
@@ -201,8 +203,10 @@ _Named = tuple[Name, Fd, Name]
 
 def _names_of(kernel: Kernel, areas: Areas) -> dict[int, list[_Named]]:
     named: dict[int, list[_Named]] = {}
+    # Root moves a folder from `new/` to `u/`: listed in this order it is in one of them, or in both.
+    listed = {area: names_in(kernel, fd) for area, fd in reversed(areas.all())}
     for area, fd in areas.all():
-        for uid, names in names_in(kernel, fd).items():
+        for uid, names in listed[area].items():
             named.setdefault(uid, []).extend((area, fd, name) for name in names)
     return named
 
