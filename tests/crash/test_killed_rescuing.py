@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.store.rescue import find_thing, forget, rescue
-from tests.support.acts import make_orphan, make_read_only_orphan, only_id
+from tests.support.acts import make_orphan, make_read_only_orphan
 from tests.support.laws import hold_when_failing, hold_when_killed
 from tests.support.scenes import HOME, USER, Before, Scene, assert_nothing_half_done, user_folders
 from tests.support.store import recover_all
@@ -30,8 +30,14 @@ def volume() -> Iterator[Path]:
 
 
 def break_record(volume: Path) -> None:
-    (record,) = volume.glob(".trashd/u/*/orphans/*/record.json")
+    (record,) = (path for folder in user_folders(volume) for path in folder.glob("orphans/*/record.json"))
     os.truncate(record, CUT)
+
+
+def broken(volume: Path) -> bytes:
+    """The id of the one container that is there, found without the gate; killed halfway, of what is there now."""
+    names = [path.name for folder in user_folders(volume) for path in folder.glob("*/*Z-*")]
+    return os.fsencode(names[0] if names else "none")
 
 
 def make_broken(volume: Path) -> None:
@@ -46,13 +52,13 @@ def make_broken_read_only(volume: Path) -> None:
 
 def take_out(volume: Path, kernel: Kernel) -> object:
     volumes = [os.fsencode(volume)]
-    entry = find_thing(kernel, volumes, only_id(volume).encode())
+    entry = find_thing(kernel, volumes, broken(volume))
     return rescue(kernel, volumes, entry, os.fsencode(volume / HOME / "rescued"))
 
 
 def give_up(volume: Path, kernel: Kernel) -> object:
     volumes = [os.fsencode(volume)]
-    return forget(kernel, volumes, find_thing(kernel, volumes, only_id(volume).encode()))
+    return forget(kernel, volumes, find_thing(kernel, volumes, broken(volume)))
 
 
 SCENES = {
