@@ -62,12 +62,17 @@ def watch(argv: Sequence[str | Path], n_fds_max: int) -> tuple[int, Peak]:
     return command.wait(), peak
 
 
+def peak_of(pid: int) -> int:
+    """The most memory that a process has had, KiB. Raises  OSError"""
+    return _field(Path(f"/proc/{pid}/status").read_text(), "VmHWM")
+
+
 def _look(leader: int) -> Peak:
     memory_kib = n_processes = largest_kib = n_fds = 0
     for pid, _state in session(leader):
         with suppress(OSError):  # it has ended by now
             memory_kib += _field(Path(f"/proc/{pid}/smaps_rollup").read_text(), "Pss")
-            largest_kib = max(largest_kib, _field(Path(f"/proc/{pid}/status").read_text(), "VmHWM"))
+            largest_kib = max(largest_kib, peak_of(pid))
             n_fds = max(n_fds, len(os.listdir(f"/proc/{pid}/fd")))
             n_processes += 1
     return Peak(memory_kib, largest_kib, n_fds, n_processes)

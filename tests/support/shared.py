@@ -96,9 +96,9 @@ def make_folder(volume: Path) -> None:
 
 
 @contextmanager
-def shared_volume() -> Iterator[Shared]:
-    """Such a volume, a tmpfs."""
-    with tmpfs_volume() as volume, places() as base:
+def shared_volume(*options: str) -> Iterator[Shared]:
+    """Such a volume, a tmpfs; more options for its mount."""
+    with tmpfs_volume(options=options) as volume, places() as base:
         shared = Shared(volume, base)
         yield shared
         shared.assert_untouched()
