@@ -17,6 +17,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import open_user, take_census
 from fusefs.store.stage import Options
 from tests.support.mates import FORGED, plant
+from tests.support.scenes import STRIDE
 from tests.support.store import (
     ActingAt,
     DyingAt,
@@ -287,7 +288,7 @@ def test_a_command_of_hers_beside_which_root_moves_her_folder_loses_nothing(volu
 
     try:
         for is_first in (True, False):
-            for n in range(n_calls + 20):
+            for n in range(0, n_calls + 20, STRIDE):
                 forget()
                 if not is_first:
                     as_user(ALICE, lambda: throw(volume))
@@ -306,7 +307,7 @@ def test_a_command_of_hers_beside_which_root_moves_her_folder_loses_nothing(volu
 
 
 def test_a_first_look_killed_at_any_call_is_finished_by_the_next(volume: Path) -> None:
-    for n in range(1000):
+    for n in range(0, 1000, STRIDE):
         identifier = expired(volume)
         code = in_child(lambda n=n: recover_all(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
         if code == 0:
@@ -328,7 +329,7 @@ def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volu
         with opened(volume) as store:
             make_roots(store._replace(kernel=Kernel(DyingAt(n))), ALICE).fd.close()
 
-    for n in range(1000):
+    for n in range(0, 1000, STRIDE):
         code = in_child(lambda n=n: act(n))  # type: ignore[misc]
         with opened(volume) as store:
             make_roots(store, ALICE).fd.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -102,19 +102,24 @@ def hold(volumes: tuple[Path, Path], hostile: Person, verb: str, act: Sequence[S
             assert (twins.faults(before), untold(twins)) == ([], []), f"before call {moment}"
 
 
-@pytest.mark.parametrize("act", OF_A_MATE)
-@pytest.mark.parametrize("verb", VERBS)
+def pairs(verbs: Iterable[str], acts: Iterable[str]) -> list[tuple[str, str]]:
+    """Every verb with acts: with all of them in `make soak-store`, else with every other one, others for each."""
+    found = [(verb, act) for verb in verbs for act in acts]
+    return [one for one in found if EVERY_CALL or crc32(" ".join(one).encode()) % 2]
+
+
+@pytest.mark.parametrize(("verb", "act"), pairs(VERBS, OF_A_MATE))
 def test_verb_beside_a_mate(volumes: tuple[Path, Path], verb: str, act: str) -> None:
     hold(volumes, BOB, verb, OF_A_MATE[act], act)
 
 
-@pytest.mark.parametrize("act", OF_THE_MAPPED)
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("verb", "act"), pairs(VERBS, OF_THE_MAPPED))
 def test_verb_beside_one_with_subordinate_ids(volumes: tuple[Path, Path], verb: str, act: str) -> None:
     hold(volumes, MAPPED, verb, OF_THE_MAPPED[act], act)
 
 
-@pytest.mark.parametrize("act", OF_THE_OWNER)
-@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.asker == ROOT])
+@pytest.mark.parametrize(
+    ("verb", "act"), pairs((name for name, verb in VERBS.items() if verb.asker == ROOT), OF_THE_OWNER)
+)
 def test_verb_of_roots_on_what_its_owner_plays_with(volumes: tuple[Path, Path], verb: str, act: str) -> None:
     hold(volumes, ALICE, verb, OF_THE_OWNER[act], act)

@@ -15,6 +15,7 @@ from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import take_census
 from tests.support.mates import FORGED
+from tests.support.scenes import STRIDE
 from tests.support.store import (
     DyingAt,
     assert_silent,
@@ -128,7 +129,7 @@ def test_what_was_planted_and_chmodded_is_told_and_reaped_by_nobody(
 def test_killed_at_any_call_it_is_finished_by_the_next_command(act: object) -> None:
     assert callable(act)
     with tmpfs_volume() as volume:
-        for n in range(2000):
+        for n in range(0, 2000, STRIDE):
             shutil.rmtree(volume / ".trashd", ignore_errors=True)
             shutil.rmtree(volume / "alice", ignore_errors=True)
             unpack(volume, SOUND)
@@ -178,7 +179,7 @@ def test_taking_over_killed_at_any_call_strands_nothing() -> None:
             make_tree(volume / "job", {"results": "his own"})
             return str(swap(volume / "job").id)
 
-        for n in range(2000):
+        for n in range(0, 2000, STRIDE):
             for path in volume.iterdir():
                 shutil.rmtree(path)
             identifier = as_user(ALICE, begin)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.linux.kernel import Kernel
-from tests.support.scenes import EVERY_CALL, Before, Scene, changing, deaths, stop_at
+from tests.support.scenes import EVERY_CALL, STRIDE, Before, Scene, changing, deaths, stop_at
 from tests.support.store import DyingAt, FailingAt, NumberedCall, in_child, numbered_calls, recover_all
 from tests.support.tree import snapshot
 from tests.support.users import as_user
@@ -21,8 +21,6 @@ T = TypeVar("T")
 Law = Callable[[Before], object]
 """What must hold afterwards; it gets what was there before."""
 
-_STRIDE = 1 if EVERY_CALL else 3
-"""After each death another third of those of the recovery; all of them in `make soak-store`."""
 _ALONE = frozenset({"fsync", "syncfs", "statfs", "listxattr", "ioctl"})
 """Calls that nobody who meets one in the middle changes, or notices: before and after them is one moment."""
 
@@ -46,7 +44,8 @@ def hold_when_killed_twice(scene: Scene, volume: Path, law: Law) -> None:
     for i, n in enumerate(changing(scene.calls(volume))):
         scene.set_up(volume)
         in_child(partial(scene.run, volume, DyingAt(n)))
-        for m in changing(numbered_calls(partial(recover_all, volume)))[i % _STRIDE :: _STRIDE]:
+        # After each death another third of those of the recovery; all of them in `make soak-store`.
+        for m in changing(numbered_calls(partial(recover_all, volume)))[i % STRIDE :: STRIDE]:
             before = scene.set_up(volume)
             in_child(partial(scene.run, volume, DyingAt(n)))
             in_child(partial(recover_all, volume, Kernel(DyingAt(m))))

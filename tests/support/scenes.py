@@ -55,6 +55,8 @@ LOOKING = frozenset(
 """What a kill undoes, or cannot: whoever comes after it finds the same, killed before such a call or after it."""
 
 EVERY_CALL = bool(os.environ.get("TRASHD_TEST_EVERY_CALL"))
+STRIDE = 1 if EVERY_CALL else 3
+"""From one call before which something happens to the next, where nobody knows which of them matter."""
 
 Tree = tuple[Seen, ...]
 Prepare = Callable[[Path], None]
