@@ -16,7 +16,7 @@ from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import VolumeId, is_volume_id, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.places import lasting_dir
+from fusefs.linux.places import HOME, lasting_dir
 from fusefs.store.layout import Store
 
 STORES = b"stores"
@@ -133,7 +133,7 @@ def describe(store: Store) -> Line:
 def place_of_store(store: Store) -> bytes:
     """The directory that holds a store, where it is without a mount of ours. Raises  OSError"""
     path = os.readlink(store.base_fd.path())
-    if store.mounted is not None and not _leads_to(store.kernel, path, store):
+    if store.mounted is not None and (path.startswith(HOME + b"/") or not _leads_to(store.kernel, path, store)):
         return store.base_path  # of a mount over itself: when that is gone, the store is there
     return path
 

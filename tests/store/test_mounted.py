@@ -238,7 +238,9 @@ def test_root_swaps_for_the_owner(mount: Mounted) -> None:
     os.chown(her_job, ALICE, NOGROUP)
     with opened(her_job) as where:
         swapped = swap_for_owner(Kernel(), raw(her_job), Options())
-        assert where() == str(mount.path / f".trashd/u/{ALICE}/stage" / swapped.id / "tree")
+        # Root may have looked at her folder, and moved it, by now: the kernel goes by the names that it saw.
+        ways = (mount.path / f".trashd/{area}/{ALICE}/stage" / swapped.id / "tree" for area in ("u", "new"))
+        assert where() in map(str, ways)
     assert os.listdir(her_job) == []
 
 
