@@ -19,6 +19,7 @@ from fusefs.store.listing import Entry
 from tests.support.store import entries, init, problems, reap_now, recover_all
 
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
+ENTERED = 0o700  # of a directory in root's orphan once a reaper is in it, so that nobody brings anything in
 STORE_DURABLE = "store durable"
 
 
@@ -79,8 +80,8 @@ _LOOKS = {
     Shape.PARTING: Look("rest", _ABSENT, (("kept",),)),
 }
 _PASSING = {Shape.GAP, Shape.LINKED, Shape.SHOWN, Shape.PARTING}
-_ORPHANS = ".trashd/u/*/orphans/*"
-_SPARES = ".trashd/u/*/reserve/ready/spare"
+_ORPHANS = ".trashd/*/*/orphans/*"  # in `u/`, or in `new/`, where a user makes his folder
+_SPARES = ".trashd/*/*/reserve/ready/spare"
 _KINDS = {
     (): "fresh",
     ("f0", "f1", "part"): "tree",
@@ -142,7 +143,7 @@ def check_state(root: Path, marks: Sequence[str]) -> str | None:
             _check_shapes(root, allowed, "at once")
             or _repair(root, marks)
             or _check_shapes(root, {k: one - _PASSING for k, one in allowed.items()}, "after recovery")
-            or _check_modes(root)
+            or _check_modes(root, allowed)
             or _check_reserves(root)
             or _check_listed(root, entries(root), marks)
         )
@@ -166,7 +167,7 @@ def _is_whole(store: Path) -> bool:
     """Whether a store has what it appears with, by one rename."""
     files = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
     return (
-        (store / "u").is_dir()
+        all((store / area).is_dir() for area in ("u", "new", "folders"))
         and decode_volume(files.get("volume.json", b"")) is not None
         and files.get("CACHEDIR.TAG") == CACHEDIR_TEXT
     )
@@ -193,7 +194,7 @@ def _check_shapes(root: Path, allowed: dict[int, set[Shape]], when: str) -> str 
 
 def _stored(root: Path) -> Iterator[tuple[int, str]]:
     """Round and kind of all that any store holds."""
-    for pattern in (".trashd*/u/*/*/*/*", ".trashd*/u/*/*/*/tree/tree", ".trashd*/u/*/drop/*"):
+    for pattern in (".trashd*/*/*/*/*/*", ".trashd*/*/*/*/*/tree/tree", ".trashd*/*/*/drop/*"):
         for base in (root, root / "lower"):
             for path in base.glob(pattern):
                 is_inside = path.parent.parent.name == "drop" or path.name not in ("tree", "fresh", f"v{path.name[1:]}")
@@ -209,11 +210,13 @@ def _read_in(path: Path) -> tuple[int | None, str]:
     return k, "reaping" if path.parent.parent.name == "reaping" else kind
 
 
-def _check_modes(root: Path) -> str | None:
-    """A loan has ended on both sides by the time recovery has."""
+def _check_modes(root: Path, allowed: dict[int, set[Shape]]) -> str | None:
+    """A loan has ended on both sides by the time recovery has; what root's reaper entered stays his, and only his."""
+    halves = {root / f"v{k}" for k, shapes in allowed.items() if Shape.HALF_HOME in shapes}
     paths = [*root.glob("v*"), *root.glob("lower/v*"), *root.glob(f"{_ORPHANS}/tree")]
     paths = [path for path in paths if path.is_dir() and not (path / "record.json").exists()]
-    wrong = [str(path.relative_to(root)) for path in paths if path.stat().st_mode & 0o7777 != MODE]
+    modes = {path: ENTERED if path in halves and _read(path)[1] == "half" else MODE for path in paths}
+    wrong = [str(path.relative_to(root)) for path, mode in modes.items() if path.stat().st_mode & 0o7777 != mode]
     return f"not its mode: {wrong}" if wrong else None
 
 
@@ -252,7 +255,7 @@ def _finish_reaps(root: Path, listed: Sequence[Entry]) -> str | None:
         reaped = reap_now(root, identifier)
         if reaped.lost or reaped.report.n_failed:
             return f"can't be reaped: {reaped}"
-    left = [str(path) for path in root.glob(".trashd/u/*/reaping/*")]
+    left = [str(path) for path in root.glob(".trashd/*/*/reaping/*")]
     if left:
         return f"left in reaping/: {left}"
     return _silence(root) if begun else None

@@ -16,7 +16,7 @@ from fusefs.store.keep import For, keep_by_id
 from tests.crash.powerfail_keeping import KEEPING
 from tests.crash.powerfail_law import Shape
 from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario
-from tests.support.store import raw, reap_now, restore, swap
+from tests.support.store import folder_of, raw, reap_now, restore, swap
 
 
 class _Stopped(BaseException):
@@ -68,7 +68,7 @@ def take_over_round(cut: Cut, k: int) -> None:
     cut.begin(k)
     cut.may(k, Shape.SWAPPED)
     identifier = cut.as_its_user(lambda: str(swap(cut.name(k), cut.kernel).id))
-    folder = cut.base / ".trashd/u" / str(cut.uid)
+    folder = folder_of(cut.base, cut.uid)
     (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)
     cut.stands(k, Shape.SWAPPED, sync=True)
     cut.may(k, Shape.TAKEN)
