@@ -336,7 +336,7 @@ def _sweep(cut: Cut, k: int) -> str:
 
 
 def init_round(cut: Cut, _k: int) -> None:
-    """The store is durable before the caller's folder is: that one's registry is a file, whose flush takes all along on ext4."""
+    """The store is durable before the caller's folder is made: registering that flushes a file, on ext4 and xfs all."""
     base = os.fsencode(cut.base)
     store, _done = initialise(cut.kernel, cut.kernel.open_path(base), base)
     cut.volume.mark(STORE_DURABLE)
