@@ -119,8 +119,11 @@ def open_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
     except Untrusted:
         if os.geteuid() != 0:
             raise
-    shown = open_shown(kernel, path, mounts)
-    return open_store(kernel, shown.fd, path, shown.mounted, of=kernel.stat(shown.fd, STORE).st_uid or None)
+    with ExitStack() as owned:
+        shown = owned.enter_context(open_shown(kernel, path, mounts))
+        owner = kernel.stat(shown.fd, STORE).st_uid  # it may be gone by now
+        owned.pop_all()
+    return open_store(kernel, shown.fd, path, shown.mounted, of=owner or None)
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
