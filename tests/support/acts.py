@@ -139,8 +139,8 @@ def _reap(volume: Path, kernel: Kernel) -> object:
 
 def only_id(volume: Path) -> str:
     """The id of the one container that is there, found without the gate: the path says it."""
-    folders = (volume / ".trashd" / "u").iterdir()
-    names = [path.name for folder in folders for path in folder.glob("*/*Z-*")]
+    # A user's own folder is in new/ until root has looked.
+    names = [path.name for path in (volume / ".trashd").glob("[un]*/*/*/*Z-*")]
     return names[0] if names else "none"
 
 
