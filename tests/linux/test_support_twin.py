@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.actors import ALICE, BOB, CAROL, LIVE, TEAM, team
-from tests.support.twin import Twins, contents, could_delete
+from tests.support.twin import Exchange, Twins, contents, could_delete
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -67,6 +67,12 @@ def test_the_plain_ones_people_do_only_what_the_kernel_lets_them(twins: Twins) -
     twins.act(twins.plain, [lambda side: shutil.rmtree(side.at(LIVE), ignore_errors=True)])
     assert before.keys() - contents(twins.plain).keys() <= twins.may_go
     assert HER_OWN in contents(twins.plain)
+
+
+def test_what_is_done_again_undoes_no_exchange_but_does_one_that_failed(twins: Twins) -> None:
+    made, failing = Exchange(f"{LIVE}/open", f"{LIVE}/results"), Exchange(f"{LIVE}/open", f"{LIVE}/nothing")
+    assert twins.act(twins.plain, [made, failing]) == [failing]
+    assert twins.plain.at(f"{LIVE}/open/thesis").exists()
 
 
 def test_who_could_delete_what_is_what_the_kernel_says(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
         [identifier] = [entry.id for entry in entries(twins.first.volume)]
     if verb.gives is not None:
         twins.may_go |= twins.deletable(verb.asker, verb.gives)
-    twins.act(twins.plain, act)
+    again = twins.act(twins.plain, act)
     ended = ask(twins, verb.asker, verb.words, identifier, moment, act)
     if not ended.acted:
         twins.act(twins.first, act)
@@ -86,7 +86,7 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
     elif verb.back is not None and ended.code == 0:
         twins.take_back(verb.asker, 0, verb.back)
         twins.keep_from_now(verb.back)
-    twins.act(twins.plain, act)
+    twins.act(twins.plain, again)
     for words in ("doctor --repair VOLUME", "list --volume VOLUME", "reap --volume VOLUME"):
         ask(twins, ROOT, words)
     return ended.acted

@@ -9,17 +9,15 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from fusefs.linux import libc
 from fusefs.store.layout import FOLDERS
 from tests.support.mates import FORGED, expired_record
 from tests.support.people import Person
 from tests.support.store import init
 from tests.support.tree import Dir, File, Spec, make_tree
-from tests.support.twin import MARK, Side, Step, Twins, make_places
+from tests.support.twin import MARK, Exchange, Side, Step, Twins, make_places
 from tests.support.users import called_by
 
 TEAM = 5000
-AT_FDCWD = -100
 N_SUBIDS, FIRST_SUBID = 65_536, 200_000
 ROOT = Person(0, 0, is_capable=True)
 ALICE = Person(1001, 65_534, (TEAM,))
@@ -107,16 +105,6 @@ def move(source: str, target: str) -> Step:
     return lambda side: side.at(source).rename(side.at(target))
 
 
-def exchange(one: str, other: str) -> Step:
-    """Both names for each other's directory in one call."""
-
-    def step(side: Side) -> None:
-        first, second = os.fsencode(side.at(one)), os.fsencode(side.at(other))
-        libc.renameat2(AT_FDCWD, first, AT_FDCWD, second, libc.RENAME_EXCHANGE)
-
-    return step
-
-
 def make(where: str, mode: int = 0o777) -> Step:
     """A directory of his own, open to all."""
 
@@ -202,7 +190,7 @@ OF_A_MATE: Mapping[str, list[Step]] = {
     "plants another u": plant(LIVE, "team/project/more", f".trashd/u/{ALICE.uid}.0123456789ab"),
     "plants root's": plant("team/project/roots", "team/project/more", ".trashd/new/0"),
     "moves in": [move(LIVE, "@data/came-in"), move("team/project/more", "@open/came-in")],
-    "exchanges in": [exchange(LIVE, "@data/open"), exchange("team/project/more", "@data/other")],
+    "exchanges in": [Exchange(LIVE, "@data/open"), Exchange("team/project/more", "@data/other")],
     "moves files in": [move(f"{LIVE}/draft", "@data/came-in"), move("team/project/roots/draft", "@open/draft")],
     "takes out": [move("@data/open", "team/project/his/taken"), link("@data/open", "srv")],
     "goes up": [move("@data/../record.json", "@data/open/record"), move("@data/..", "team/project/container")],

@@ -14,11 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fusefs.linux import libc
 from tests.support.people import Person
 from tests.support.users import called_by
 
 MARK = "content of "
 """How the content of each file begins that counts; what else it says is different in each."""
+_AT_FDCWD = -100
 _PARTS = ("stage", "orphans", "drop", "quarantine")
 
 
@@ -54,6 +56,18 @@ Step = Callable[[Side], object]
 """A call or two of somebody's, on either side."""
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """A step: both names for each other's directory in one call."""
+
+    one: str
+    other: str
+
+    def __call__(self, side: Side) -> None:
+        first, second = os.fsencode(side.at(self.one)), os.fsencode(side.at(self.other))
+        libc.renameat2(_AT_FDCWD, first, _AT_FDCWD, second, libc.RENAME_EXCHANGE)
+
+
 @dataclass
 class Twins:
     """Both, and what the plain one has shown so far.
@@ -84,11 +98,15 @@ class Twins:
             self.seen.setdefault(name, set()).update(seen)
             self.hidden |= {one for one, uid in there.items() if person.has(uid)} - seen
 
-    def act(self, side: Side, steps: Sequence[Step]) -> None:
-        """Have the hostile one do something on one of them; what fails, fails."""
-        called_by(self.hostile.be, lambda: _try_all(side, steps), "the actor")
+    def act(self, side: Side, steps: Sequence[Step]) -> list[Step]:
+        """Have the hostile one do something on one of them; what fails, fails.
+
+        Returns  the steps but for exchanges that were made: who made them again would undo what he did
+        """
+        done = called_by(self.hostile.be, lambda: _try_all(side, steps), "the actor")
         if side is self.plain:
             self.note()
+        return [step for i, step in enumerate(steps) if not (i in done and isinstance(step, Exchange))]
 
     def deletable(self, asker: Person, where: str) -> set[str]:
         """What an asker could delete at a place now."""
@@ -153,10 +171,14 @@ def make_places(side: Side, people: Mapping[str, Person]) -> None:
             os.chown(path, person.uid, person.gid)
 
 
-def _try_all(side: Side, steps: Sequence[Step]) -> None:
-    for step in steps:
+def _try_all(side: Side, steps: Sequence[Step]) -> set[int]:
+    """Which of the steps were made."""
+    done = set()
+    for i, step in enumerate(steps):
         with suppress(OSError):
             step(side)
+            done.add(i)
+    return done
 
 
 def _mv(source: Path, target: Path) -> None:
