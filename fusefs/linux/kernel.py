@@ -135,9 +135,9 @@ class Kernel:
         return volume.f_ffree if (volume := os.fstatvfs(fd)).f_files else None
 
     def is_read_only(self, fd: int) -> bool:
-        """Whether nothing can be written there, be it the filesystem or the mount that forbids it."""
+        """Whether nothing can be written there, be it the filesystem, the mount or the subvolume that forbids it."""
         self._gate("statfs")
-        return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
+        return libc.is_read_only(fd)
 
     def is_local(self, fd: int) -> bool:
         """Whether only one kernel can have this filesystem mounted, so that its locks tell of everybody."""

@@ -152,6 +152,13 @@ def statfs_type(fd: int) -> int:
     return kind & 0xFFFFFFFF
 
 
+def is_read_only(fd: int) -> bool:
+    """Whether a filesystem, its mount or a btrfs subvolume is read-only; statfs(2) tells nothing of the last."""
+    if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
+        return True
+    return _libc.faccessat(AT_FDCWD, b"/proc/self/fd/%d" % fd, os.W_OK, 0) < 0 and ctypes.get_errno() == errno.EROFS
+
+
 def open_unnamed(dir_fd: int) -> int:
     """A new file without a name (O_TMPFILE), 0600, open for reading and writing.
 

@@ -19,9 +19,9 @@ from fusefs.store.folders import MOUNTED, names_in, why_not, why_not_deep
 from fusefs.store.layout import Areas, Store
 from fusefs.store.new_folder import free_name, take_registry
 from fusefs.store.registered import Registered, read_registered, write_registered
+from fusefs.store.reserve import FULL
 from fusefs.store.sides import DIRECTORY
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 
 
@@ -38,13 +38,14 @@ class _Here(NamedTuple):
 def look_first(store: Store) -> None:
     """Register what users made in a store of root's since the last look; needs root, and today's format.
 
-    If another process of root's is at it, that one does it; on a full volume it is done later.
+    If another process of root's is at it, that one does it; on a full volume it is done later, on one that is
+    read-only not at all.
     Raises  OSError
     """
     kernel, areas = store.kernel, store.areas
     if areas.new_fd is None or areas.registry_fd is None:
         return
-    if store.volume.strangers_refused is not True or kernel.is_empty(areas.new_fd):
+    if store.volume.strangers_refused is not True or kernel.is_empty(areas.new_fd) or kernel.is_read_only(store.fd):
         return
     with ExitStack() as owned:
         try:

@@ -13,6 +13,7 @@ from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import decode_identity
+from fusefs.store.reserve import FULL
 
 LOCK = Name(b".lock")
 """Whoever holds it registers. Only root can open it: nobody keeps him out."""
@@ -22,7 +23,6 @@ _MAX_BYTES = 8192
 _NEW = Name(b".new")
 _SPARE = Name(b".spare")
 """Blocks for one file more: on a full volume a folder must be registered before root's reap may free anything in it."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -103,7 +103,7 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: Registered) -> None
     except OSError as error:
         with suppress(FileNotFoundError):
             kernel.unlink(registry_fd, new)
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         new = _SPARE
         with kernel.open_beneath(registry_fd, new, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
@@ -125,7 +125,7 @@ def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
             with kernel.create(registry_fd, _SPARE) as fd:
                 kernel.reserve_blocks(fd, _MAX_BYTES)
         except OSError as error:
-            if error.errno not in (*_FULL, errno.EOPNOTSUPP):
+            if error.errno not in (*FULL, errno.EOPNOTSUPP):
                 raise
 
 

@@ -12,10 +12,11 @@ from contextlib import ExitStack, suppress
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.first_look import FULL, look_at_new, look_first
+from fusefs.store.first_look import look_at_new, look_first
 from fusefs.store.folders import plain_name, why_not_deep
 from fusefs.store.layout import FORMAT, NEW, REGISTRY, USERS, Areas, Store, open_areas, read_volume
 from fusefs.store.new_folder import take_registry
+from fusefs.store.reserve import FULL
 from fusefs.store.set_aside import discard_emptied
 from fusefs.store.sides import DIRECTORY
 from fusefs.store.volume import make_area, prove, write_volume
@@ -32,6 +33,8 @@ def tidied(store: Store) -> Store:
     if store.owner != os.geteuid():
         return store
     try:
+        if store.kernel.is_read_only(store.fd):
+            return store
         if not is_current(store):
             bring_up_to_date(store)
             store = _reread(store)

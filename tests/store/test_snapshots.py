@@ -150,6 +150,12 @@ def test_a_read_only_snapshot_is_listed(top: Path) -> None:
     assert [entry.id for entry in entries(copy)] == [identifier]
 
 
+def test_a_read_only_snapshot_is_looked_after_as_far_as_that_goes(top: Path) -> None:
+    """Root registers nothing in it, and that is no error."""
+    swapped(top / "data")
+    assert all(_UNPROVEN in line for line in recover_all(snap(top, "-r")))
+
+
 def test_what_was_removed_comes_back_after_a_rollback(top: Path) -> None:
     def act() -> str:
         make_tree(top / "data/alice/job", {"results": "hers"})
