@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from fusefs.core.errors import Busy, NotPermitted, Refused
 from fusefs.core.names import printable
 from fusefs.linux import mounting
+from fusefs.linux.claims import directory_of
 from fusefs.linux.door import TREE
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import Mount, covering, is_inside, read_mounts
@@ -22,7 +23,6 @@ from fusefs.linux.places import HOME
 from fusefs.mount.attach import ACCESS, INHERITED, numbers
 from fusefs.mount.options import flags_after
 from fusefs.mount.points import top_mount
-from fusefs.mount.runtime import directory_of
 
 _PATIENCE_S, _GLANCE_S = 5.0, 0.02
 """For the daemon to close what the last writer has closed."""

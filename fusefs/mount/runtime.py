@@ -10,15 +10,14 @@ A user's daemon has only its numbers to keep, below $XDG_RUNTIME_DIR.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from fusefs.core.errors import Busy
 from fusefs.linux import mounting
+from fusefs.linux.claims import directory_of, name_of
 from fusefs.linux.door import DOOR, TREE
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import is_inside, read_mounts
@@ -27,15 +26,9 @@ from fusefs.linux.replacing import NEW
 
 STATS, FAST_PATHS = b"stats", b"fast-paths"
 """The files of the daemon's numbers (mount/stats.py), and of what makes it fast (mount/fastlane.py)."""
-_SLUG_MAX_BYTES = 60
 _PATIENCE_S = 5.0
 """For an earlier daemon at the same mount point, whose mount is gone, to end."""
 _GLANCE_S = 0.02
-
-
-def directory_of(target: bytes) -> bytes:
-    """The directory of a mount point of this mount namespace: the same at each mount, another for any other."""
-    return HOME + b"/" + name_of(target)
 
 
 def home() -> bytes | None:
@@ -53,18 +46,6 @@ def file_of(target: bytes, name: bytes) -> bytes | None:
     """A file that this user's mount at that mount point has in its directory; None if he has no place for it."""
     above = home()
     return None if above is None else b"/".join([above, name_of(target), name])
-
-
-def name_of(target: bytes) -> bytes:
-    """A name for a mount point.
-
-    With the namespace in its name: /run may be shared with others, and removing a directory that is a mount point in
-    another namespace takes that mount away.
-    """
-    namespace = os.stat("/proc/self/ns/mnt").st_ino
-    digest = hashlib.sha256(b"%d:%s" % (namespace, target)).hexdigest()[:16]
-    slug = re.sub(rb"[^A-Za-z0-9._-]", b"_", os.path.basename(target))[:_SLUG_MAX_BYTES]
-    return slug + b"-" + digest.encode()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from fusefs.core import fastpaths
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.mountstats import MountStats, Seen, decode
 from fusefs.core.names import printable
+from fusefs.linux.claims import name_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.locks import is_locked
 from fusefs.linux.mountinfo import Mount, read_mounts
@@ -95,7 +96,7 @@ def _files(mount: Mount) -> Iterator[bytes]:
     if above is None:
         return
     places = [one.point for one in read_mounts() if one.device == mount.device]
-    usual = [b"/".join([above, runtime.name_of(point), runtime.STATS]) for point in places]
+    usual = [b"/".join([above, name_of(point), runtime.STATS]) for point in places]
     yield from usual
     yield from _all_files(above)
 

@@ -27,7 +27,7 @@ from fusefs.linux.host import boot_id
 from fusefs.linux.inotify import Event as Noticed
 from fusefs.linux.inotify import Happened
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import covering, is_inside, read_mounts
+from fusefs.linux.mountinfo import Mount, View, covering, is_inside, read_mounts
 from fusefs.linux.mountwatch import MountWatch
 from fusefs.linux.notify import Notifier
 from fusefs.linux.places import lasting_dir, make_dir, runtime_dir, state_dir
@@ -43,7 +43,7 @@ from fusefs.reaper.own_stores import Key, OwnStores
 from fusefs.reaper.pause import Pause, pause_dir, read_pauses
 from fusefs.reaper.portrait import portray
 from fusefs.reaper.status import write_status
-from fusefs.reaper.volume import by_rules, registered_paths, volume_paths
+from fusefs.reaper.volume import all_views, by_rules, registered_paths, volume_paths
 from fusefs.reaper.watcher import Watcher
 from fusefs.store.registry import STORES, registered
 
@@ -136,6 +136,7 @@ class _Service:
         self._reloads = trio.Lock()
         self._told = ""
         self._mounts: dict[bytes, int] = {}  # what each volume's path leads to, by the mount's id
+        self._views: list[View] = []
         self._own: dict[Key, Keeper] = {}  # users' own stores
         self._own_stores: OwnStores | None = None
         self._berths = Berths()
@@ -215,7 +216,8 @@ class _Service:
         if not self._wanted.volumes:
             # Our own registry, of root's stores or of the user's own: what is found there is looked at like any other.
             known = await trio.to_thread.run_sync(registered)
-            paths = (*named, *volume_paths(mounts), *registered_paths(known, mounts))
+            seen = self._look_through(mounts)
+            paths = (*named, *volume_paths(mounts, seen), *registered_paths(known, mounts, seen))
         for path in await self._finder.find(paths, mounts):
             if context.config.volume(path).is_served:
                 self._keep(context, nursery, path, stays=path in named)
@@ -228,6 +230,11 @@ class _Service:
             self._mounts[path] = mount
         if self._own_stores is not None:
             self._own_stores.look()
+
+    def _look_through(self, mounts: list[Mount]) -> list[View]:
+        """What mounts of ours show, or are about to show again."""
+        self._views = all_views(mounts, self._views)
+        return self._views
 
     def _keep(self, context: Context, nursery: trio.Nursery, path: bytes, *, stays: bool) -> None:
         if path not in self._keepers:
@@ -253,9 +260,10 @@ class _Service:
         for key in self._own.keys() - own_stores.words.keys():
             self._own[key].leave()
         mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
+        seen = self._look_through(mounts)
         for key, word in own_stores.words.items():
             uid, path = key
-            own = Own(word, by_rules(path, mounts), self._berths.of(uid, covering(path, mounts)))
+            own = Own(word, by_rules(path, mounts, seen), self._berths.of(uid, covering(path, mounts)))
             if key in self._own:
                 self._own[key].renew(own)
                 continue
@@ -297,11 +305,16 @@ class _Service:
     async def _watch_mounts(self, context: Context, nursery: trio.Nursery, mounts: MountWatch) -> None:
         """Look for volumes when something is mounted, and at the known ones when something is unmounted."""
         while True:
-            with trio.move_on_after(context.config.poll_s):
+            with trio.move_on_after(_FIND_S if self._awaits_mounts() else context.config.poll_s):
                 await trio.lowlevel.wait_readable(mounts)
                 mounts.seen()
             await self._find(context, nursery)  # a store may have been made, too
             await trio.sleep(_FIND_S)
+
+    def _awaits_mounts(self) -> bool:
+        """Whether a mount of ours is to stand again in a moment, or its daemon to end."""
+        standing = {mount.mnt_id for mount in read_mounts()}
+        return any(view.mount.mnt_id not in standing for view in self._views)
 
     async def _obey_nudges(self, context: Context, nursery: trio.Nursery) -> None:
         """Look for volumes when somebody made a store (`trashd init`)."""

@@ -11,9 +11,10 @@ from typing import NamedTuple, Self
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError
 from fusefs.core.names import Name, printable
 from fusefs.core.status import Phase
+from fusefs.linux.claims import is_claimed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, below, covering, find_place, read_mounts, views
+from fusefs.linux.mountinfo import Mount, View, below, covering, find_place, read_mounts, views
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
 from fusefs.reaper.vouched import open_base, open_folder, open_vouched, seen_by_all, take_own_census
@@ -210,19 +211,31 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
     return fd
 
 
-def volume_paths(mounts: list[Mount]) -> list[bytes]:
+def all_views(mounts: list[Mount], earlier: Iterable[View]) -> list[View]:
+    """What mounts of ours show, the latest first; and what one showed that is to stand there again in a moment.
+
+    `trashd mount --replace` detaches the dead mount before the new one stands. What it shows is no other volume
+    meanwhile, and has no other rules: the mount point is its daemon's all the time.
+    earlier  what this returned the last time
+    """
+    now = views(mounts, trusted_owners(os.geteuid()))
+    points = {view.mount.point for view in now}
+    return now + [view for view in earlier if view.mount.point not in points and is_claimed(view.mount.point)]
+
+
+def volume_paths(mounts: list[Mount], seen: Iterable[View]) -> list[bytes]:
     """The mount points where there may be a store to serve, each by the path that rules know it by.
 
     What a mount of ours shows is known by that mount's path, be its daemon dead or hung: by the backing one it would be
     another volume, for which neither its rules nor its pauses hold. Who wants that path served names it.
     """
-    shown = {view.backing for view in views(mounts, trusted_owners(os.geteuid()))}
+    shown = {view.backing for view in seen}
     return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
 
 
-def registered_paths(lines: Iterable[Line], mounts: list[Mount]) -> list[bytes]:
+def registered_paths(lines: Iterable[Line], mounts: list[Mount], seen: Iterable[View]) -> list[bytes]:
     """Where our own registry says that there is a store to serve: as above not within what a mount of ours shows."""
-    shown = [view.backing for view in views(mounts, trusted_owners(os.geteuid()))]
+    shown = [view.backing for view in seen]
     places = ((line.path, find_place(line.path, mounts)) for line in lines)
     return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
 
@@ -234,10 +247,10 @@ class ByRules(NamedTuple):
     point: bytes
 
 
-def by_rules(path: bytes, mounts: list[Mount]) -> ByRules:
+def by_rules(path: bytes, mounts: list[Mount], seen: Iterable[View]) -> ByRules:
     """Within what a mount of ours shows a directory is known by that mount's path."""
     place = find_place(path, mounts)
-    for view in views(mounts, trusted_owners(os.geteuid())):
+    for view in seen:
         if place is not None and view.backing.holds(place):
             point = view.mount.point
             return ByRules(os.path.join(point, below(place.path, view.backing.path)).rstrip(b"/"), point)

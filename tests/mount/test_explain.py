@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fusefs.core.fastpaths import SAVES, FastPath
-from fusefs.mount.runtime import directory_of
+from fusefs.linux.claims import directory_of
 from tests.support.command import TRASHD, Done, done_well, switched_off, trashd
 from tests.support.daemons import kill_daemon, mount, workbench
 from tests.support.mounted import until

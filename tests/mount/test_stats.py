@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.mountstats import OPERATIONS, decode
-from fusefs.mount.runtime import directory_of
+from fusefs.linux.claims import directory_of
 from tests.support.command import TRASHD, Done, done_well, trashd
 from tests.support.daemons import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount, workbench
 from tests.support.mounted import until

@@ -14,6 +14,7 @@ import pytest
 from fusefs.core.status import Phase
 from fusefs.linux.fd import Fd
 from fusefs.linux.mounting import clone_tree, move_mount
+from fusefs.mount.runtime import claimed
 from tests.support.bulk import roomy_volume
 from tests.support.daemons import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.orphans import EXPIRED, ids, orphan_in
@@ -194,6 +195,30 @@ def test_volume_whose_mount_lost_its_daemon_is_not_served_by_another_name(base: 
             assert identifier in ids(shown)
             running.stop()
         assert_silent(shown)
+
+
+@pytest.mark.needs("fuse")
+def test_volume_whose_mount_is_being_replaced_is_not_served_by_another_name(base: Path) -> None:
+    """The dead mount is detached before the new one stands; its daemon has claimed the mount point by then."""
+    with workbench() as bench, ExitStack() as mounted:
+        source, shown = bench / "source", bench / "target"
+        init(source)
+        mounted.enter_context(bind_mount(source, source))
+        mount(source, shown)
+        kept = f'[[volume]]\npath = "{shown}"\nretention = "9d"\n'
+        with service(base, config=f'poll = "1s"\n{QUICK}retention = "0s"\nminimum_age = "0s"\n{kept}') as running:
+            identifier = orphan_in(source, "kept").id
+            running.until(lambda: running.volume(shown).n_orphans == 1)
+            kill_daemon(shown)
+            running.until_phase(shown, Phase.GONE)
+            with claimed(os.fsencode(shown)):
+                assert not unmount(shown), "it was busy"
+                with tmpfs_store() as other:  # when it is served, all have been looked at
+                    orphan_in(other, "due", EXPIRED)
+                    running.until(lambda: not ids(other))
+                assert identifier in ids(source)
+            running.until(lambda: identifier not in ids(source))  # nobody shows it any more
+            running.stop()
 
 
 def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(base: Path, volume: Path) -> None:
