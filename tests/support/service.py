@@ -17,6 +17,7 @@ from fusefs.core.status import Phase, Seen, VolumeStatus
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
 from tests.support.command import TRASHD
+from tests.support.homes import ROOTS
 from tests.support.processes import all_stats
 from tests.support.volumes import tmpfs_over
 
@@ -127,9 +128,12 @@ class Service:
 
 @contextmanager
 def places() -> Iterator[Path]:
-    """A directory for the service's configuration, state and logs; what it runs with is nobody else's for the block."""
+    """A directory for the service's configuration, state and logs; what it runs with is nobody else's for the block.
+
+    Root's registry neither: it is watched, so what other tests' commands register would wake the service.
+    """
     runtime = Path(os.fsdecode(SYSTEM_RUNTIME)).parent
-    with tmpfs_over(runtime, "0711"), tempfile.TemporaryDirectory() as base:
+    with tmpfs_over(runtime, "0711"), tmpfs_over(ROOTS, "0755"), tempfile.TemporaryDirectory() as base:
         os.chmod(base, 0o755)
         yield Path(base)
 
