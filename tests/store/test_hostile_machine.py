@@ -94,12 +94,28 @@ class HostileMachine(RuleBasedStateMachine):
             assert self.twins.faults(self.before) == []
             assert untold(self.twins) == []
 
-    def beside(self, asker: Person, words: str, moment: int, steps: Sequence[Step]) -> int:
-        """A command's exit code, the steps before that call of it, or after it."""
-        ended = ask(self.twins, asker, words, "", moment, steps)
+    def beside(
+        self, asker: Person, words: str, moment: int, steps: Sequence[Step], where: str = ""
+    ) -> tuple[int, bool]:
+        """A command's exit code, the steps before that call of it, or after it; whether they came after its change.
+
+        where  the place at which another file is when the command has made its change
+        """
+        was, is_late = self.identity(where), [True]
+
+        def look() -> None:
+            is_late[0] = self.identity(where) != was
+
+        ended = ask(self.twins, asker, words, "", moment, steps, look)
         if not ended.acted:
             self.twins.act(self.twins.first, steps)
-        return ended.code
+        return ended.code, is_late[0]
+
+    def identity(self, where: str) -> int:
+        try:
+            return self.twins.first.at(where).lstat().st_ino
+        except OSError:
+            return 0
 
     @rule(steps=STEPS)
     def act(self, steps: Sequence[Step]) -> None:
@@ -127,11 +143,13 @@ class HostileMachine(RuleBasedStateMachine):
         twins, known = self.twins, {entry.id for entry in entries(self.volumes[0])}
         asker = ROOT if "owner" in verb else asker
         twins.may_go |= twins.deletable(asker, where)
-        again = twins.act(twins.plain, steps)
-        self.beside(asker, f"{verb} --keep-for {keep} VOLUME/{where}", moment, steps)
+        _code, is_late = self.beside(asker, f"{verb} --keep-for {keep} VOLUME/{where}", moment, steps, where)
         self.n_thrown += 1
+        if not is_late:
+            twins.act(twins.plain, steps)
         twins.give(asker, where, self.n_thrown, is_swap="swap" in verb)
-        twins.act(twins.plain, again)
+        if is_late:
+            twins.act(twins.plain, steps)
         for entry in entries(self.volumes[0]):
             if entry.id not in known:
                 self.thrown[entry.id] = (asker, self.n_thrown)
@@ -142,15 +160,17 @@ class HostileMachine(RuleBasedStateMachine):
         twins, listed = self.twins, {str(entry.id): entry for entry in entries(self.volumes[0])}
         identifier = data.draw(st.sampled_from(sorted(self.thrown)))
         asker, number = self.thrown[identifier]
-        again = twins.act(twins.plain, steps)
+        where = to or os.fsdecode(listed[identifier].origin or b"") if identifier in listed else ""
         option = f"--to VOLUME/{to}" if to else ""
-        code = self.beside(by, f"restore {option} {identifier} --volume VOLUME", moment, steps)
+        code, is_late = self.beside(by, f"restore {option} {identifier} --volume VOLUME", moment, steps, where)
+        if not is_late:
+            twins.act(twins.plain, steps)
         if code == 0 and identifier in listed:
-            where = to or os.fsdecode(listed[identifier].origin or b"")
             twins.take_back(asker if not to else by, number, where)
             twins.keep_from_now(where)
             del self.thrown[identifier]
-        twins.act(twins.plain, again)
+        if is_late:
+            twins.act(twins.plain, steps)
 
     @rule(
         asker=ASKERS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.support.interrupted import BROKEN, Ended, command_as
@@ -15,11 +15,17 @@ _BY_THE_KERNEL = 11
 
 
 def ask(
-    twins: Twins, person: Person, words: str, identifier: str = "", moment: int = -1, act: Sequence[Step] = ()
+    twins: Twins,
+    person: Person,
+    words: str,
+    identifier: str = "",
+    moment: int = -1,
+    act: Sequence[Step] = (),
+    look: Callable[[], object] = bool,
 ) -> Ended:
-    """A command, and the act before its call number `moment`, or after it."""
+    """A command, and the act before its call number `moment`, if it makes so many; a look just before the act."""
     told = [word.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier) for word in words.split()]
-    ended = command_as(person, told, moment, lambda: twins.act(twins.first, act))
+    ended = command_as(person, told, moment, lambda: (look(), twins.act(twins.first, act)))
     assert ended.code not in (BROKEN, _BY_THE_KERNEL), ended
     assert "Traceback" not in ended.told, ended
     return ended
