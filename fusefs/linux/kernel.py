@@ -26,6 +26,8 @@ Refused = list[tuple[str, int]]
 
 EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, libc.FUSE_MAGIC
 OVERLAY_MAGIC, TMPFS_MAGIC = 0x794C7630, 0x01021994
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+"""With an access ACL the group's bits are its mask, so that these are all that anybody named in it may have."""
 _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 0x2FC12FC1, OVERLAY_MAGIC})
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV

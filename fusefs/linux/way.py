@@ -8,19 +8,18 @@ import stat
 from collections.abc import Container, Sequence
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mountinfo import Mount
 
 _AUTOFS = b"autofs"
 _LINKS_MAX = 40
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Without O_DIRECTORY, which would wake an automount that rests. Source  follow_automount in the kernel's fs/namei.c"""
 
 
 def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Container[int]) -> bool:
     """Whether only those who are trusted can have put a link into its directory."""
-    is_shared = directory.st_mode & _OTHERS_WRITE and not directory.st_mode & stat.S_ISVTX
+    is_shared = directory.st_mode & OTHERS_WRITE and not directory.st_mode & stat.S_ISVTX
     return link.st_uid in trusted and directory.st_uid in trusted and not is_shared
 
 

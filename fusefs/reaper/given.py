@@ -24,11 +24,9 @@ from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id
-from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, OTHERS_WRITE, Kernel
 from fusefs.store.layout import TREE
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""With an access ACL the group's bits are its mask, so that these are all that anybody named in it may have."""
 _SUBVOLUME_INO = 256
 _CLOCK_REALTIME_COARSE = 5
 """What the kernel takes a time of change from, <linux/time.h>."""
@@ -71,7 +69,7 @@ class Given:
                 with suppress(OSError):  # what can't be had stays in doubt the next time
                     self._kernel.chown(fd, 0, -1)
                     self._kernel.chmod(fd, stat.S_IRWXU)
-        elif (st.st_mode & _OTHERS_WRITE and not is_top) or st.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        elif (st.st_mode & OTHERS_WRITE and not is_top) or st.st_mode & stat.S_IRWXU != stat.S_IRWXU:
             with suppress(OSError):
                 self._kernel.chmod(fd, stat.S_IRWXU)
         return True
@@ -117,7 +115,7 @@ class Given:
 
 
 def _is_own(st: os.stat_result, uids: AbstractSet[int]) -> bool:
-    return st.st_uid in uids and not st.st_mode & _OTHERS_WRITE
+    return st.st_uid in uids and not st.st_mode & OTHERS_WRITE
 
 
 def _since_ns(kernel: Kernel, container: Fd, record: Record) -> int:

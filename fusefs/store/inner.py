@@ -16,14 +16,13 @@ from typing import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, is_container_id, join
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.store.folders import whose
 from fusefs.store.layout import DROP, MAGIC, NEW, OLD, USERS, VOLUME, VOLUME_MAX_BYTES
 from fusefs.store.sides import READABLE
 
 AREAS = (USERS, NEW)
 """Where users' folders are."""
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 
 
@@ -86,7 +85,7 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
     try:
         told = kernel.stat(store, VOLUME)
         is_theirs = {st.st_uid, told.st_uid} <= set(owners)
-        if not is_theirs or not stat.S_ISREG(told.st_mode) or (st.st_mode | told.st_mode) & _OTHERS_WRITE:
+        if not is_theirs or not stat.S_ISREG(told.st_mode) or (st.st_mode | told.st_mode) & OTHERS_WRITE:
             return None
         with kernel.open_beneath(store, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
             text = kernel.read(file, VOLUME_MAX_BYTES)
@@ -118,7 +117,7 @@ def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPa
         if error.errno not in (*_ABSENT, errno.EACCES):
             raise
         return
-    if not stat.S_ISDIR(st.st_mode) or st.st_uid not in owners or st.st_mode & _OTHERS_WRITE:
+    if not stat.S_ISDIR(st.st_mode) or st.st_uid not in owners or st.st_mode & OTHERS_WRITE:
         return
     for state in (*State, None):
         names = list_at(kernel, store, join(folder, DROP if state is None else state.value.encode()))

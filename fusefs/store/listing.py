@@ -68,7 +68,7 @@ def entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
     """The containers of one user in all states, oldest first; to be run as that user."""
     is_served = is_vouched(folder.store)
     for entry in _entries(folder, now):
-        yield entry if is_served else entry._replace(is_served=False)
+        yield entry._replace(is_served=is_served)
 
 
 def _entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:

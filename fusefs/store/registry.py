@@ -15,14 +15,13 @@ from typing import NamedTuple
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import VolumeId, is_volume_id, split
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.places import HOME, lasting_dir
 from fusefs.store.layout import Store
 
 STORES = b"stores"
 MAX_BYTES = 64 * 1024
 MAX_LINES = 1000
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LINE = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}) (\d{1,20}) (\d{1,20}) ([0-9a-f]{32}) ([0-9a-f]{1,16}) (/[!-~]*)")
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/+,:@=")
 
@@ -91,7 +90,7 @@ def read_registry(dir_fd: int) -> bytes:
 
 
 def _must_be_own(st: os.stat_result) -> None:
-    if st.st_uid != os.geteuid() or st.st_mode & _OTHERS_WRITE:
+    if st.st_uid != os.geteuid() or st.st_mode & OTHERS_WRITE:
         raise OSError(errno.EPERM, f"it belongs to uid {st.st_uid}, or others can write it")
 
 

@@ -16,6 +16,7 @@ from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.space import STAT_BLOCK_BYTES
 from fusefs.linux.copying import Made, Original, is_copy, make_copy, open_like, open_original, verify
 from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.private import Private
 from fusefs.store.layout import COPY_PREFIX
 from fusefs.store.sides import Sides
@@ -27,7 +28,6 @@ from fusefs.sweep.request import Here, IfExists, Taken
 _MOST_BYTES = 64 << 20
 _MOST_FILES = 64
 """Of one batch, whose copies are made durable together: three fds each."""
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NO_LINK = frozenset({errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP})
 
 
@@ -67,7 +67,7 @@ class Copier:
         self._tidied = place
         with suppress(OSError):
             st = here.kernel.fstat(target)
-            if st.st_uid in (0, os.geteuid()) and (st.st_mode & stat.S_ISVTX or not st.st_mode & _OTHERS_WRITE):
+            if st.st_uid in (0, os.geteuid()) and (st.st_mode & stat.S_ISVTX or not st.st_mode & OTHERS_WRITE):
                 discard_abandoned(here.kernel, Sides(target), COPY_PREFIX)
 
 

@@ -16,13 +16,12 @@ from typing import NamedTuple
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.glob import compile_glob
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.store.layout import is_stores_own
 
 _LINKS_MAX = 40
 _WILD = frozenset(b"*?[\\")
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Directory(NamedTuple):
@@ -190,5 +189,5 @@ class _Search:
 
     def _is_trusted(self, directory: os.stat_result, link: os.stat_result) -> bool:
         """Whether only root and ourselves can have put a link there."""
-        is_shared = directory.st_mode & _OTHERS_WRITE and not directory.st_mode & stat.S_ISVTX
+        is_shared = directory.st_mode & OTHERS_WRITE and not directory.st_mode & stat.S_ISVTX
         return link.st_uid in self._ours and directory.st_uid in self._ours and not is_shared

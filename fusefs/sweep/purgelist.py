@@ -16,7 +16,7 @@ from fusefs.core.errors import NotFound, Refused, from_os
 from fusefs.core.names import Name, printable
 from fusefs.linux.credentials import user_name
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.sweep.directories import Directory, found_directory
 from fusefs.sweep.request import Identified, identify
 
@@ -27,7 +27,6 @@ _BUFFER_MAX_BYTES = 1 << 20
 _HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
 """By this first line a list of ours is known: one that says something else is of somebody else."""
 _LACKING = b"# Not complete: not all could be looked at this time.\n"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Counted:
@@ -197,7 +196,7 @@ def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
     upper, name = os.path.split(path.rstrip(b"/"))
     with _found_above(kernel, upper) as above:
         st = kernel.fstat(above.fd)
-        if not _is_ours(st) or (st.st_mode & _OTHERS_WRITE and not st.st_mode & stat.S_ISVTX):
+        if not _is_ours(st) or (st.st_mode & OTHERS_WRITE and not st.st_mode & stat.S_ISVTX):
             raise _others_can_change(above.path)
         is_made = False
         if makes:
@@ -208,7 +207,7 @@ def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
         with ExitStack() as owned:
             owned.enter_context(fd)
             st = kernel.fstat(fd)
-            if not _is_ours(st) or st.st_mode & _OTHERS_WRITE:
+            if not _is_ours(st) or st.st_mode & OTHERS_WRITE:
                 raise _others_can_change(path)
             if is_made:
                 kernel.chmod(fd, 0o755)  # its users come for their lists, whatever our umask
