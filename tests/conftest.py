@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fusefs.store.registry import STORES
 from tests.support import capabilities
 from tests.support.forking import ease_forks
+from tests.support.homes import ROOTS
 from tests.support.namespaces import see_own_mounts_only
 
 IN_CI = bool(os.environ.get("CI"))
@@ -50,7 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     os.setsid()  # sessions share the processors fairly (sched(7), autogroup): else no reap, idle, ran beside a worker
     if capabilities.why_missing("root") is None:
-        see_own_mounts_only()  # what one worker mounts would be another's volume to look for stores on
+        # What one worker mounts would be another's volume to look for stores on, what it registers a store to follow.
+        see_own_mounts_only()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tests", ROOTS], check=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -96,6 +101,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if missing:
         item.user_properties += [(_LACKS, capability) for capability in missing]
         pytest.skip(f"this machine lacks: {', '.join(missing)}")
+    if hasattr(item.config, "workerinput") and os.geteuid() == 0:
+        # Thousands of volumes that are gone: whoever registers one looks for each.
+        (ROOTS / os.fsdecode(STORES)).unlink(missing_ok=True)
 
 
 @pytest.hookimpl(wrapper=True)
