@@ -19,9 +19,9 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.check_registry import check_registry, check_vouched
-from fusefs.store.discover import open_at
+from fusefs.store.discover import discover, open_at
 from fusefs.store.find import each_folder
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import Store, UserFolder
 from fusefs.store.listing import Entry
 
 EXIT_PROBLEMS = 1
@@ -150,18 +150,15 @@ def _ask(entry: Entry, why: str) -> None:
 
 def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
     kernel = Kernel()
-    try:
-        store = open_at(kernel, path, read_mounts())
-    except OSError as error:
-        raise from_os(error, path) from error
-    if store is None:
-        raise NotFound(path, "there is no store; trashd init makes one")
+    store = _opened(kernel, path)
     if repair:
-        tended([path], kernel, ended)
+        with store:
+            tended([path], kernel, ended)
+        store = _opened(kernel, path)  # one of before was brought up to date
     with store:
         problems = [*check_store(store), *check_registry(kernel, path)]
         lost: list[TrashdError] = []
-        for part in each_folder(kernel, [path], _check, list[Problem], lost):
+        for part in each_folder(discover(kernel, [path]), _check, list[Problem], lost):
             problems += part
         problems += [Problem(printable(path), error.message(), error.hint) for error in lost]
     for problem in dict.fromkeys(problems):
@@ -172,6 +169,17 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) 
     if not problems and not as_json and sys.stdout.isatty():
         print(f"{printable(path)}: all is well")
     return EXIT_PROBLEMS if problems else 0
+
+
+def _opened(kernel: Kernel, path: bytes) -> Store:
+    """The store in a directory. Raises  TrashdError; NotFound if there is none"""
+    try:
+        store = open_at(kernel, path, read_mounts())
+    except OSError as error:
+        raise from_os(error, path) from error
+    if store is None:
+        raise NotFound(path, "there is no store; trashd init makes one")
+    return store
 
 
 def _check(folder: UserFolder) -> list[Problem]:

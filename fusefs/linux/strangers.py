@@ -50,12 +50,13 @@ class _Unlike(Exception):
 
 def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
     kernel.mkdir(dir_fd, name)
-    fd = kernel.open_dir(dir_fd, name)
-    kernel.chmod(fd, mode)
-    st = kernel.fstat(fd)
-    if st.st_mode & 0o777 != mode or st.st_uid != 0:
-        fd.close()
-        raise _Unlike
+    with ExitStack() as owned:
+        fd = owned.enter_context(kernel.open_dir(dir_fd, name))
+        kernel.chmod(fd, mode)
+        st = kernel.fstat(fd)
+        if st.st_mode & 0o777 != mode or st.st_uid != 0:
+            raise _Unlike
+        owned.pop_all()
     return fd
 
 

@@ -39,7 +39,10 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | 
     for store in _named(kernel, asked) if asked else _everywhere(kernel, [] if silent is None else silent):
         with ExitStack() as owned:
             owned.enter_context(store)
-            st = kernel.fstat(store.fd)
+            try:
+                st = kernel.fstat(store.fd)
+            except OSError:
+                continue  # of a server that took it away
             if (st.st_dev, st.st_ino) in seen:
                 continue
             owned.pop_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -33,40 +33,41 @@ T = TypeVar("T")
 
 
 def each_folder(
-    kernel: Kernel,
-    volumes: Sequence[bytes],
+    stores: Iterable[Store],
     body: Callable[[UserFolder], T],
     kind: Any,
     lost: list[TrashdError] | None = None,
     refused: list[Problem] | None = None,
-    silent: list[bytes] | None = None,
     serves: Callable[[UserFolder], bool] | None = None,
 ) -> Iterator[T]:
     """`body` for each user's folder, lower stores included, each in a process of its owner.
 
+    stores  closed one after the other
     kind    the result's type
-    lost    gets the errors of folders that could not be looked at: one user must not stop the command for all
+    lost    gets the errors of folders and stores that could not be looked at: one must not stop the command for all
     refused gets what is called like a folder and is none
-    silent  gets the mount points that don't answer
     serves  which of them; None for all
     Raises  the first such error, when all folders are done, if nobody gave `lost`
     """
     errors: list[TrashdError] = [] if lost is None else lost
-    for store in discover(kernel, volumes, silent):
+    for store in stores:
         strangers: list[Refusal] = []
         with store:
-            for folder in folders(store, strangers):
-                with folder:
-                    if serves is not None and not serves(folder):
-                        continue
-                    try:
-                        results = as_owner(folder, partial(_all, folder, body), list[kind])
-                    except TrashdError as error:
-                        errors.append(error)
-                    except OSError as error:
-                        errors.append(from_os(error, folder.path()))
-                    else:
-                        yield from results
+            try:
+                for folder in folders(store, strangers):
+                    with folder:
+                        if serves is not None and not serves(folder):
+                            continue
+                        try:
+                            results = as_owner(folder, partial(_all, folder, body), list[kind])
+                        except TrashdError as error:
+                            errors.append(error)
+                        except OSError as error:
+                            errors.append(from_os(error, folder.path()))
+                        else:
+                            yield from results
+            except OSError as error:
+                errors.append(from_os(error, store.base_path))
         if refused is not None:
             refused += tell(store.base_path, strangers)
     if lost is None and errors:
@@ -88,13 +89,14 @@ def all_entries(
 
     A store reached by two ways is listed once, and a container that changes its state meanwhile is what it became.
     clocks        what is remembered of the wall clock
-    lost, silent, Raises  as for `each_folder`
+    lost, Raises  as for `each_folder`
+    silent        as for `discover`
     """
     now = moment(kernel, clocks)
     found = {
         (entry.path.rsplit(b"/", 2)[0], entry.id): entry
         for part in each_folder(
-            kernel, volumes, lambda folder: list(entries(folder, now)), list[Entry], lost, silent=silent
+            discover(kernel, volumes, silent), lambda folder: list(entries(folder, now)), list[Entry], lost
         )
         for entry in part
     }
@@ -106,37 +108,40 @@ def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = 
     lost: list[TrashdError] = []
     refused: list[Problem] = []
     silent: list[bytes] = []
-    for store in discover(kernel, volumes, silent):
-        try:
-            with prepared(store) as ready:
-                _prepare_lower(ready)
-        except TrashdError as error:
-            lost.append(error)
-        except OSError as error:
-            lost.append(from_os(error, store.base_path))
+    stores = (_with_lower_prepared(prepared(store, lost), lost) for store in discover(kernel, volumes, silent))
 
     def act(folder: UserFolder) -> list[str]:
         return [*tend(folder, ended), *give_what_is_left(folder)]
 
-    settled = [
-        line
-        for part in each_folder(kernel, volumes, act, list[str], lost, refused, silent, _is_tended)
-        for line in part
-    ]
+    settled = [line for part in each_folder(stores, act, list[str], lost, refused, _is_tended) for line in part]
     passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
     return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused), *passed_over]
 
 
-def _prepare_lower(store: Store) -> None:
-    """Prepare the stores that pointers of a store's folders lead to, as far as the caller may see them."""
-    for folder in folders(store):
-        with folder:
-            if folder.list(POINTERS):
-                for base in as_owner(folder, partial(_lower_bases, folder), list[bytes]):
-                    with suppress(Untrusted):  # its owner's alone
-                        lower = _beneath(store, base, None)
-                        if lower is not None:
-                            prepared(lower).__exit__()
+def _with_lower_prepared(store: Store, lost: list[TrashdError]) -> Store:
+    """A store; those that pointers of its folders lead to are prepared too, as far as the caller may see them.
+
+    lost  gets the errors: one user must not keep root from looking at what others made
+    """
+    with suppress(OSError):  # whoever looks at the folders next tells it
+        for folder in folders(store):
+            with folder:
+                try:
+                    _prepare_lower(folder, lost)
+                except TrashdError as error:
+                    lost.append(error)
+                except OSError as error:
+                    lost.append(from_os(error, folder.path()))
+    return store
+
+
+def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
+    if folder.list(POINTERS):
+        for base in as_owner(folder, partial(_lower_bases, folder), list[bytes]):
+            with suppress(Untrusted):  # its owner's alone
+                lower = _beneath(folder.store, base, None)
+                if lower is not None:
+                    prepared(lower, lost).__exit__()
 
 
 def _lower_bases(folder: UserFolder, _visible: Visible | None) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import ExitStack, suppress
@@ -37,6 +38,8 @@ from fusefs.store.volume import build_store, discard_abandoned, is_wrong, make_a
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200
 _AREAS = (USERS, NEW, REGISTRY)
+_UNTOLD = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What says nothing of the thing that was asked about. All else may be what somebody planted."""
 
 
 class Initialised(NamedTuple):
@@ -69,8 +72,11 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
             discard_dead(kernel, fd, os.geteuid() or None)
         if os.geteuid() == 0 and store.areas.new_fd is not None:
             repaired += _name_rightly(kernel, store.areas.new_name, store.areas.new_fd)
-        was = store.volume.format
-        store = tidied(store)
+        owned.pop_all()
+    was = store.volume.format
+    store = tidied(store)
+    with ExitStack() as owned:
+        owned.enter_context(store)
         if store.volume.format != was:
             repaired.append(f"brought it up to date: format {store.volume.format}")
         if os.geteuid() == 0:
@@ -101,6 +107,8 @@ def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno in _UNTOLD:
+            raise
         where = os.path.join(base_path, STORE)
         raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
 
@@ -114,7 +122,9 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
             st = kernel.stat(fd, name)
         except FileNotFoundError:
             continue
-        except OSError:
+        except OSError as error:
+            if error.errno in _UNTOLD:
+                raise  # a sound store would be set aside for it
             return True  # mounted over
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name != REGISTRY):
             return True
@@ -179,7 +189,9 @@ def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
         with kernel.open_beneath(fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
             is_sound = is_regular(kernel, file) or is_roots_own(kernel, file, fd)
             return decode_volume(kernel.read(file, VOLUME_MAX_BYTES)) if is_sound else None
-    except OSError:
+    except OSError as error:
+        if error.errno in _UNTOLD:
+            raise  # to go on without it would give the volume another id
         return None
 
 

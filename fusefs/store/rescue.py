@@ -38,6 +38,7 @@ from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.check import check_container
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held
+from fusefs.store.discover import discover
 from fusefs.store.find import act_on, each_folder, opened_folder
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder, is_stores_own
 from fusefs.store.listing import Entry, unreadable
@@ -88,7 +89,7 @@ def find_thing(kernel: Kernel, volumes: Sequence[bytes], wanted: bytes) -> Entry
     lost: list[TrashdError] = []
     named = {
         entry.path: entry
-        for part in each_folder(kernel, volumes, partial(_named, state, name), list[Entry], lost)
+        for part in each_folder(discover(kernel, volumes), partial(_named, state, name), list[Entry], lost)
         for entry in part
     }
     listed = list(named.values())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from contextlib import ExitStack
 
+from fusefs.core.errors import TrashdError, from_os
 from fusefs.store.adopt import Problem, adopt_dropped
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.passed_over import passed_over_below
@@ -13,7 +13,7 @@ from fusefs.store.recover import recover
 from fusefs.store.reserve import is_used
 from fusefs.store.set_aside import take_own
 from fusefs.store.stage import restock
-from fusefs.store.upgrade import tidied
+from fusefs.store.upgrade import look_over, renewed
 
 
 def tend(folder: UserFolder, ended: Collection[str] = ()) -> list[str]:
@@ -25,20 +25,21 @@ def tend(folder: UserFolder, ended: Collection[str] = ()) -> list[str]:
     return [told(problem) for problem in (*settled.problems, *problems, *passed_over_below(folder))]
 
 
-def prepared(store: Store) -> Store:
+def prepared(store: Store, lost: list[TrashdError]) -> Store:
     """A store as the caller is to use it: tidied if it is his; of what was set aside, what is his is taken out.
 
     It takes the place of the one that was given.
-    Raises  OSError; the store is closed then
+    lost  gets the error if that did not come to its end
     """
-    store = tidied(store)
-    if store.owner != 0 or os.geteuid() == 0:
-        return store
-    with ExitStack() as owned:
-        owned.enter_context(store)
-        if not store.kernel.is_read_only(store.fd):
+    try:
+        store = renewed(store)
+        look_over(store)
+        if store.owner == 0 != os.geteuid() and not store.kernel.is_read_only(store.fd):
             take_own(store)
-        owned.pop_all()
+    except TrashdError as error:
+        lost.append(error)
+    except OSError as error:
+        lost.append(from_os(error, store.base_path))
     return store
 
 

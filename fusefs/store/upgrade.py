@@ -27,25 +27,45 @@ SHARED, OWNERS = 0o1777, 0o755
 def tidied(store: Store) -> Store:
     """A store as its owner is to use it: of today's format, and, of root's, what users made looked at.
 
-    It takes the place of the one that was given. Where nothing can be written, it is that one.
+    It takes the place of the one that was given.
     Raises  OSError; the store is closed then
     """
-    if store.owner != os.geteuid():
+    with ExitStack() as owned:
+        owned.enter_context(store)
+        current = renewed(store)
+        owned.pop_all()
+    with ExitStack() as owned:
+        owned.enter_context(current)
+        look_over(current)
+        owned.pop_all()
+    return current
+
+
+def renewed(store: Store) -> Store:
+    """A store of ours in today's format, in the place of the one that was given; that one, where there is no writing.
+
+    Raises  OSError; the one that was given is as it was then
+    """
+    if store.owner != os.geteuid() or is_current(store) or store.kernel.is_read_only(store.fd):
         return store
     try:
-        if store.kernel.is_read_only(store.fd):
-            return store
-        if not is_current(store):
-            bring_up_to_date(store)
-            store = _reread(store)
-        if store.owner == 0:
-            look_first(store)
-            discard_emptied(store)
+        bring_up_to_date(store)
     except OSError as error:
         if error.errno not in FULL:
-            store.__exit__()
             raise
-    return store
+        return store
+    return _reread(store)
+
+
+def look_over(store: Store) -> None:
+    """See to what users made in a store of root's since the last look, and to what they emptied; needs root.
+
+    On a full volume that is done later, on one that is read-only not at all.
+    Raises  OSError
+    """
+    if store.is_roots_to_keep() and not store.kernel.is_read_only(store.fd):
+        look_first(store)
+        discard_emptied(store)
 
 
 def _reread(store: Store) -> Store:

@@ -16,9 +16,11 @@ from fusefs.linux.credentials import call_as
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import all_entries
 from fusefs.store.listing import Entry
+from tests.support.inner_stores import point_to, without_upper_store
 from tests.support.silent import silent_fuse
 from tests.support.store import (
     ActingAt,
+    FailingAt,
     assert_silent,
     entries,
     folder_of,
@@ -252,6 +254,33 @@ def test_a_lost_child_hides_no_other_users_orphans(volume: Path, number: int) ->
     assert [entry.id for entry in all_entries(Kernel(dooms(number)), [raw(volume)], lost)] == [other]
     assert [type(error) for error in lost] == [AuthorityLost]
     assert_silent(volume)
+
+
+def test_a_lost_child_keeps_root_from_no_other_users_folder_in_a_lower_store(volume: Path) -> None:
+    lower = make_tree(volume / "lower", {"alice": Dir(owner=(ALICE, ALICE)), "bob": Dir(owner=(BOB, BOB))})
+    init(lower)
+    for uid in (ALICE, BOB):
+        with without_upper_store(volume):
+            orphan_of(lower, uid)
+        as_user(uid, lambda: point_to(volume, lower))
+    recover_all(volume, Kernel(dooms(signal.SIGKILL)))
+    assert (lower / f".trashd/u/{BOB}").is_dir()
+
+
+def test_a_disk_that_fails_hides_the_orphans_of_no_other_volume(volume: Path) -> None:
+    with tmpfs_volume() as other:
+        init(other)
+        make_tree(other / "alice", Dir(owner=(ALICE, ALICE)))
+        expected = {orphan_of(volume, ALICE), orphan_of(other, ALICE)}
+        us = os.getpid()
+        for n in range(400):
+            gate, lost = FailingAt(n, errno.EIO), list[TrashdError]()
+            ours = Kernel(lambda call, gate=gate: gate(call) if os.getpid() == us else None)  # type: ignore[misc]
+            found = {entry.id for entry in all_entries(ours, [raw(volume), raw(other)], lost)}
+            assert found & expected, f"{gate.failed} failed, call {n}"
+            if gate.left >= 0:
+                return
+        pytest.fail("it never came to its end")
 
 
 def test_a_child_stopped_in_the_middle_of_a_message_hangs_nobody() -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import take_census
 from tests.support.mates import FORGED
-from tests.support.scenes import STRIDE
+from tests.support.scenes import EVERY_CALL, STRIDE
 from tests.support.store import (
     DyingAt,
+    FailingAt,
     assert_silent,
     entries,
     in_child,
@@ -145,6 +149,73 @@ def test_killed_at_any_call_it_is_finished_by_the_next_command(act: object) -> N
             if code == 0:
                 break
         assert n > 60
+
+
+def _of_before(volume: Path) -> None:
+    unpack(volume, SOUND)
+
+
+def _copied(volume: Path) -> None:
+    """A store of today's at another place than it was made at."""
+    unpack(volume, SOUND)
+    init(volume)
+    (volume / ".trashd").rename(volume / "made")
+    subprocess.run(["cp", "-a", str(volume / "made"), str(volume / ".trashd")], check=True)
+    shutil.rmtree(volume / "made")
+
+
+def _hers(volume: Path) -> None:
+    """One that a user made, with her orphan in it."""
+    volume.chmod(0o1777)
+
+    def begin() -> None:
+        make_tree(volume / "job", {"results": "her own"})
+        swap(volume / "job")
+
+    as_user(ALICE, begin)
+
+
+@pytest.mark.parametrize(
+    ("begin", "act"), [(_of_before, recover_all), (_of_before, init), (_copied, init), (_hers, init)]
+)
+def test_whatever_call_fails_is_told_as_what_it_is_and_the_next_command_finishes(
+    begin: Callable[[Path], None], act: Callable[[Path, Kernel], object]
+) -> None:
+    with tmpfs_volume() as volume:
+        for n in range(0, 2000, 1 if EVERY_CALL else 17):
+            for path in volume.iterdir():
+                shutil.rmtree(path)
+            begin(volume)
+            before, volume_id = {path.name for path in volume.glob(".trashd/*/*/orphans/*")}, id_of(volume)
+            gate, n_fds, told = FailingAt(n, errno.EIO), len(os.listdir("/proc/self/fd")), errno.EIO
+            try:
+                act(volume, Kernel(gate))
+            except (OSError, TrashdError) as error:
+                told = error.errno or 0
+            assert told == errno.EIO, f"{gate.failed} failed, call {n}"
+            assert len(os.listdir("/proc/self/fd")) == n_fds, f"{gate.failed} failed, call {n}"
+            init(volume)
+            as_user(ALICE, lambda: recover_all(volume))
+            recover_all(volume)
+            assert is_current(volume), f"{gate.failed} failed, call {n}"
+            assert (ids(volume), id_of(volume)) == (before, volume_id), f"{gate.failed} failed, call {n}"
+            assert served(volume) == {0, ALICE}, f"{gate.failed} failed, call {n}"
+            if gate.left >= 0:
+                break
+        assert n > 60
+
+
+def id_of(volume: Path) -> str:
+    return str(json.loads((volume / ".trashd/volume.json").read_text())["id"])
+
+
+def test_a_repair_brings_it_up_to_date_and_then_looks(capfd: pytest.CaptureFixture[str]) -> None:
+    with sampled(PLANTED) as volume:
+        run(["doctor", "--repair", str(volume)])
+        then = capfd.readouterr().out
+        run(["doctor", str(volume)])
+        assert is_current(volume)
+        assert capfd.readouterr().out == then
 
 
 @pytest.mark.needs("loop")

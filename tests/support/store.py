@@ -17,6 +17,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
+from fusefs.store.discover import discover
 from fusefs.store.find import act_on, all_entries, each_folder, find_container, tend_all
 from fusefs.store.init import initialise
 from fusefs.store.layout import Store, UserFolder, open_store
@@ -85,7 +86,7 @@ def problems(volume: Path) -> list[Problem]:
     kernel = Kernel()
     with opened(volume) as store:
         found = list(check_store(store))
-    for part in each_folder(kernel, [raw(volume)], check_folder, list[Problem]):
+    for part in each_folder(discover(kernel, [raw(volume)]), check_folder, list[Problem]):
         found += part
     return list(dict.fromkeys(found))
 
