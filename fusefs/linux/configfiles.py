@@ -13,10 +13,10 @@ from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.names import printable
 from fusefs.core.settings import Settings
 from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import OTHERS_WRITE
 
 SYSTEM_DIR = b"/etc/trashd"
 _FILE, _DROP_INS, _ENDING = b"config.toml", b"config.d", b".toml"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Loaded(NamedTuple):
@@ -134,7 +134,7 @@ def distrust(path: bytes, st: os.stat_result) -> Iterable[Problem]:
     owner = "root" if os.geteuid() == 0 else "you or root"
     if st.st_uid not in (0, os.geteuid()):
         yield Problem(name, None, f"it belongs to uid {st.st_uid}, not to {owner}", "chown it, or take it away")
-    shared = st.st_mode & _OTHERS_WRITE & ~(stat.S_IWGRP if st.st_gid in (0, os.getegid()) else 0)
+    shared = st.st_mode & OTHERS_WRITE & ~(stat.S_IWGRP if st.st_gid in (0, os.getegid()) else 0)
     if shared:
         who = "everybody" if shared & stat.S_IWOTH else "its group"
         yield Problem(name, None, f"{who} may write it", "chmod go-w")

@@ -16,18 +16,17 @@ from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import STORE
 from fusefs.core.status import UNSEEN
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mountinfo import Mount
 from fusefs.linux.way import open_way
 from fusefs.store.folders import Census, Refusal, plain_name, why_not
 from fusefs.store.layout import USERS, Store, UserFolder, Volume, open_areas
 from fusefs.store.leads import Word
-from fusefs.store.sides import DIRECTORY, READABLE
+from fusefs.store.sides import ABSENT, DIRECTORY, READABLE
 
 ROOTS = (0,)
 """Whose links and mounts root's service goes through."""
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-_OTHERS_WRITE, _OTHERS_LOOK = 0o022, 0o005
+_OTHERS_LOOK = 0o005
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_ID = 8
 _OLD = "anybody can make names in this store of before; the next command of its owner's brings it up to date"
@@ -61,15 +60,15 @@ def open_vouched(kernel: Kernel, base: Fd, wanted: Word) -> Store:
             fd = owned.enter_context(kernel.open_beneath(base, STORE, READABLE))
             areas = owned.enter_context(open_areas(kernel, fd))
         except OSError as error:
-            if error.errno in _ABSENT:
-                raise NoStore(wanted.line.path) from error
             if error.errno == errno.EXDEV:
                 raise Untrusted(wanted.line.path, "something is mounted over its store") from error
+            if error.errno in ABSENT:
+                raise NoStore(wanted.line.path) from error
             raise
         dev = kernel.fstat(base).st_dev
         for opened in (fd, *(area for _name, area in areas.all() if area is not areas.new_fd)):
             st = kernel.fstat(opened)
-            if st.st_uid != wanted.uid or st.st_mode & _OTHERS_WRITE or st.st_dev != dev:
+            if st.st_uid != wanted.uid or st.st_mode & OTHERS_WRITE or st.st_dev != dev:
                 raise Untrusted(wanted.line.path, f"uid {wanted.uid} registered it, and it is not his alone")
         if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
             raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
@@ -131,7 +130,7 @@ def _look(store: Store, uid: int) -> UserFolder | Refusal | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno not in (*_ABSENT, errno.EXDEV):
+        if error.errno not in ABSENT:
             raise
         return Refusal(USERS, name, uid, None, "it is no directory, or something is mounted over it")
     with ExitStack() as owned:

@@ -7,7 +7,6 @@ worth nothing.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -20,13 +19,12 @@ from fusefs.store.folders import plain_name, whose
 from fusefs.store.inner import AREAS, list_at, things_in
 from fusefs.store.layout import POINTERS
 from fusefs.store.registry import registered
-from fusefs.store.sides import DIRECTORY
+from fusefs.store.sides import DIRECTORY, OUT_OF_REACH
 
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100
 """Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
 _MOST_LOOKED_AT = 200
 """Stores: who notes thousands keeps nobody from anything for long."""
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 _Noted = tuple[int, RelPath]
 """Who noted a store, and the directory that holds it, relative to the one that was asked about."""
 
@@ -78,7 +76,7 @@ def _pointed(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted
             try:
                 following = kernel.open_beneath(here, name, DIRECTORY)
             except OSError as error:
-                if error.errno not in _ABSENT:
+                if error.errno not in OUT_OF_REACH:
                     raise
                 return  # somebody moved it
             owned.close()
@@ -90,7 +88,7 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
     try:
         store = kernel.open_beneath(base_fd, STORE, DIRECTORY)
     except OSError as error:
-        if error.errno not in _ABSENT:
+        if error.errno not in OUT_OF_REACH:
             raise
         return
     with store:
@@ -108,7 +106,7 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
                     for lower in read_pointers(kernel, pointers, uid):
                         yield uid, lower
             except OSError as error:
-                if error.errno not in _ABSENT:
+                if error.errno not in OUT_OF_REACH:
                     raise
 
 

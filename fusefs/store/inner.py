@@ -19,11 +19,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.store.folders import whose
 from fusefs.store.layout import DROP, MAGIC, NEW, OLD, USERS, VOLUME, VOLUME_MAX_BYTES
-from fusefs.store.sides import READABLE
+from fusefs.store.sides import ABSENT, OUT_OF_REACH, READABLE
 
 AREAS = (USERS, NEW)
 """Where users' folders are."""
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 
 
 class Thing(NamedTuple):
@@ -55,7 +54,7 @@ def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) 
     try:
         store = kernel.open_beneath(dir_fd, way, READABLE)
     except OSError as error:
-        if error.errno not in (*_ABSENT, errno.EACCES):
+        if error.errno not in OUT_OF_REACH:
             raise
         return
     with store:
@@ -90,7 +89,7 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
         with kernel.open_beneath(store, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
             text = kernel.read(file, VOLUME_MAX_BYTES)
     except OSError as error:
-        if error.errno not in (*_ABSENT, errno.EACCES):
+        if error.errno not in OUT_OF_REACH:
             raise
         return None
     return st.st_uid if _is_ours(text) else None
@@ -114,7 +113,7 @@ def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPa
     try:
         st = kernel.stat(store, folder)
     except OSError as error:
-        if error.errno not in (*_ABSENT, errno.EACCES):
+        if error.errno not in OUT_OF_REACH:
             raise
         return
     if not stat.S_ISDIR(st.st_mode) or st.st_uid not in owners or st.st_mode & OTHERS_WRITE:
@@ -137,6 +136,6 @@ def list_at(kernel: Kernel, dir_fd: int, way: bytes) -> list[bytes] | None:
     except OSError as error:
         if error.errno == errno.EACCES:
             return None
-        if error.errno not in _ABSENT:
+        if error.errno not in ABSENT:
             raise
         return []

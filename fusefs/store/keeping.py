@@ -24,15 +24,14 @@ from fusefs.linux.likeness import is_frozen
 from fusefs.store.container import Held, flush_directory, open_inside
 from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.locate import Victim
-from fusefs.store.sides import DIRECTORY, Sides, between, open_shown_as
+from fusefs.store.sides import ABSENT, DIRECTORY, OUT_OF_REACH, Sides, between, open_shown_as
 from fusefs.store.stage import Staged, identify_at
 from fusefs.store.visible import NO_EXCHANGE
 
 _NAMES_MAX_BYTES = 48 * 1024
 """What a record has room for, with the longest origin beside it."""
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 _NO_LINK = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_STAYS = (*_ABSENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EBUSY, errno.EMLINK)
+_STAYS = (*OUT_OF_REACH, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
 """What the kernel says of this entry, and will say again; anything else may be over when recovery tries."""
 
 
@@ -283,7 +282,7 @@ def _open_inside(held: Held, name: Name, owned: ExitStack) -> Sides | None:
     try:
         return owned.enter_context(open_inside(held, name))
     except OSError as error:
-        if error.errno not in _ABSENT:
+        if error.errno not in ABSENT:
             raise
         return None
 
@@ -314,7 +313,7 @@ def _bring(kernel: Kernel, kept: Iterable[KeptDirectory], source: Sides, target:
                 if compare(kernel.identify(fd), Identity("", one.ino, 0)) is Likelihood.OTHER:
                     continue
         except OSError as error:
-            if error.errno not in _ABSENT:
+            if error.errno not in ABSENT:
                 raise
             continue
         try:
@@ -339,6 +338,6 @@ def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
         here = kernel.stat(b, name)
         return not stat.S_ISDIR(here.st_mode) and os.path.samestat(here, kernel.stat(a, name))
     except OSError as error:
-        if error.errno not in _ABSENT:
+        if error.errno not in ABSENT:
             raise
         return False

@@ -21,11 +21,9 @@ from fusefs.linux.mountinfo import Mount, Place, below, place_of, read_mounts, v
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 from fusefs.store.locate import Victim, open_victim, victim_in
 from fusefs.store.scope import Scope, find_mount
-from fusefs.store.sides import DIRECTORY, is_shown_as
+from fusefs.store.sides import DIRECTORY, OUT_OF_REACH, is_shown_as
 
 T = TypeVar("T")
-
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 
 
 class Shown(NamedTuple):
@@ -259,7 +257,7 @@ def _volume_text(kernel: Kernel, base: Fd) -> bytes:
         with kernel.open_beneath(base, STORE + b"/" + VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
             return kernel.read(fd, VOLUME_MAX_BYTES)
     except OSError as error:
-        if error.errno not in _ABSENT:
+        if error.errno not in OUT_OF_REACH:
             raise
         return b""
 

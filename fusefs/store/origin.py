@@ -14,11 +14,11 @@ from fusefs.linux.fd import Fd
 from fusefs.store.container import Held
 from fusefs.store.keeping import settle_kept
 from fusefs.store.layout import FRESH, TREE
-from fusefs.store.sides import DIRECTORY, Sides, open_shown_as
+from fusefs.store.sides import DIRECTORY, OUT_OF_REACH, Sides, open_shown_as
 from fusefs.store.stage import identify_at, take_back
 from fusefs.store.visible import Direct, Move
 
-_OUT_OF_REACH = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
+_NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
 _MOVED = {Move.PLACE: FRESH, Move.BACK: TREE}
 
 
@@ -40,7 +40,7 @@ class Origin:
             try:
                 self.parent_fd = self._kernel.open_beneath(held.folder.store.base_fd, self._upper or b".", DIRECTORY)
             except OSError as error:
-                if error.errno not in _OUT_OF_REACH:
+                if error.errno not in _NOWHERE:
                     raise
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class Origin:
         try:
             fd = self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY)
         except OSError as error:
-            if error.errno not in _OUT_OF_REACH:
+            if error.errno not in _NOWHERE:
                 raise
             return settle_kept(self._held, None)
         above = self._held.folder.store.mounted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -12,6 +11,7 @@ from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
+from fusefs.store.sides import OUT_OF_REACH
 
 _POINTER_MAX_BYTES = 64 * 1024
 _MOST_READ = 1000
@@ -52,7 +52,7 @@ def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
         try:
             pointers = owned.enter_context(kernel.open_dir(folder.fd, POINTERS))
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES):
+            if error.errno not in OUT_OF_REACH:
                 raise
             return
         for name in kernel.list(pointers):

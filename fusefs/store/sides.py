@@ -20,6 +20,10 @@ from fusefs.linux.kernel import Kernel
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 """How a directory is opened: to look things up in it; to be listed too."""
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+"""What such a look beneath a directory says where no such thing is: gone, something else, a link, mounted over."""
+OUT_OF_REACH = (*ABSENT, errno.EACCES)
+"""The same, or not ours to see."""
 _ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
 _STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
 
