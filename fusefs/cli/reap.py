@@ -101,15 +101,15 @@ def command(
         raise UsageError("--now alone", "name those that may go before their time (trashd list)")
     kernel, clocks = tended(volumes), watched()
     lost: list[TrashdError] = []
-    early, left, unserved = [], [], []
+    early, left, unvouched = [], [], []
     if identifiers:
         chosen = [find_container(kernel, volumes, one, clocks) for one in identifiers]
         early = [entry for entry in chosen if not now and _waits(entry)]
     else:
         found = [entry for entry in all_entries(kernel, volumes, lost, clocks) if entry.state in _REAPABLE]
         mine = [entry for entry in found if entry.is_served_by(os.geteuid())]
-        chosen = [entry for entry in mine if entry.is_served]
-        unserved = [entry for entry in mine if not entry.is_served and (now or not _waits(entry))]
+        chosen = [entry for entry in mine if entry.is_vouched]
+        unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
         if everything or pinned:
             own = [entry for entry in chosen if entry.uid == os.geteuid()]
             chosen = [entry for entry in own if (pinned if _is_pinned(entry) else everything)]
@@ -122,7 +122,7 @@ def command(
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
     _tell_left([] if dry and as_json else left, as_json=as_json)
-    _tell_unserved([] if dry and as_json else unserved, as_json=as_json)
+    _tell_unvouched([] if dry and as_json else unvouched, as_json=as_json)
     refused = Incomplete.exit_code if early or lost else 0
     if dry:
         tell_would_go(due, as_json=as_json)
@@ -150,13 +150,13 @@ def _tell_left(left: Sequence[Entry], *, as_json: bool) -> None:
         output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
 
 
-def _tell_unserved(unserved: Sequence[Entry], *, as_json: bool) -> None:
+def _tell_unvouched(unvouched: Sequence[Entry], *, as_json: bool) -> None:
     """Say what is left in stores that may be copies, and how it would go."""
     if as_json:
-        for entry in unserved:
+        for entry in unvouched:
             output.as_json(Reaped(entry.id, "unregistered", Report(0, (), 0)))
         return
-    for base, several in groupby(sorted(unserved, key=Entry.base_path), key=Entry.base_path):
+    for base, several in groupby(sorted(unvouched, key=Entry.base_path), key=Entry.base_path):
         n_left, where = len(list(several)), printable(base)
         stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
         output.warn(

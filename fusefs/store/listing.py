@@ -30,11 +30,11 @@ class Entry(NamedTuple):
     origin    full path that the tree came from; None for what was dropped
     problem   why its record can't be read; the other fields are then empty
     failures  why it is in quarantine, as far as the record had room; `n_failed` of them
-    is_served whether it goes by itself when it is due; else only who names it has it reaped
     partial     the reaper has begun on it
     is_stopped  and nobody is at it now; never said where locks of other hosts are not seen
     expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
-    is_proven  whether its folder is; nobody but its user reaps it otherwise
+    is_proven   whether its folder is: only its user reaps it otherwise
+    is_vouched  whether somebody vouches for its store, so that it is no copy: only by its ID it is reaped otherwise
     """
 
     id: ContainerId
@@ -50,9 +50,9 @@ class Entry(NamedTuple):
     n_failed: int
     problem: str
     failures: tuple[Failure, ...] = ()
-    is_served: bool = True
     clock_set_ns: int = 0
     is_proven: bool = True
+    is_vouched: bool = True
     is_stopped: bool = False
 
     def base_path(self) -> bytes:
@@ -66,9 +66,9 @@ class Entry(NamedTuple):
 
 def entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
     """The containers of one user in all states, oldest first; to be run as that user."""
-    is_served = is_vouched(folder.store)
+    vouched = is_vouched(folder.store)
     for entry in _entries(folder, now):
-        yield entry._replace(is_served=is_served)
+        yield entry._replace(is_vouched=vouched)
 
 
 def _entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:

@@ -161,7 +161,7 @@ def test_root_leaves_what_is_in_a_copy(copy: Path) -> None:
 
 def test_a_copy_is_listed_and_restored_from(home: Path, copy: Path) -> None:
     (one,) = listed(trashd_as(ALICE, home, "list", "--json", "--volume", copy))
-    assert one["is_served"] is False
+    assert one["is_vouched"] is False
     assert trashd_as(ALICE, home, "restore", "--volume", copy, one["id"], "--to", copy / "back").code == 0
     assert (copy / "back/file").exists()
 
