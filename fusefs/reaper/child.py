@@ -52,7 +52,8 @@ from fusefs.reaper.survey import survey
 from fusefs.reaper.upcoming import Chosen
 from fusefs.store.claim import look_at_record
 from fusefs.store.discover import with_lower
-from fusefs.store.layout import FOLDERS, UserFolder, read_volume
+from fusefs.store.for_owner import give_what_is_left
+from fusefs.store.layout import FOLDERS, UserFolder, open_areas, read_volume
 from fusefs.store.tend import tend
 
 BEAT_S = 0.1
@@ -127,7 +128,7 @@ class Child:
             bases.append(folder.store.base_path)
             for part in FOLDERS:
                 folder.open(part).close()  # what is missing could not be watched
-            problems += tend(folder)
+            problems += [*tend(folder), *_given(folder)]
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 
     def _served(self) -> Iterator[UserFolder]:
@@ -289,6 +290,14 @@ class Child:
             self._channel.send(encode(message))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServiceGone from error
+
+
+def _given(folder: UserFolder) -> list[str]:
+    """What could not be handed over of what root, killed, had in hand for others: nobody else's folder has any."""
+    if folder.uid or not folder.list(State.STAGE):
+        return []
+    with open_areas(folder.store.kernel, folder.store.fd) as areas:
+        return give_what_is_left(folder._replace(store=folder.store._replace(areas=areas)))
 
 
 def _as_it_is(folder: UserFolder) -> UserFolder:

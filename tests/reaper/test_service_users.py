@@ -10,12 +10,15 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.core.status import Phase
+from fusefs.linux.kernel import Kernel
+from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
 from tests.support.bulk import fill, roomy_volume
 from tests.support.orphans import EXPIRED, ids, orphan_in, orphan_of
+from tests.support.scenes import DyingAfter, end_of
 from tests.support.served import SLOW, begin_large, is_begun, outwait
 from tests.support.service import places, service
-from tests.support.store import entries, init, remove, swap
+from tests.support.store import entries, init, raw, remove, swap
 from tests.support.tree import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume, loop_volume, project_quota_volume, set_project
@@ -112,6 +115,14 @@ def test_small_files_do_not_wait_behind_anothers_huge_one(base: Path) -> None:
             small = orphan_of(BOB, volume, EXPIRED).id
             running.until(lambda: small not in ids(volume))
             assert huge in ids(volume)
+
+
+def test_what_a_killed_root_left_of_a_swap_for_its_owner_is_given_to_him(base: Path, volume: Path) -> None:
+    job = make_tree(home_of(ALICE, volume) / "job", Dir({"a": "1"}, owner=(ALICE, ALICE)))
+    end_of(lambda: swap_for_owner(Kernel(DyingAfter("exchange")), raw(job), Options()))
+    assert [entry.state for entry in entries(volume)] == [State.STAGE]
+    with service(base, volume) as running:
+        running.until(lambda: [(entry.uid, entry.state) for entry in entries(volume)] == [(ALICE, State.ORPHANS)])
 
 
 def test_new_user_is_served(base: Path, volume: Path) -> None:
