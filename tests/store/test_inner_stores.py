@@ -145,6 +145,17 @@ def test_root_refuses_for_the_owner_too_when_he_swaps_for_him(shared: Path) -> N
         swap_for_owner(Kernel(), raw(shared / "team/alice"), Options())
 
 
+def test_what_nothing_but_another_users_registry_names_goes_with_roots_swap_and_comes_back_with_it() -> None:
+    """Root does not read everybody's registry for a swap; what is pinned there is in the orphan, whole."""
+    with tmpfs_store() as path:
+        make_tree(path / "team", {"alice": Dir({"proj": Dir(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE))})
+        with without_upper_store(path):
+            as_user(ALICE, partial(own_store, path / "team/alice/proj", PINNED))
+        before = snapshot(path / "team/alice/proj", with_times=True)
+        restore(path, str(swap(path / "team").id))
+        assert snapshot(path / "team/alice/proj", with_times=True) == before
+
+
 def test_a_user_refuses_for_himself(shared: Path) -> None:
     make_tree(shared / "homes", Dir(owner=(ALICE, ALICE)))
     with pytest.raises(IsStore):
