@@ -106,6 +106,26 @@ def test_a_file_costs_one_unlink_and_no_stat_and_a_thousand_cost_one_getdents(
 # The crew
 
 
+class _On(Kernel):
+    """The kernel, where all that is asked about is on another kind of filesystem."""
+
+    def __init__(self, magic: int) -> None:
+        super().__init__()
+        self._magic = magic
+
+    def filesystem(self, fd: int) -> int:
+        return self._magic
+
+
+@pytest.mark.parametrize("name", [b"GPFS", b"\xffSMB"])
+def test_what_is_on_a_server_is_waited_for_by_threads_and_is_not_local(volume: Path, name: bytes) -> None:
+    """GPFS's number is its name, and so is that of Samba's client."""
+    kernel = _On(int.from_bytes(name, "big"))
+    with container(volume) as (_path, fd):
+        assert choose(kernel, fd).workers is Workers.THREADS
+        assert not kernel.is_local(fd)
+
+
 @pytest.mark.parametrize("workers", Workers)
 def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
     with container(volume) as (path, fd):
