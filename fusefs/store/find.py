@@ -24,6 +24,7 @@ from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
 from fusefs.store.listing import Entry, entries
 from fusefs.store.passed_over import tell
 from fusefs.store.pointers import lower_stores
+from fusefs.store.set_aside import waiting
 from fusefs.store.tend import prepared, tend, told
 from fusefs.store.visible import Direct, Visible
 
@@ -45,7 +46,7 @@ def each_folder(
     stores  closed one after the other
     kind    the result's type
     lost    gets the errors of folders and stores that could not be looked at: one must not stop the command for all
-    refused gets what is called like a folder and is none
+    refused gets what is called like a folder and is none, and what waits for its owner in a store that was set aside
     serves  which of them; None for all
     Raises  the first such error, when all folders are done, if nobody gave `lost`
     """
@@ -66,6 +67,8 @@ def each_folder(
                             errors.append(from_os(error, folder.path()))
                         else:
                             yield from results
+                if refused is not None and store.owner == 0:
+                    strangers += waiting(store, os.geteuid() or None)
             except OSError as error:
                 errors.append(from_os(error, store.base_path))
         if refused is not None:

@@ -11,10 +11,11 @@ from fusefs.store.adopt import Problem
 from fusefs.store.folders import NOT_REGISTERED, Refusal, take_census
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.pointers import lower_stores
-from fusefs.store.set_aside import waiting
+from fusefs.store.set_aside import WAITS, waiting
 
 _MOST_NAMED = 3
 """Of one owner; anybody can make thousands of names."""
+_OWNER_DOES = "its owner takes it out by his next command here: trashd list"
 _HINT = "look into it; what is yours in there take out with mv; trashd touches nothing of it"
 
 
@@ -47,7 +48,7 @@ def _of_owner(base_path: bytes, refused: list[Refusal]) -> Iterable[Problem]:
     refused.sort(key=lambda one: not one.is_used)
     for one in refused[:_MOST_NAMED]:
         registers = f"trashd init {printable(base_path)} registers it; look into it first"
-        hint = registers if one.why == NOT_REGISTERED else _HINT
+        hint = {NOT_REGISTERED: registers, WAITS: _OWNER_DOES}.get(one.why, _HINT)
         yield Problem(printable(os.path.join(store, one.area, one.name)), one.what(), hint)
     n_more = len(refused) - _MOST_NAMED
     if n_more > 0:

@@ -32,6 +32,8 @@ from fusefs.store.new_folder import make_user
 from fusefs.store.sides import READABLE
 from fusefs.store.unmake import remove_folder
 
+WAITS = "it waits for its owner's next command"
+STAYS = "root's name in it proves nothing: whoever made that store could put it there"
 _STATES = frozenset(state.value.encode() for state in State)
 
 
@@ -51,9 +53,8 @@ def waiting(store: Store, only: int | None = None) -> list[Refusal]:
                 for uid, names in names_in(kernel, area_fd).items():
                     if only not in (None, uid):
                         continue
-                    for name in names:
-                        why = "it waits for its owner's next command"
-                        told.append(Refusal(Name(join(old, area)), name, uid, None, why))
+                    why = WAITS if uid else STAYS
+                    told += [Refusal(Name(join(old, area)), name, uid, None, why) for name in names]
     return told
 
 

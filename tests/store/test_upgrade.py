@@ -243,6 +243,21 @@ def test_a_users_own_store_is_closed_by_his_next_first_command_or_list() -> None
 # Taking over
 
 
+def test_until_its_owner_comes_list_and_doctor_tell_of_what_was_set_aside(capfd: pytest.CaptureFixture[str]) -> None:
+    with tmpfs_volume() as volume:
+        _hers(volume)
+        init(volume)
+        for words in (["list", "--volume"], ["doctor"]):
+            run([*words, str(volume)])
+            told = "".join(capfd.readouterr())
+            assert f"/u/{ALICE}: not used as a folder of uid {ALICE}: it waits for its owner's next command" in told
+            assert "takes it out by his next command here: trashd list" in told
+        as_user(ALICE, lambda: run(["list", "--volume", str(volume)]))
+        assert "waits" not in "".join(capfd.readouterr())
+        run(["list", "--volume", str(volume)])
+        assert "waits" not in "".join(capfd.readouterr())
+
+
 def test_taking_over_killed_at_any_call_strands_nothing() -> None:
     with tmpfs_volume(options=("mode=1777",)) as volume:
 
