@@ -18,6 +18,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import take_census
 from tests.support.mates import FORGED
+from tests.support.orphans import EXPIRED
 from tests.support.scenes import EVERY_CALL, STRIDE
 from tests.support.store import (
     DyingAt,
@@ -33,7 +34,7 @@ from tests.support.store import (
     swap,
 )
 from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.userfolders import ALICE
+from tests.support.userfolders import ALICE, BOB
 from tests.support.users import as_user
 from tests.support.volumes import loop_volume, tmpfs_volume
 
@@ -238,6 +239,22 @@ def test_a_users_own_store_is_closed_by_his_next_first_command_or_list() -> None
         as_user(ALICE, lambda: recover_all(volume))
         assert (store / "u").stat().st_mode & 0o7777 == 0o755
         as_user(ALICE, lambda: assert_silent(volume))
+
+
+def test_in_a_users_own_store_he_alone_is_served() -> None:
+    """Whoever made himself a folder there when all could: nobody's command takes it for his, not even his own."""
+    with tmpfs_volume(options=("mode=1777",)) as volume:
+        make_tree(volume / "alice", Dir({"job": Dir({"a": "1"}, owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
+        as_user(ALICE, lambda: init(volume))
+        as_user(ALICE, lambda: [swap(volume / "alice/job", options=EXPIRED), None][1])
+        users = volume / ".trashd/u"
+        subprocess.run(["cp", "-a", str(users / str(ALICE)), str(users / str(BOB))], check=True)
+        subprocess.run(["chown", "-R", str(BOB), str(users / str(BOB))], check=True)
+        before = snapshot(users / str(BOB), with_times=True)
+        for uid in (0, BOB, ALICE):
+            as_user(uid, lambda: [run([word, "--volume", str(volume)]) for word in ("list", "reap")])
+        assert os.listdir(users / str(ALICE) / "orphans") == []
+        assert snapshot(users / str(BOB), with_times=True) == before
 
 
 # Taking over
