@@ -14,7 +14,8 @@ from fusefs.cli import output
 from fusefs.cli.bar import Shows, bar
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.ordered import InOrder
-from fusefs.cli.reaping import reap_ids
+from fusefs.cli.reap import tell_unvouched
+from fusefs.cli.reaping import reap_all
 from fusefs.cli.restore import tell_restored
 from fusefs.cli.stop import Stop
 from fusefs.cli.tending import tended
@@ -109,13 +110,15 @@ def retry_command(identifiers: tuple[str, ...], everything: bool, volumes: tuple
     lost: list[TrashdError] = []
     if everything:
         found = all_entries(kernel, volumes, lost)
-        chosen = [entry for entry in found if entry.state is State.QUARANTINE and entry.uid == os.geteuid()]
+        own = [entry for entry in found if entry.state is State.QUARANTINE and entry.uid == os.geteuid()]
+        chosen = [entry for entry in own if entry.is_vouched and entry.is_served_by(os.geteuid())]
+        tell_unvouched([entry for entry in own if not entry.is_vouched], as_json=as_json)
     else:
         chosen = _quarantined(kernel, volumes, identifiers)
     if not chosen and not as_json:
         click.echo("nothing is in quarantine", err=True)
     codes = [output.failed(error, as_json=as_json) for error in lost]
-    code = reap_ids(kernel, volumes, [entry.id for entry in chosen], as_json=as_json)
+    code = reap_all(kernel, volumes, chosen, as_json=as_json)
     return code or (Incomplete.exit_code if codes else 0)
 
 

@@ -122,7 +122,7 @@ def command(
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
     _tell_left([] if dry and as_json else left, as_json=as_json)
-    _tell_unvouched([] if dry and as_json else unvouched, as_json=as_json)
+    tell_unvouched([] if dry and as_json else unvouched, as_json=as_json)
     refused = Incomplete.exit_code if early or lost else 0
     if dry:
         tell_would_go(due, as_json=as_json)
@@ -150,7 +150,7 @@ def _tell_left(left: Sequence[Entry], *, as_json: bool) -> None:
         output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
 
 
-def _tell_unvouched(unvouched: Sequence[Entry], *, as_json: bool) -> None:
+def tell_unvouched(unvouched: Sequence[Entry], *, as_json: bool) -> None:
     """Say what is left in stores that may be copies, and how it would go."""
     if as_json:
         for entry in unvouched:

@@ -139,6 +139,24 @@ def test_all_of_ones_own_are_not_those_of_a_copy(home: Path, copy: Path) -> None
     assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
 
 
+@pytest.mark.parametrize("words", [("--all",), ("ID",)])
+def test_what_is_in_quarantine_in_a_copy_is_tried_again_by_its_id_alone(
+    home: Path, copy: Path, words: tuple[str, ...]
+) -> None:
+    """The one in the original has the same id, and stands in nobody's way."""
+    folders = [base / f".trashd/u/{ALICE}" for base in (home, copy)]
+    for folder in folders:
+        (identifier,) = os.listdir(folder / "orphans")
+        (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)
+    retried = [identifier if word == "ID" else word for word in words]
+    place = () if words == ("--all",) else ("--volume", copy)
+    done = trashd_as(ALICE, home, "quarantine", "retry", *retried, *place, cwd=copy)
+    assert done.code == 0, done
+    assert ("may be a copy" in done.err) == (words == ("--all",))
+    left = [len(os.listdir(folder / "quarantine")) for folder in folders]
+    assert left == ([0, 1] if words == ("--all",) else [1, 0])
+
+
 def test_to_use_a_copy_is_not_to_vouch_for_it(home: Path, copy: Path) -> None:
     his(make_tree(copy / "other", {}))
     (told,) = trashd_as(ALICE, home, "swap", "--json", copy / "other").objects()
