@@ -73,8 +73,10 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
     roots = served_by_root()
     if volume is None and (is_running(runtime) or not roots):
         return
+    there = None if volume is None else _store_at(volume)
     for one in roots:
-        if volume is None or one.root() == volume or one.id == _id_at(volume):
+        # An id is no secret: somebody's own store may have the same.
+        if volume is None or one.root() == volume or (one.id, one.owner or 0) == there:
             hint = "ask root, or hold what is yours: trashd keep ID"
             raise NotPermitted(f"root's reaper serves {printable(one.root())}", hint)
 
@@ -95,8 +97,8 @@ def served_by_root() -> list[VolumeStatus]:
     return []
 
 
-def _id_at(volume: bytes) -> str | None:
-    """The id of the store in a directory; None if there is none."""
+def _store_at(volume: bytes) -> tuple[str, int] | None:
+    """The id of the store in a directory, and whose it is; None if there is none."""
     from fusefs.store.layout import open_store
     from fusefs.store.mounted import open_shown
 
@@ -106,7 +108,7 @@ def _id_at(volume: bytes) -> str | None:
         store = open_store(kernel, shown.fd, volume, shown.mounted)
         if store is not None:
             with store:
-                return store.volume.id
+                return store.volume.id, store.owner
     return None
 
 

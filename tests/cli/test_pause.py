@@ -129,6 +129,16 @@ def test_his_own_volumes_everybody_pauses(base: Path, volume: Path, tmp_path: Pa
     assert b"no reaper of yours runs now" in done.stderr
 
 
+def test_his_own_store_everybody_pauses_though_it_has_the_id_of_roots(base: Path, volume: Path, tmp_path: Path) -> None:
+    with service(base, volume) as running, tmpfs_volume() as own:
+        running.until_phase(volume, Phase.IDLE)
+        os.chown(own, ALICE, ALICE)
+        assert by_alice(tmp_path, "init", own).returncode == 0
+        text = (volume / ".trashd/volume.json").read_bytes()
+        (own / ".trashd/volume.json").write_bytes(text)
+        assert by_alice(tmp_path, "pause", own).returncode == 0
+
+
 def test_without_roots_reaper_all_are_paused(tmp_path: Path) -> None:
     done = by_alice(tmp_path, "pause")
     assert (done.returncode, b"all volumes: paused by " in done.stdout) == (0, True)
