@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusefs.core.record import Failure
+from fusefs.core.record import MAX_FAILURES, Failure
 
 STORE = "store"
 PINNED = "pinned"
@@ -25,3 +25,20 @@ WORDS = {
 def keeps_for_its_owner(failures: Iterable[Failure]) -> bool:
     """Whether something was left that is not root's to take over or to decide on: its owner may want it back."""
     return any(failure.call in WORDS for failure in failures)
+
+
+def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
+    """Remember so many failures as a record has room for; one of our own reasons is among them, if there is any.
+
+    Who decides by it must not miss it among thousands.
+    """
+    for one in more:
+        if len(noted) < MAX_FAILURES:
+            noted.append(one)
+        elif one.call in WORDS and not keeps_for_its_owner(noted):
+            noted[-1] = one
+
+
+def ours_first(failures: Iterable[Failure]) -> list[Failure]:
+    """Failures with our own reasons before all others: where not all have room, these do."""
+    return sorted(failures, key=lambda failure: failure.call not in WORDS)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fusefs.core.names import join
-from fusefs.core.record import MAX_ENTERED, MAX_FAILURES, Entered, Failure
+from fusefs.core.reasons import add_failures
+from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import Report
 
 MAX_FDS = 100
@@ -279,7 +280,7 @@ class Plan:
         self.note(outcome.entered)
         self._removed += outcome.removed
         self._n_bytes += outcome.n_bytes
-        self._failures += outcome.failures[: MAX_FAILURES - len(self._failures)]
+        add_failures(self._failures, outcome.failures)
         self._n_failed += outcome.n_failed
         node = self._nodes[done.key]
         node.n_running -= 1

@@ -193,7 +193,9 @@ class Child:
         origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
         told = Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
         boot_ns = record.boot_ns if record.boot == boot_id() else None
-        return told._replace(is_kept=keeps_for_its_owner(record.failures), boot_ns=boot_ns)
+        # On a full volume the reasons found no room: nobody knows that it is root's to take.
+        is_kept = not record.failures or keeps_for_its_owner(record.failures)
+        return told._replace(is_kept=is_kept, boot_ns=boot_ns)
 
     def _reap(self, order: Reap, chosen: Chosen) -> Ended:
         container = ContainerId(chosen.id)

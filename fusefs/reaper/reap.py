@@ -9,7 +9,8 @@ from contextlib import suppress
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.record import MAX_ENTERED, MAX_FAILURES, Entered, Failure, Record, quote
+from fusefs.core.reasons import ours_first
+from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.report import Reaped, Report
 from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
@@ -113,7 +114,7 @@ def _with_those_before(entered: tuple[Entered, ...], record: Record) -> tuple[En
 
 
 def _set_aside(held: Held, report: Report, entered: tuple[Entered, ...]) -> None:
-    failures = tuple(_within(report.failures[:MAX_FAILURES], _NAMES_MAX_BYTES))
+    failures = tuple(_within(ours_first(report.failures), _NAMES_MAX_BYTES))
     with suppress(OSError):
         # On a full volume the reasons may find no room; the quarantine itself needs none.
         noted = _with_those_before(entered, held.record)

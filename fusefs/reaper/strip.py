@@ -16,8 +16,8 @@ from itertools import islice
 
 from fusefs.core.budget import Budget
 from fusefs.core.names import join
-from fusefs.core.reasons import CAME_IN, WORDS, keeps_for_its_owner
-from fusefs.core.record import MAX_ENTERED, MAX_FAILURES, Entered, Failure
+from fusefs.core.reasons import CAME_IN, add_failures
+from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -437,8 +437,4 @@ class _Run:
             frame.work.fail(name)
         else:
             frame.work.n_failed += 1
-        failure = Failure(join(frame.path, way or raw(name)), number, call)
-        if len(self._failures) < MAX_FAILURES:
-            self._failures.append(failure)
-        elif call in WORDS and not keeps_for_its_owner(self._failures):
-            self._failures[-1] = failure  # who decides by it must not miss it among thousands
+        add_failures(self._failures, [Failure(join(frame.path, way or raw(name)), number, call)])

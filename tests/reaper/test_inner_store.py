@@ -18,13 +18,13 @@ from fusefs.reaper.engine import Wishes
 from fusefs.reaper.reap import reap
 from fusefs.store.find import act_on, find_container
 from fusefs.store.stage import Options
-from tests.support.inner_stores import made_elsewhere, own_store, store_in, without_upper_store
+from tests.support.inner_stores import made_elsewhere, own_store, plant_store, store_in, without_upper_store
 from tests.support.leases import write_lease
 from tests.support.orphans import PINNED as KEPT
 from tests.support.orphans import command, orphan_in
 from tests.support.reapers import state_of
 from tests.support.store import assert_silent, entries, init, place, raw, reap_now, remove, restore, swap, tmpfs_store
-from tests.support.tree import Dir, Spec, make_tree
+from tests.support.tree import Dir, make_tree
 from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
@@ -217,17 +217,9 @@ def test_a_deletion_by_root_spares_what_its_owner_pinned(volume: Path) -> None:
 # What is none
 
 
-def planted_volume_json(path: Path, uid: int) -> None:
-    """Bob makes what looks like Alice's store, with what he has: his own files."""
-    folder: Spec = {"orphans": {"20260101T000000.000Z-job-0123456789ab": {"tree": {}}}}
-    make_tree(path / ".trashd", {"u": {str(uid): folder}})
-    (path / ".trashd/volume.json").write_text('{"magic": "trashd", "format": 1}')
-    (path / ".trashd/u" / str(uid)).chmod(0o700)
-
-
 def test_what_a_third_person_planted_is_no_store(volume: Path) -> None:
     make_tree(volume / "team", Dir(mode=0o777))
-    as_user(BOB, partial(planted_volume_json, volume / "team", 0))
+    as_user(BOB, partial(plant_store, volume / "team", 0))
     os.chown(volume / "team/.trashd", 0, 0)
     assert told(reap_now(volume, swap_all(volume / "team"))) == []
 
@@ -280,7 +272,7 @@ def test_what_others_could_have_made_is_no_store(volume: Path, damage: Callable[
 
 def test_a_third_persons_lease_on_what_he_planted_keeps_nothing(volume: Path) -> None:
     make_tree(volume / "team", {"open": Dir(mode=0o777)})
-    as_user(BOB, partial(planted_volume_json, volume / "team/open", BOB))
+    as_user(BOB, partial(plant_store, volume / "team/open", BOB))
     team = swap(volume / "team").id
     with write_lease(left_over(volume, team) / "open/.trashd/volume.json"):
         assert told(reap_now(volume, team)) == []

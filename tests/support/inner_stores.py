@@ -12,7 +12,7 @@ from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import Options
 from tests.support.orphans import orphan_in
 from tests.support.store import init, own, raw
-from tests.support.tree import make_tree
+from tests.support.tree import Spec, make_tree
 
 
 @contextmanager
@@ -48,3 +48,11 @@ def point_to(volume: Path, lower: Path) -> None:
     """The pointer that the caller's command leaves when it has to use a lower store."""
     with own(volume) as folder:
         add_pointer(folder, RelPath(raw(lower.relative_to(volume))))
+
+
+def plant_store(path: Path, uid: int) -> None:
+    """Make what looks like that user's store, with what one has: one's own files."""
+    folder: Spec = {"orphans": {"20260101T000000.000Z-job-0123456789ab": {"tree": {}}}}
+    make_tree(path / ".trashd", {"u": {str(uid): folder}})
+    (path / ".trashd/volume.json").write_text('{"magic": "trashd", "format": 1}')
+    (path / ".trashd/u" / str(uid)).chmod(0o700)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.record import Failure
+from fusefs.core.reasons import STORE, keeps_for_its_owner
+from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.slices import MAX_FAILED_NAMES, Left, Outcome, Plan, Slice, Work, pack, unpack
 
 STUCK = "stuck"
@@ -216,3 +217,18 @@ def test_names_of_failed_entries_take_bounded_memory(n_failed: int) -> None:
     for number in range(n_failed):
         work.fail(str(number))
     assert (work.n_failed, len(work.failed)) == (n_failed, MAX_FAILED_NAMES)
+
+
+def test_a_reason_of_ours_that_a_later_slice_meets_is_not_missed_among_thousands() -> None:
+    plan = Plan(1, splits_names=False)
+    plan.add(ROOT_FD, b"", Work(names=["a"]))
+    first = plan.next()
+    assert first is not None
+    refused = tuple(Failure(b"%d" % n, 13, "unlink") for n in range(MAX_FAILURES))
+    plan.done(first, Outcome(0, 0, refused, len(refused), Work(names=["b"])))
+    later = plan.next()
+    assert later is not None
+    plan.done(later, Outcome(0, 0, (Failure(b"b", 1, STORE),), 1, Work()))
+    report = plan.report(paced=False, stopped=False)
+    assert (len(report.failures), report.n_failed) == (MAX_FAILURES, MAX_FAILURES + 1)
+    assert keeps_for_its_owner(report.failures)
