@@ -13,31 +13,27 @@ import pytest
 from fusefs.core.lifecycle import State
 from fusefs.core.reasons import PINNED, STORE
 from fusefs.core.report import Reaped
-from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import Wishes
-from fusefs.reaper.reap import reap
-from fusefs.store.find import act_on, find_container
 from fusefs.store.stage import Options
-from tests.support.inner_stores import made_elsewhere, own_store, plant_store, store_in, without_upper_store
+from tests.support.given import tick
+from tests.support.inner_stores import (
+    made_elsewhere,
+    own_store,
+    plant_store,
+    reap_with_stores,
+    store_in,
+    without_upper_store,
+)
 from tests.support.leases import write_lease
 from tests.support.orphans import PINNED as KEPT
 from tests.support.orphans import command, orphan_in
 from tests.support.reapers import state_of
-from tests.support.store import assert_silent, entries, init, place, raw, reap_now, remove, restore, swap, tmpfs_store
+from tests.support.store import assert_silent, entries, init, place, reap_now, remove, restore, swap, tmpfs_store
 from tests.support.tree import Dir, make_tree
 from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
 
 ALICE, BOB = 1001, 1002
-
-
-def reap_with_stores(volume: Path, identifier: str) -> Reaped:
-    """`trashd reap --now --with-stores ID`."""
-    kernel = Kernel()
-    entry = find_container(kernel, [raw(volume)], identifier)
-    wishes = Wishes(with_stores=True)
-    return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id, wishes), Reaped)
 
 
 def told(reaped: Reaped) -> list[tuple[bytes, str]]:
@@ -162,6 +158,7 @@ def shared() -> Iterator[Path]:
         make_tree(path / "team", Dir({"alice": Dir({}, owner=(ALICE, ALICE))}))
         with without_upper_store(path):
             as_user(ALICE, partial(own_store, path / "team/alice", KEPT))
+        tick(path)
         yield path
 
 
@@ -221,6 +218,7 @@ def test_what_a_third_person_planted_is_no_store(volume: Path) -> None:
     make_tree(volume / "team", Dir(mode=0o777))
     as_user(BOB, partial(plant_store, volume / "team", 0))
     os.chown(volume / "team/.trashd", 0, 0)
+    tick(volume)
     assert told(reap_now(volume, swap_all(volume / "team"))) == []
 
 
@@ -273,6 +271,7 @@ def test_what_others_could_have_made_is_no_store(volume: Path, damage: Callable[
 def test_a_third_persons_lease_on_what_he_planted_keeps_nothing(volume: Path) -> None:
     make_tree(volume / "team", {"open": Dir(mode=0o777)})
     as_user(BOB, partial(plant_store, volume / "team/open", BOB))
+    tick(volume)
     team = swap(volume / "team").id
     with write_lease(left_over(volume, team) / "open/.trashd/volume.json"):
         assert told(reap_now(volume, team)) == []

@@ -16,6 +16,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.for_root import take_over
 from fusefs.reaper.intake import ForRoot
 from fusefs.reaper.volume import open_volume
+from tests.support.given import tick
 from tests.support.inner_stores import own_store, plant_store, without_upper_store
 from tests.support.orphans import EXPIRED, PINNED
 from tests.support.reapers import state_of
@@ -124,6 +125,7 @@ def test_what_a_third_person_planted_keeps_nothing(base: Path, volume: Path, uid
     team = team_in(volume, 1)
     make_tree(team / "open", Dir(mode=0o777))
     as_user(BOB, partial(plant_store, team / "open", uid))
+    tick(volume)  # else nobody knows what was there before the swap
     as_user(ALICE, lambda: remove(team, options=EXPIRED))
     with service(base, volume, config=AS_ROOT) as running:
         running.until(lambda: entries(volume) == [])
