@@ -10,13 +10,15 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.store.layout import FRESH, RECORD, RESERVE, TREE, UserFolder
 
 READY = Name(b"ready")
 SPARE = Name(b"spare")
 _MAKING = Name(b"making")
 FULL = (errno.ENOSPC, errno.EDQUOT)
+_BLOCK = 512
+"""What st_blocks counts."""
 
 
 def ensure_reserve(folder: UserFolder) -> bool:
@@ -70,14 +72,16 @@ def is_stocked(folder: UserFolder) -> bool:
 def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
     """Whether it is as it was made: a spare file that a killed swap wrote into has lost its blocks.
 
-    One that got another name is not to be written into.
+    One that got another name is not to be written into. On btrfs it may have none after a power cut, if somebody
+    flushed the directory alone; elsewhere there may be filesystems that reserve none.
     """
     try:
         with kernel.open_dir(reserve, READY) as fd:
             if sorted(kernel.list(fd)) != [SPARE, TREE]:
                 return False
             spare = kernel.stat(fd, SPARE)
-            return spare.st_size == 0 and spare.st_nlink == 1
+            has_blocks = spare.st_blocks * _BLOCK >= RECORD_MAX_BYTES or kernel.filesystem(fd) != BTRFS_MAGIC
+            return spare.st_size == 0 and spare.st_nlink == 1 and has_blocks
     except FileNotFoundError:
         return False
 

@@ -81,6 +81,12 @@ _LOOKS = {
 }
 _PASSING = {Shape.GAP, Shape.LINKED, Shape.SHOWN, Shape.PARTING}
 _ORPHANS = ".trashd/*/*/orphans/*"  # in `u/`, or in `new/`, where a user makes his folder
+_STORED = (
+    ".trashd*/*/*/*/*/*",
+    ".trashd*/old-*/*/*/*/*/*",  # in a store that root set aside
+    ".trashd*/*/*/*/*/tree/tree",
+    ".trashd*/*/*/drop/*",
+)
 _SPARES = ".trashd/*/*/reserve/ready/spare"
 _KINDS = {
     (): "fresh",
@@ -151,6 +157,11 @@ def check_state(root: Path, marks: Sequence[str]) -> str | None:
         return f"recovery raised {error!r}"
 
 
+def shapes_at_once(root: Path, marks: Sequence[str]) -> str | None:
+    """What is wrong with the rounds' trees before anybody has recovered anything."""
+    return _check_shapes(root, allowed_shapes(marks), "at once")
+
+
 def _repair(root: Path, marks: Sequence[str]) -> str | None:
     if not (root / ".trashd").exists():
         if STORE_DURABLE in marks:
@@ -194,7 +205,7 @@ def _check_shapes(root: Path, allowed: dict[int, set[Shape]], when: str) -> str 
 
 def _stored(root: Path) -> Iterator[tuple[int, str]]:
     """Round and kind of all that any store holds."""
-    for pattern in (".trashd*/*/*/*/*/*", ".trashd*/*/*/*/*/tree/tree", ".trashd*/*/*/drop/*"):
+    for pattern in _STORED:
         for base in (root, root / "lower"):
             for path in base.glob(pattern):
                 is_inside = path.parent.parent.name == "drop" or path.name not in ("tree", "fresh", f"v{path.name[1:]}")

@@ -14,9 +14,10 @@ from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.init import initialise
 from fusefs.store.stage import Options
 from fusefs.store.verbs import own_folder
-from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, text_of
+from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, check_state, text_of
 from tests.support.gather import gather
-from tests.support.logdisk import LoggedVolume
+from tests.support.logdisk import MOUNTED, LoggedVolume
+from tests.support.replay import Check
 from tests.support.store import init, recover_all, remove, restore, swap
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume, sync
@@ -352,6 +353,8 @@ class Scenario(NamedTuple):
     boundary   the rounds are in a directory that no rename leads into, with a store of its own
     uid        whose trees they are
     repeats    whether a later round makes the same calls as the first
+    check      what every crash state must be
+    since      the mark before which nothing is of interest
     """
 
     round: Callable[[Cut, int], None]
@@ -361,6 +364,8 @@ class Scenario(NamedTuple):
     boundary: bool = False
     uid: int = 0
     repeats: bool = True
+    check: Check = check_state
+    since: str = MOUNTED
 
 
 VERBS = {

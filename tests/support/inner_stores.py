@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fusefs.core.names import RelPath
+from fusefs.core.report import Reaped
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.engine import Wishes
+from fusefs.reaper.reap import reap
+from fusefs.store.find import act_on, find_container
 from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import Options
 from tests.support.orphans import orphan_in
@@ -56,3 +61,11 @@ def plant_store(path: Path, uid: int) -> None:
     make_tree(path / ".trashd", {"u": {str(uid): folder}})
     (path / ".trashd/volume.json").write_text('{"magic": "trashd", "format": 1}')
     (path / ".trashd/u" / str(uid)).chmod(0o700)
+
+
+def reap_with_stores(volume: Path, identifier: str, kernel: Kernel | None = None) -> Reaped:
+    """`trashd reap --now --with-stores ID`."""
+    kernel = kernel or Kernel()
+    entry = find_container(kernel, [raw(volume)], identifier)
+    wishes = Wishes(with_stores=True)
+    return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id, wishes), Reaped)

@@ -71,11 +71,11 @@ class CrashState:
         return f"{self.kind}@{self.n_base}+{len(self.extra)}"
 
 
-def crash_states(log: Log, n_torn: int, seed: int) -> Iterator[CrashState]:
+def crash_states(log: Log, n_torn: int, seed: int, since: str = MOUNTED) -> Iterator[CrashState]:
     """Each state that the log allows at a flush boundary, and up to n_torn torn ones for each epoch.
 
     An epoch is what lies between two flushes; what follows the last flush is one too. The same arguments
-    give the same states. States before the mark `mounted` are left out, and those that are as the one before.
+    give the same states. States before a mark are left out, and those that are as the one before.
     """
     rng = random.Random(seed)
     events = log.events
@@ -86,7 +86,7 @@ def crash_states(log: Log, n_torn: int, seed: int) -> Iterator[CrashState]:
         end = next((i for i in range(start, len(events)) if isinstance(events[i], Flush)), len(events))
         marks_before = tuple(marks)
         marks += [event.text for event in events[start:end] if isinstance(event, Mark)]
-        if MOUNTED in marks_before:
+        if since in marks_before:
             if last != (n_writes, len(marks_before)):
                 yield CrashState("flush", start, (), marks_before)
             if len(marks) > len(marks_before):
@@ -263,6 +263,7 @@ class _Plan(NamedTuple):
     fsck_stride: int
     n_processes: int
     stop_after: int | None
+    since: str
 
 
 def _run_share(plan: _Plan, first: int) -> Result:
@@ -271,7 +272,7 @@ def _run_share(plan: _Plan, first: int) -> Result:
     n_fscks = 0
     failures: list[Failure] = []
     with _replayer(plan.log, plan.fstype) as replayer:
-        for number, state in enumerate(crash_states(plan.log, plan.n_torn, plan.seed)):
+        for number, state in enumerate(crash_states(plan.log, plan.n_torn, plan.seed, plan.since)):
             turn, whose = divmod(number, max(plan.n_processes, 1))
             if whose != first:
                 continue
@@ -298,6 +299,7 @@ def check_states(
     fsck_stride: int = 10,
     n_processes: int = 0,
     stop_after: int | None = None,
+    since: str = MOUNTED,
 ) -> Result:
     """Mount each crash state of the log and check it.
 
@@ -307,9 +309,10 @@ def check_states(
     n_processes  small ones beside this one, each with its share of the states; the check is a function of a module.
                  0: in this one, which takes longer for a check that forks
     stop_after   end a process after so many failures: enough for a negative control
+    since        the mark before which states don't matter
     """
     began = time.monotonic()
-    plan = _Plan(log, fstype, check, n_torn, seed, fsck_stride, n_processes, stop_after)
+    plan = _Plan(log, fstype, check, n_torn, seed, fsck_stride, n_processes, stop_after, since)
     shares = _run_beside(plan) if n_processes else [_run_share(plan, 0)]
     return Result(
         sum((share.n_by_kind for share in shares), Counter()),
