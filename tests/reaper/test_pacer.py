@@ -33,10 +33,10 @@ class Clock:
 class Scene:
     """A pacer at work: `run` lets time go by, from one look to the next."""
 
-    def __init__(self, root: Path, fd: Fd, psi: Psi, caps: Caps) -> None:
+    def __init__(self, root: Path, fd: Fd, psi: Psi, caps: Caps, *, may_write: bool = True) -> None:
         self.root = root
         self.clock = Clock()
-        self.pacer = Pacer(Kernel(), fd, caps, self.clock, psi)
+        self.pacer = Pacer(Kernel(), fd, caps, self.clock, psi, may_write=may_write)
         self.tempo = Tempo()
 
     def run(self, seconds: float, neighbour: Callable[[], None] = lambda: None) -> Iterator[float]:
@@ -63,7 +63,7 @@ class Scene:
 
 
 @contextmanager
-def on_a_disk(nowhere: Path, caps: Caps = NO_CAPS) -> Iterator[Scene]:
+def on_a_disk(nowhere: Path, caps: Caps = NO_CAPS, *, may_write: bool = True) -> Iterator[Scene]:
     """A pacer that goes by the device alone: others work on this machine while tests run.
 
     Its journal writes nothing by itself, however long the test is kept waiting.
@@ -71,7 +71,7 @@ def on_a_disk(nowhere: Path, caps: Caps = NO_CAPS) -> Iterator[Scene]:
     with loop_volume("ext4", mount_options=["commit=3600"]) as root:
         sync(root)
         with Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
-            scene = Scene(root, fd, Psi(str(nowhere)), caps)
+            scene = Scene(root, fd, Psi(str(nowhere)), caps, may_write=may_write)
             yield scene
             scene.pacer.close()
 
@@ -175,6 +175,23 @@ def test_the_pressure_of_this_machine_is_shares_of_time() -> None:
             pass
         felt = scene.pacer.pressure()
         assert all(share is None or 0.0 <= share <= 1.0 for share in felt[:3])
+        scene.pacer.close()
+
+
+def test_where_it_may_not_write_it_goes_by_the_device_and_wants_no_probe(tmp_path: Path) -> None:
+    """A user's own store, in which root's service makes nothing; longer than two probes are apart."""
+    with on_a_disk(tmp_path, may_write=False) as scene:
+        assert scene.until(is_alone=True) <= 0.5
+        assert not any(scene.pacer.wants_probe() for _ in scene.run(25.0))
+        assert scene.tempo.is_alone
+        assert scene.until(is_alone=False, neighbour=scene.fsyncs) <= 1.0
+
+
+def test_where_it_may_not_write_and_nothing_is_told_it_goes_as_if_somebody_were_there(tmp_path: Path) -> None:
+    with tmpfs_volume() as root, Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
+        scene = Scene(root, fd, Psi(str(tmp_path)), Caps(), may_write=False)
+        assert not any(scene.pacer.wants_probe() or scene.tempo.is_alone for _ in scene.run(25.0))
+        assert scene.pacer.pressure().probe_ms is None
         scene.pacer.close()
 
 
