@@ -127,6 +127,8 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
         print(f"  keep  {names(swapped.kept)}")
     if kept:
         print(f"  undo  {restore_command(swapped.id, swapped.volume)}")
+    if swapped.unnoted:
+        print(f"  not noted in your registry of stores ({swapped.unnoted}): no service reaps it, until trashd init can")
     for difference in swapped.unlike:
         print(f"  not alike: {difference.what} is {difference.got}, was {difference.wanted}")
     for warning in swapped.warnings:

@@ -29,15 +29,15 @@ _MODE = 0o600
 _GLANCES, _GLANCE_S = 50, 0.01
 
 
-def write(kernel: Kernel, one: Line) -> bool:
-    """Add a line to the caller's registry; whether it has it now: not if somebody else keeps the lock, or no room is.
+def write(kernel: Kernel, one: Line) -> str:
+    """Add a line to the caller's registry; why it does not have it now, a clause for a person, or nothing.
 
     Raises  OSError
     """
     path = make_dir(lasting_dir())
     lock = _lock(path)
     if lock is None:
-        return False
+        return "another process keeps its lock"
     with lock, open_directory(path) as directory:
         try:
             lines = decode(read_registry(directory))
@@ -46,10 +46,10 @@ def write(kernel: Kernel, one: Line) -> bool:
         kept = [*_still_needed(kernel, lines, one), one]
         text = b"".join(map(encode, kept))
         if len(text) > MAX_BYTES or len(kept) > MAX_LINES:
-            return False
+            return "it is full of stores that are there"
         replace_file(os.path.join(path, STORES), text, _MODE, is_durable=True)
         os.fsync(directory)
-    return True
+    return ""
 
 
 def _lock(path: bytes) -> Fd | None:

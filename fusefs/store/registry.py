@@ -195,25 +195,25 @@ def _has(text: bytes, line: bytes) -> bool:
     return text.startswith(line) or b"\n" + line in text
 
 
-def remember(store: Store) -> bool:
-    """Have the caller's registry name a store that he uses; whether it does now.
+def remember(store: Store) -> str:
+    """Have the caller's registry name a store that he uses; why it does not, a clause for a person, or nothing.
 
     Without a home, or in one that can't be written, it does not: then whatever is told of the store says where it is.
     Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used.
     """
     if os.geteuid() == 0 != store.owner:
-        return False
+        return "it is a user's own: he notes it"
     try:
         one = describe(store)
         try:
             if _has(_read_own(), encode(one)):
-                return True
+                return ""
         except FileNotFoundError:
             pass
         if _is_copy(store, one.identity):
-            return False
+            return "it is a copy of another one"
         from fusefs.store.registering import write  # only the first use of a store needs it
 
         return write(store.kernel, one)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.strerror or "it can't be written"

@@ -39,6 +39,7 @@ class Swapped(NamedTuple):
     unlike    what of the likeness could not be had
     warnings  what could not be finished after the exchange; the next command completes it
     kept      top entries that stay in view
+    unnoted   why the caller's registry does not name that store, so that no service reaps there; empty if it does
     """
 
     id: ContainerId
@@ -50,6 +51,7 @@ class Swapped(NamedTuple):
     warnings: tuple[str, ...]
     volume: bytes | None = None
     kept: tuple[bytes, ...] = ()
+    unnoted: str = ""
 
 
 class Adopted(NamedTuple):

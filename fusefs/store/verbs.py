@@ -107,7 +107,8 @@ def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, poi
                         raise
                     crossed = True
                 else:
-                    return done._replace(volume=volume_to_tell(store, victim.mounts))
+                    volume = volume_to_tell(store, victim.mounts)
+                    return done._replace(volume=volume, unnoted=_unnoted(store, volume))
     except NoStore as error:
         if not crossed:
             raise
@@ -122,6 +123,13 @@ def volume_to_tell(store: Store, mounts: Iterable[Mount]) -> bytes | None:
     """
     lasting = any(mount.point == store.base_path for mount in mounts if not mount.is_ours())
     return None if lasting or is_remembered(store) else place_of_store(store)
+
+
+def _unnoted(store: Store, volume: bytes | None) -> str:
+    """Why no registry names a store of the caller's, if that keeps services from it; empty if it does not."""
+    if store.owner != os.geteuid() or (volume is None and (store.owner == 0 or is_remembered(store))):
+        return ""
+    return remember(store)
 
 
 def own_folder(store: Store) -> UserFolder:

@@ -105,7 +105,7 @@ def test_root_names_no_users_store(alice: Path) -> None:
     store = open_store(kernel, kernel.open_path(raw(base)), raw(base), of=ALICE)
     assert store is not None
     with store:
-        assert not remember(store)
+        assert remember(store)
 
 
 def test_a_copy_of_a_store_is_not_the_one_that_is_named() -> None:
