@@ -19,6 +19,7 @@ from fusefs.core.events import Kind
 from fusefs.core.pacing import Backlog, Caps, Done
 from fusefs.core.policy import VolumePolicy
 from fusefs.linux.credentials import person
+from fusefs.linux.subordinate import read_subordinates
 from fusefs.reaper.context import Context, boot_s, in_thread
 from fusefs.reaper.deputy import Deputy, DeputyLost
 from fusefs.reaper.for_root import take_over
@@ -96,7 +97,7 @@ class Session:
         caps = Caps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
         self.pacer = Pacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
         self.tempo = HOLD
-        self._turns = Turns()
+        self._turns = Turns(read_subordinates().holder_of)
         self._deputies: dict[int, Deputy] = {}
         self._busy: set[int] = set()
         self._counted: dict[int, Beat] = {}

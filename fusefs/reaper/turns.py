@@ -1,33 +1,60 @@
 """Whose turn it is: users share a volume's time, whatever each of them has in the trash.
 
 Start-time fair queueing: whoever had least comes next. Whoever comes anew begins where the others are, so that he is
-next, and nobody saves up time by staying away.
+next, and nobody saves up time by staying away. Who is many users (subordinate uids) has one person's share for all.
 Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 
 class Turns:
     """The time that each user had; pure."""
+
+    def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid) -> None:
+        """holder_of: who is behind a user; most are themselves."""
+        self._holder_of = holder_of
+        self._holders = _Shares()
+        self._users: dict[int, _Shares] = {}
+
+    def next(self, wanting: Collection[int]) -> int:
+        """The user whose turn it is, of those who want one (at least one does)."""
+        by_holder: dict[int, list[int]] = {}
+        for uid in wanting:
+            by_holder.setdefault(self._holder_of(uid), []).append(uid)
+        for holder in self._users.keys() - by_holder.keys():
+            del self._users[holder]
+        holder = self._holders.next(by_holder)
+        return self._users.setdefault(holder, _Shares()).next(by_holder[holder])
+
+    def charge(self, uid: int, seconds: float) -> None:
+        """A turn took so long."""
+        holder = self._holder_of(uid)
+        self._holders.charge(holder, seconds)
+        if holder in self._users:
+            self._users[holder].charge(uid, seconds)
+
+
+class _Shares:
+    """The time that each of some had."""
 
     def __init__(self) -> None:
         self._had_s: dict[int, float] = {}
         self._now_s = 0.0
 
     def next(self, wanting: Collection[int]) -> int:
-        """The user whose turn it is, of those who want one (at least one does)."""
-        for uid in list(self._had_s):
-            if uid not in wanting and self._had_s[uid] <= self._now_s:
-                del self._had_s[uid]  # he would begin anew where the others are, which is not before that
-        for uid in wanting:
-            self._had_s[uid] = max(self._had_s.get(uid, self._now_s), self._now_s)
-        chosen = min(wanting, key=lambda uid: (self._had_s[uid], uid))
+        """Who had least of those who want a turn."""
+        known = set(wanting)
+        for one in [one for one, had_s in self._had_s.items() if one not in known and had_s <= self._now_s]:
+            del self._had_s[one]  # he would begin anew where the others are, which is not before that
+        for one in wanting:
+            self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
+        chosen = min(wanting, key=lambda one: (self._had_s[one], one))
         self._now_s = self._had_s[chosen]
         return chosen
 
-    def charge(self, uid: int, seconds: float) -> None:
-        """A turn took so long."""
-        self._had_s[uid] = self._had_s.get(uid, self._now_s) + seconds
+    def charge(self, one: int, seconds: float) -> None:
+        """A turn of his took so long."""
+        self._had_s[one] = self._had_s.get(one, self._now_s) + seconds

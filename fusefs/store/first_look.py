@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.subordinate import read_subordinates
 from fusefs.store.folders import MOUNTED, names_in, why_not, why_not_deep
 from fusefs.store.layout import Areas, Store
 from fusefs.store.new_folder import free_name, take_registry
@@ -22,6 +24,9 @@ from fusefs.store.registered import Registered, read_registered, write_registere
 from fusefs.store.reserve import FULL
 from fusefs.store.sides import DIRECTORY
 
+_MOST_A_LOOK = 300
+"""Entries of the registry that one look writes: some are durable in a millisecond. Who is many users has the others
+wait for the next look, and holds up nobody else's."""
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 
 
@@ -57,22 +62,35 @@ def look_first(store: Store) -> None:
 
 
 def look_at_new(kernel: Kernel, store_fd: Fd, areas: Areas, *, roots_too: bool = False) -> None:
-    """The same by whoever has the registry's lock.
+    """The same by whoever has the registry's lock; if there are very many, of the first of them.
 
     roots_too  also at what bears root's name: root makes his own elsewhere, but for stores of the first format
     """
     if areas.u_fd is None or areas.new_fd is None or areas.registry_fd is None:
         return
     here = _Here(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store_fd).st_dev)
-    for uid, names in names_in(kernel, here.new_fd).items():
+    # What stood there when a store was brought up to date is looked at before that says so.
+    n_left = sys.maxsize if roots_too else _MOST_A_LOOK
+    for uid, names in _in_order(names_in(kernel, here.new_fd)):
         if uid == 0 and not roots_too:
             continue
         entry = read_registered(kernel, here.registry_fd, uid)
         for name in names:
             if entry.is_closed() or _has_folder(here, entry):
                 break
+            if n_left == 0:
+                return
             with suppress(_Passed):
                 entry = _look_at(here, entry, name)
+                n_left -= 1
+
+
+def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
+    """Of more than one look has time for each person's own first, and of nobody's subordinates."""
+    if len(named) <= _MOST_A_LOOK:
+        return list(named.items())
+    holder_of = read_subordinates().holder_of
+    return sorted(named.items(), key=lambda one: holder_of(one[0]) != one[0])
 
 
 class _Passed(Exception):

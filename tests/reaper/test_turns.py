@@ -51,3 +51,21 @@ def test_of_equal_turns_nobody_who_wants_is_passed_over_by_the_same_one_twice(wa
             since[uid] += 1
             assert since[uid] <= 2
         turns.charge(uid, 1.0)
+
+
+def test_who_is_many_users_has_one_persons_share_and_each_of_them_some_of_it() -> None:
+    many = range(100_000, 100_100)
+    turns, had = Turns(lambda uid: 1002 if uid >= 100_000 else uid), Counter[int]()
+    for _ in range(400):
+        uid = turns.next([*many, 1001])
+        had[uid] += 1
+        turns.charge(uid, 0.5)
+    assert had[1001] == 200
+    assert {had[uid] for uid in many} == {2}
+
+
+def test_who_comes_anew_waits_for_one_turn_of_who_is_many_users() -> None:
+    turns = Turns(lambda uid: 1002 if uid < 200_000 else uid)
+    for _ in range(3):
+        turns.charge(turns.next(range(100_000, 100_100)), 1.0)
+    assert turns.next([*range(100_000, 100_100), 200_001]) == 200_001

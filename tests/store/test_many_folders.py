@@ -1,0 +1,132 @@
+"""One with 65,536 subordinate uids has a genuine folder for each: so many calls a folder, and nobody waits for them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.subordinate import read_subordinates
+from fusefs.reaper.volume import open_volume
+from fusefs.store import first_look
+from fusefs.store.adopt import Problem
+from fusefs.store.check import check_folder, check_store
+from fusefs.store.find import all_entries, each_folder
+from fusefs.store.first_look import look_first
+from fusefs.store.folders import take_census
+from fusefs.store.layout import FOLDERS
+from tests.support.scenes import EVERY_CALL
+from tests.support.store import init, numbered_calls, opened, raw, swap
+from tests.support.tree import Dir, make_tree
+from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+BOB, FIRST = 1002, 100_000
+ALICE = FIRST + 1_000_000
+"""One whose number is none of Bob's, and higher than all of them."""
+N_LISTED = 30
+"""Each costs `list` and `doctor` a process."""
+N_SEEN, N_MANY = (30_000, 65_536) if EVERY_CALL else (300, 700)
+A_LOOK = 300
+OPENS = ("open", "openat2", "getdents")
+
+
+@pytest.fixture
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store of root's with room for very many folders, on a system that tells of Bob's uids."""
+    (tmp_path / "subuid").write_text(f"{BOB}:{FIRST}:65536\n")
+    told = partial(read_subordinates, bytes(tmp_path / "subuid"))
+    monkeypatch.setattr(first_look, "read_subordinates", told)
+    with tmpfs_volume("2g", ("nr_inodes=0",)) as path:
+        init(path)
+        yield path
+
+
+def make_folders(volume: Path, start: int, n: int) -> None:
+    """What somebody who may be each of these users has made: to the eye they are as if he had."""
+    for uid in range(FIRST + start, FIRST + start + n):
+        folder = volume / ".trashd/new" / str(uid)
+        for part in (folder, *(folder / os.fsdecode(name) for name in FOLDERS)):
+            part.mkdir(0o700)
+            os.chown(part, uid, uid)
+
+
+def doctor(kernel: Kernel, volumes: Sequence[bytes]) -> object:
+    """What `trashd doctor` looks at."""
+    with opened(Path(os.fsdecode(volumes[0]))) as store:
+        found = list(check_store(store._replace(kernel=kernel)))
+    return [*found, *each_folder(kernel, volumes, check_folder, list[Problem])]
+
+
+def serve(kernel: Kernel, volumes: Sequence[bytes]) -> object:
+    """The service's look: whom there is to serve."""
+    with open_volume(kernel, volumes[0]) as seen:
+        return seen.users()
+
+
+def calls(volume: Path, look: Callable[[Kernel, list[bytes]], object]) -> Counter[str]:
+    """How often each call is made, by root and his children."""
+    return Counter(call.name for call in numbered_calls(lambda kernel: look(kernel, [raw(volume)])))
+
+
+@pytest.mark.parametrize(
+    ("look", "n", "n_opens", "n_calls"),
+    [
+        pytest.param(all_entries, N_LISTED, 16, 40, id="list"),
+        pytest.param(doctor, N_LISTED, 30, 80, id="doctor"),
+        pytest.param(serve, N_SEEN, 3, 16, id="service"),
+    ],
+)
+def test_each_folder_costs_a_look_so_many_calls(
+    volume: Path, look: Callable[[Kernel, list[bytes]], object], n: int, n_opens: int, n_calls: int
+) -> None:
+    make_registered(volume, 0, n)
+    some = calls(volume, look)
+    make_registered(volume, n, n)
+    more = calls(volume, look) - some
+    assert sum(more[name] for name in OPENS) <= n_opens * n
+    assert sum(more.values()) <= n_calls * n
+    assert sum(more.values()) <= sum(some.values()) + 20, "a folder costs more where there are more"
+
+
+def make_registered(volume: Path, start: int, n: int) -> int:
+    """Such folders, and so many looks of root's that all are registered; how many."""
+    make_folders(volume, start, n)
+    n_looks = 0
+    while os.listdir(volume / ".trashd/new"):
+        look_with(Kernel(), volume)
+        n_looks += 1
+    return n_looks
+
+
+def look_with(kernel: Kernel, volume: Path) -> None:
+    """Root's look at what is new."""
+    with opened(volume) as store:
+        look_first(store._replace(kernel=kernel))
+
+
+def test_a_look_registers_so_many_and_each_persons_own_before_any_subordinates(volume: Path) -> None:
+    make_folders(volume, 0, N_MANY)
+    for uid in (ALICE, BOB):
+        make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
+        as_user(uid, lambda uid=uid: swap(volume / f"home-{uid}/job").id)  # type: ignore[misc]
+    counted = calls(volume, lambda kernel, _volumes: look_with(kernel, volume))
+    assert counted["fsync"] <= 4 * A_LOOK
+    served = os.listdir(volume / ".trashd/u")
+    assert {str(ALICE), str(BOB)} <= set(served)
+    assert len(served) <= A_LOOK + 1
+    look_with(Kernel(), volume)
+    assert len(os.listdir(volume / ".trashd/u")) > len(served)
+
+
+def test_all_of_them_are_served_in_the_end(volume: Path) -> None:
+    assert make_registered(volume, 0, N_MANY) <= N_MANY // A_LOOK + 1
+    with opened(volume) as store:
+        assert len(take_census(store).inos) == N_MANY + 1
