@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fusefs.core.errors import Incomplete, Problem, TrashdError
-from fusefs.core.names import ContainerId, printable
+from fusefs.core.names import ContainerId, printable, shell_word
 from fusefs.core.record import Method
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ def restore_command(orphan: ContainerId, volume: bytes | None) -> str:
     """What to type to take it back. volume: as in store.swap.Swapped"""
     if volume is None:
         return f"trashd restore {orphan}"
-    import shlex
-
-    return f"trashd restore --volume {shlex.quote(os.fsdecode(volume))} {orphan}"
+    return f"trashd restore --volume {shell_word(volume)} {orphan}"
 
 
 def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:

@@ -19,7 +19,7 @@ from fusefs.cli.tending import tended
 from fusefs.core.budget import Tempo
 from fusefs.core.errors import Incomplete, TrashdError, UsageError
 from fusefs.core.lifecycle import State
-from fusefs.core.names import printable
+from fusefs.core.names import printable, shell_word
 from fusefs.core.report import Reaped, Report
 from fusefs.store.find import all_entries, find_container
 from fusefs.store.listing import Entry
@@ -157,11 +157,11 @@ def tell_unvouched(unvouched: Sequence[Entry], *, as_json: bool) -> None:
             output.as_json(Reaped(entry.id, "unregistered", Report(0, (), 0)))
         return
     for base, several in groupby(sorted(unvouched, key=Entry.base_path), key=Entry.base_path):
-        n_left, where = len(list(several)), printable(base)
+        n_left = len(list(several))
         stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
         output.warn(
-            f"{stay} in {where}/.trashd, which may be a copy: nobody has registered that store. "
-            f"Its owner does by: trashd init {where}; an ID reaps one of them"
+            f"{stay} in {printable(base)}/.trashd, which may be a copy: nobody has registered that store. "
+            f"Its owner does by: trashd init {shell_word(base)}; an ID reaps one of them"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from contextlib import AbstractContextManager, suppress
 
@@ -14,7 +13,7 @@ from fusefs.cli.waiting import tell_came
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, UsageError, from_os
 from fusefs.core.goal import Goal, Met
-from fusefs.core.names import ContainerId, printable
+from fusefs.core.names import ContainerId, printable, shell_word
 from fusefs.core.sizes import format_size
 from fusefs.core.space import Kind, Reason
 from fusefs.linux.kernel import Kernel
@@ -148,7 +147,7 @@ def _came(met: Met) -> str:
 
 def _next_step(base: bytes, ids: tuple[ContainerId, ...], reason: Reason) -> str:
     """What a person can do about it; empty for nothing that we could tell."""
-    volume = shlex.quote(os.fsdecode(base))
+    volume = shell_word(base)
     match reason.kind:
         case Kind.NOBODY:
             named = " ".join(ids[:_NAMED_MAX]) + (" ..." if len(ids) > _NAMED_MAX else "")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError
-from fusefs.core.names import Name, printable
+from fusefs.core.names import Name, printable, shell_word
 from fusefs.core.status import Phase
 from fusefs.linux.claims import is_claimed
 from fusefs.linux.fd import Fd
@@ -185,7 +185,7 @@ def _leave_to_root(store: Store) -> None:
 def _refuse_unproven(store: Store) -> None:
     """A store of the caller's own may be a copy or a backup, unless his registry names it. Raises  Unproven"""
     if store.owner == os.geteuid() != 0 and not is_remembered(store):
-        raise Unproven(store.base_path, f"if it is no copy: trashd init {printable(store.base_path)}")
+        raise Unproven(store.base_path, f"if it is no copy: trashd init {shell_word(store.base_path)}")
 
 
 def _open_hold(kernel: Kernel, store: Store) -> Fd:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from fusefs.core.names import STORE, printable
+from fusefs.core.names import STORE, printable, shell_word
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.adopt import Problem
@@ -35,6 +35,6 @@ def check_vouched(folder: UserFolder) -> list[Problem]:
     store = folder.store
     if is_vouched(store):
         return []
-    where, owner_does = os.path.join(store.base_path, STORE), f"trashd init {printable(store.base_path)}"
+    where, owner_does = os.path.join(store.base_path, STORE), f"trashd init {shell_word(store.base_path)}"
     what = "its owner's registry does not name it, as if it were a copy: nothing in it is reaped but by its ID"
     return [Problem(printable(where), what, f"its owner vouches for it by: {owner_does}")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 from fusefs.core.clock import Clock
 from fusefs.core.errors import NotFound, NotProven, TrashdError, Untrusted, UsageError, from_os
-from fusefs.core.names import STORE, join, printable
+from fusefs.core.names import STORE, join, printable, shell_word
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.moments import moment
 from fusefs.linux.mountinfo import below, is_inside
@@ -204,7 +203,7 @@ def _the_one_in(volumes: Sequence[bytes], found: Sequence[Entry]) -> Entry:
         where = " and in ".join(printable(entry.path) for entry in found[:2])
         raise UsageError(f"{found[0].id} is in {where}", "look at both with ls, and take one out with mv")
     where = " and in ".join(map(printable, bases))
-    hint = " or ".join(f"--volume {shlex.quote(printable(base))}" for base in bases)
+    hint = " or ".join(f"--volume {shell_word(base)}" for base in bases)
     raise UsageError(f"{found[0].id} is in {where}", f"one is a copy of the other; say which is meant: {hint}")
 
 
@@ -281,5 +280,5 @@ def _beneath(upper: Store, base: bytes, of: int | None) -> Store | None:
     try:
         return open_store(upper.kernel, sides.fd, base, sides.mounted, of=of if of == owner else None)
     except Untrusted as error:
-        hint = f"root takes it over, with what is in it, by: trashd init {printable(base)}"
+        hint = f"root takes it over, with what is in it, by: trashd init {shell_word(base)}"
         raise Untrusted(error.detail, hint) from error

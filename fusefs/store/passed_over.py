@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from itertools import groupby
 
-from fusefs.core.names import STORE, printable
+from fusefs.core.names import STORE, printable, shell_word
 from fusefs.store.adopt import Problem
 from fusefs.store.folders import NOT_REGISTERED, Refusal, take_census
 from fusefs.store.layout import Store, UserFolder
@@ -47,7 +47,7 @@ def _of_owner(base_path: bytes, refused: list[Refusal]) -> Iterable[Problem]:
     store = os.path.join(base_path, STORE)
     refused.sort(key=lambda one: not one.is_used)
     for one in refused[:_MOST_NAMED]:
-        registers = f"trashd init {printable(base_path)} registers it; look into it first"
+        registers = f"trashd init {shell_word(base_path)} registers it; look into it first"
         hint = {NOT_REGISTERED: registers, WAITS: _OWNER_DOES}.get(one.why, _HINT)
         yield Problem(printable(os.path.join(store, one.area, one.name)), one.what(), hint)
     n_more = len(refused) - _MOST_NAMED

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple, assert_never
@@ -19,7 +18,7 @@ from fusefs.core.errors import WAY_OUT, TrashdError, from_os
 from fusefs.core.events import show
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable, shell_word
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.host import boot_id
@@ -164,7 +163,7 @@ def may_be_alive(held: Held, ended: Collection[str]) -> Kept | None:
     what = f"{who}, in boot {show(record.boot)}, may still be working on it"
     if not _BOOT.fullmatch(record.boot):
         return Kept(what)  # no id of a boot, and not to be typed into a shell
-    volume = shlex.quote(printable(held.folder.store.base_path))
+    volume = shell_word(held.folder.store.base_path)
     return Kept(what, f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {volume}")
 
 

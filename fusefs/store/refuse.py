@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from fusefs.core.errors import IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
-from fusefs.core.names import STORE, join, printable
+from fusefs.core.names import STORE, join, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, every_place, mounts_inside, other_namespaces, views
@@ -34,10 +34,7 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
 
 
 def _holds(directory: bytes) -> IsStore:
-    import shlex  # nobody meets one
-
-    told = shlex.quote(printable(directory))
-    hint = f"trashd list --volume {told} shows what it holds: restore that, or reap it, first"
+    hint = f"trashd list --volume {shell_word(directory)} shows what it holds: restore that, or reap it, first"
     return IsStore(os.path.join(directory, STORE), hint)
 
 

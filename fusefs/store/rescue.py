@@ -81,7 +81,8 @@ class Forgotten(NamedTuple):
 def find_thing(kernel: Kernel, volumes: Sequence[bytes], wanted: bytes) -> Entry:
     """The one thing of that name in the directory of a state, understood or not; nothing of it is read.
 
-    wanted  its name; of a container's id a beginning or end will do. `STATE/NAME` where two states have it
+    wanted  its name, as it is or as it is printed; of a container's id a beginning or end will do. `STATE/NAME` where
+            two states have it
     Raises  NotFound; UsageError if several have it, or it is too short to be meant; the error of a folder that could
             not be looked at, if it is in none of the others
     """
@@ -109,7 +110,7 @@ def _named(state: bytes, wanted: bytes, folder: UserFolder) -> list[Entry]:
         for one in State
         if state in (b"", one.value.encode())
         for name in folder.list(one)
-        if name == wanted or _is_cut(name, wanted)
+        if wanted in (name, printable(name).encode()) or _is_cut(name, wanted)
     ]
 
 
