@@ -101,13 +101,15 @@ def command(
         raise UsageError("--now alone", "name those that may go before their time (trashd list)")
     kernel, clocks = tended(volumes), watched()
     lost: list[TrashdError] = []
-    early, left, unvouched = [], [], []
+    early, left, unvouched, unproven = [], [], [], []
     if identifiers:
         chosen = [find_container(kernel, volumes, one, clocks) for one in identifiers]
         early = [entry for entry in chosen if not now and _waits(entry)]
     else:
         found = [entry for entry in all_entries(kernel, volumes, lost, clocks) if entry.state in _REAPABLE]
         mine = [entry for entry in found if entry.is_served_by(os.geteuid())]
+        # Of an unproven folder its user alone says by --all that he means what is in it.
+        unproven = [entry for entry in found if entry not in mine and not everything and not _waits(entry)]
         chosen = [entry for entry in mine if entry.is_vouched]
         unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
         if everything or pinned:
@@ -123,6 +125,7 @@ def command(
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
     _tell_left([] if dry and as_json else left, as_json=as_json)
     tell_unvouched([] if dry and as_json else unvouched, as_json=as_json)
+    _tell_unproven([] if dry and as_json else unproven, as_json=as_json)
     refused = Incomplete.exit_code if early or lost else 0
     if dry:
         tell_would_go(due, as_json=as_json)
@@ -162,6 +165,21 @@ def tell_unvouched(unvouched: Sequence[Entry], *, as_json: bool) -> None:
         output.warn(
             f"{stay} in {printable(base)}/.trashd, which may be a copy: nobody has registered that store. "
             f"Its owner does by: trashd init {shell_word(base)}; an ID reaps one of them"
+        )
+
+
+def _tell_unproven(unproven: Sequence[Entry], *, as_json: bool) -> None:
+    """Say what is left in folders that others may have filled."""
+    if as_json:
+        for entry in unproven:
+            output.as_json(Reaped(entry.id, "unproven", Report(0, (), 0)))
+        return
+    for base, several in groupby(sorted(unproven, key=Entry.base_path), key=Entry.base_path):
+        n_left = len(list(several))
+        stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
+        output.warn(
+            f"{stay} in {printable(base)}/.trashd, of which nobody can tell who put them there; "
+            f"trashd doctor {shell_word(base)} says what helps"
         )
 
 

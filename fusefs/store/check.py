@@ -12,13 +12,14 @@ from contextlib import suppress
 from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError, from_os
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, is_container_id, printable
+from fusefs.core.names import ContainerId, is_container_id, printable, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.store.adopt import Problem
 from fusefs.store.ballast import has_ballast
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held
 from fusefs.store.layout import (
+    FORMAT,
     FRESH,
     HOISTED,
     NEW_PREFIX,
@@ -36,6 +37,7 @@ from fusefs.store.sides import DIRECTORY
 from fusefs.store.stage import identify_at
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
+_COPIED = f"so it is in a copy or a backup, where trashd restore ID has it back; else {WAY_OUT}"
 _EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED)}
 _MOMENT_S = 0.2
 """Far longer than a command needs from the end of a record to that of its container."""
@@ -45,12 +47,15 @@ _BY_KILLED_KEEP = bytes(RECORD_NEW)
 
 def check_store(store: Store) -> Iterator[Problem]:
     """What is wrong with the store itself; to be run by anybody who may look."""
-    kernel = store.kernel
+    kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
     for name in _list(store, store.base_fd):
         if name.startswith(NEW_PREFIX):
-            yield Problem(_told(store.base_path, name), "a store that was never finished", "trashd init sweeps it")
+            yield Problem(_told(store.base_path, name), "a store that was never finished", f"{init} sweeps it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
-        yield Problem(_told(store.base_path), "probed on another kind of filesystem", "trashd init VOLUME")
+        yield Problem(_told(store.base_path), "probed on another kind of filesystem", init)
+    if store.volume.format != FORMAT and store.owner == os.geteuid():
+        told = "it has the first format yet: root reaps nothing in it, as nobody can tell who put it there"
+        yield Problem(_told(store.base_path), told, f"{init}; it needs room for some small files, and to be writable")
     yield from passed_over(store)
 
 
@@ -162,7 +167,7 @@ def _check_held(held: Held, where: str) -> Iterator[Problem]:
     if tree is None and held.state is State.ORPHANS:
         yield Problem(where, "its tree is gone (I2)", WAY_OUT)
     if tree is not None and compare(tree, record.victim) is Likelihood.OTHER:
-        yield Problem(where, "its tree is not the one of its record (I2)", WAY_OUT)
+        yield Problem(where, "its tree is not the one of its record (I2)", _COPIED)
     yield from _check_loan(held, where)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fusefs.core.clock import Clock
-from fusefs.core.errors import NotFound, NotProven, TrashdError, Untrusted, UsageError, from_os
+from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.names import STORE, join, printable, shell_word
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.moments import moment
@@ -21,7 +21,7 @@ from fusefs.store.folders import Refusal
 from fusefs.store.for_owner import give_what_is_left
 from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
 from fusefs.store.listing import Entry, entries
-from fusefs.store.passed_over import tell
+from fusefs.store.passed_over import not_proven, tell
 from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import waiting
 from fusefs.store.tend import prepared, tend, told
@@ -229,7 +229,7 @@ def act_on(
             # Not by its path: root may have moved the folder to where it is proven since.
             if one.store.base_path == entry.base_path():
                 if needs_proof and not one.is_served_by(asker):
-                    raise NotProven(one.path())
+                    raise not_proven(one)
                 return [body(one, names)]
         return []
 

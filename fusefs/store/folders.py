@@ -21,7 +21,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
+from fusefs.store.layout import FIRST_FORMAT, FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
 from fusefs.store.registered import Registered, read_registered
 from fusefs.store.sides import DIRECTORY, READABLE
 
@@ -85,7 +85,8 @@ class Found(NamedTuple):
 class _Look(NamedTuple):
     """What one look at a user goes by.
 
-    is_own  whether the store is the user's own
+    is_own    whether the store is the user's own
+    is_first  whether the store has the first format yet, in which root's folder is where everybody's is
     """
 
     kernel: Kernel
@@ -95,6 +96,7 @@ class _Look(NamedTuple):
     dev: int
     is_own: bool
     trusts_modes: bool
+    is_first: bool
 
 
 def whose(name: bytes) -> int | None:
@@ -107,14 +109,17 @@ def whose(name: bytes) -> int | None:
     return uid if (uid := int(digits)) <= _MOST_UID else None
 
 
-def find_user(kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = True) -> Found | None:
+def find_user(
+    kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = True, is_first: bool = False
+) -> Found | None:
     """A user's folder in any store, trusted or not, for the caller to close; None if he has none.
 
     It is what root registered below `u/`, or the first of the other names there and in `new/` that is not refused.
     trusts_modes  False where the store says that strangers are not refused what a mode forbids them
+    is_first      whether the store says that it has the first format
     Raises        OSError
     """
-    look = _look_for(kernel, areas, uid, trusts_modes)
+    look = _look_for(kernel, areas, uid, trusts_modes, is_first)
     for area, fd in areas.all():  # all of an area is read only if the first names are not it
         for name in dict.fromkeys((look.registered.name or plain_name(uid), plain_name(uid))):
             if area != USERS and name != plain_name(uid):
@@ -129,9 +134,14 @@ def find_user(kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = Tr
 
 def open_user(store: Store, uid: int) -> UserFolder | None:
     """The same, of an opened store."""
-    trusts_modes = store.volume.strangers_refused is not False
-    found = find_user(store.kernel, store.areas, uid, trusts_modes=trusts_modes)
+    trusts_modes, is_first = _told(store)
+    found = find_user(store.kernel, store.areas, uid, trusts_modes=trusts_modes, is_first=is_first)
     return None if found is None else _folder(store, uid, found)
+
+
+def _told(store: Store) -> tuple[bool, bool]:
+    """What a store says of itself: whether modes are to be trusted, whether it has the first format."""
+    return store.volume.strangers_refused is not False, store.volume.format == FIRST_FORMAT
 
 
 def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> Iterator[UserFolder]:
@@ -142,7 +152,7 @@ def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> 
     Raises   OSError
     """
     kernel, areas = store.kernel, store.areas
-    trusts_modes = store.volume.strangers_refused is not False
+    trusts_modes, is_first = _told(store)
     noted = None if areas.registry_fd is None else frozenset(kernel.list(areas.registry_fd))
     st = kernel.fstat(store.fd)
     for uid, names in _names_of(kernel, areas).items():
@@ -150,10 +160,12 @@ def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> 
             is_noted = noted is not None and plain_name(uid) in noted
             registered = read_registered(kernel, areas.registry_fd, uid) if is_noted else Registered(uid)
             is_own = areas.new_fd is None and st.st_uid == uid
-            found, others = _choose(_Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes), names)
+            found, others = _choose(
+                _Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first), names
+            )
             refused.extend(others)
             if found is None and not others:  # root has moved it since it was listed
-                found = find_user(kernel, areas, uid, trusts_modes=trusts_modes)
+                found = find_user(kernel, areas, uid, trusts_modes=trusts_modes, is_first=is_first)
             if found is not None:
                 if found.doubt:
                     refused.append(Refusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
@@ -215,11 +227,11 @@ def _folder(store: Store, uid: int, found: Found) -> UserFolder:
     return UserFolder(store, uid, *found)
 
 
-def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool) -> _Look:
+def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool, is_first: bool) -> _Look:
     registered = read_registered(kernel, areas.registry_fd, uid)
     st = kernel.fstat(areas.all()[0][1])
     is_own = areas.new_fd is None and st.st_uid == uid
-    return _Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes)
+    return _Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first)
 
 
 def _choose(look: _Look, names: list[_Named]) -> tuple[Found | None, list[Refusal]]:
@@ -267,7 +279,7 @@ def _look_at(look: _Look, area: Name, area_fd: Fd, name: Name) -> Found | Refusa
         owned.enter_context(fd)
         st = kernel.fstat(fd)
         why = why_not(kernel, fd, st, look.uid, look.dev)
-        if not why and look.uid == 0 and area_fd is look.areas.new_fd:
+        if not why and look.uid == 0 and area_fd is look.areas.new_fd and not look.is_first:
             why = _ROOTS
         if why:
             return Refusal(area, name, look.uid, st.st_uid, why)

@@ -89,17 +89,18 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
             raise NoStore(store.base_path, "trashd init brings it up to date")
         if not take_registry(kernel, registry_fd, owned):
             return None
-        folder = open_user(store, uid)
+        now = store._replace(areas=areas)  # an upgrade may have moved his folder since the store was opened
+        folder = open_user(now, uid)
         if folder is not None:
-            return folder
+            return folder._replace(store=store)  # whose areas stay open
         discard_dead(kernel, u_fd, uid)
         with _candidate(store, u_fd, uid) as (new, fd):
             entry = read_registered(kernel, registry_fd, uid)
             name = free_name(kernel, u_fd, uid)
             write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
             kernel.rename_free(u_fd, new, u_fd, name)
-        folder = open_user(store._replace(areas=areas), uid)
-        return folder and folder._replace(store=store)  # whose areas stay open
+        folder = open_user(now, uid)
+        return folder and folder._replace(store=store)
 
 
 def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:

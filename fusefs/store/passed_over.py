@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from itertools import groupby
 
+from fusefs.core.errors import NotProven
 from fusefs.core.names import STORE, printable, shell_word
 from fusefs.store.adopt import Problem
 from fusefs.store.folders import NOT_REGISTERED, Refusal, take_census
@@ -31,6 +32,15 @@ def passed_over_below(folder: UserFolder) -> list[Problem]:
         with store:
             told += passed_over(store, folder.uid)
     return told
+
+
+def not_proven(folder: UserFolder) -> NotProven:
+    """Why nobody but its user reaps in a folder, with the command that helps, as far as one does."""
+    if folder.doubt not in ("", NOT_REGISTERED):
+        return NotProven(folder.path())
+    proves = f"trashd init {shell_word(folder.store.base_path)}"
+    hint = f"its owner can reap it, or restore it; when root has looked into it, he proves it by: {proves}"
+    return NotProven(folder.path(), hint)
 
 
 def tell(base_path: bytes, refused: Iterable[Refusal]) -> list[Problem]:

@@ -13,7 +13,7 @@ import os
 import stat
 from contextlib import ExitStack
 
-from fusefs.core.errors import BadRecord, NotProven
+from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join
 from fusefs.linux.fd import Fd
@@ -22,6 +22,7 @@ from fusefs.linux.mountinfo import place_of, read_mounts
 from fusefs.store.claim import Lost
 from fusefs.store.layout import RECORD, UserFolder
 from fusefs.store.locate import Victim
+from fusefs.store.passed_over import not_proven
 from fusefs.store.remove import remove
 from fusefs.store.scope import mount_of
 from fusefs.store.stage import Options, Taken
@@ -48,7 +49,7 @@ def seize(
     kernel = folder.store.kernel
     name = Name(container.encode())
     if not folder.is_proven:
-        raise NotProven(folder.path())
+        raise not_proven(folder)
     with ExitStack() as owned:
         try:
             # Not by UserFolder.open, which makes what is missing: it would be root's.

@@ -52,8 +52,7 @@ def renewed(store: Store) -> Store:
         bring_up_to_date(store)
     except OSError as error:
         if error.errno not in FULL:
-            raise
-        return store
+            raise  # else it has come as far as there was room
     return _reread(store)
 
 

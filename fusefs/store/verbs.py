@@ -149,7 +149,8 @@ def own_folder(store: Store) -> UserFolder:
         return folder
     try:
         with folder.open(State.STAGE) as stage:
-            if not kernel.is_empty(stage):
+            # What others may have put there, who made a folder of root's of it, root does nothing about.
+            if (folder.is_proven or folder.uid) and not kernel.is_empty(stage):
                 from fusefs.store.recover import recover
 
                 recover(folder)

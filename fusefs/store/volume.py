@@ -121,10 +121,14 @@ def _take_in(kernel: Kernel, base: Sides, new: Name) -> None:
 
 
 def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:
-    """Whether an old store lies in a new one that nobody has given its name yet."""
-    with suppress(OSError), kernel.open_dir(base.fd, new) as fd:
-        return any(one.startswith(OLD) for one in kernel.list(fd))
-    return False
+    """Whether an old store lies, or may lie, in a new one that nobody has given its name yet."""
+    try:
+        with kernel.open_dir(base.fd, new) as fd:
+            return any(one.startswith(OLD) for one in kernel.list(fd))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # the next init looks again
 
 
 def _finish(kernel: Kernel, base: Sides, name: Name, fd: Fd) -> bool:

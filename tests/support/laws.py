@@ -53,10 +53,13 @@ def hold_when_killed_twice(scene: Scene, volume: Path, law: Law) -> None:
                 law(before)
 
 
-def hold_when_failing(scene: Scene, volume: Path, number: int, law: Law) -> None:
-    """A call failed with that errno, or none; the act succeeded or told a clear error, and left no fd open."""
+def hold_when_failing(scene: Scene, volume: Path, number: int, law: Law, step: int = 1) -> None:
+    """A call failed with that errno, or none; the act succeeded or told a clear error, and left no fd open.
+
+    step  from one such call to the next
+    """
     before, made = scene.set_up(volume), snapshot(volume)
-    for n in itertools.count():
+    for n in itertools.count(step=step):
         # An act that came to nothing has left everything as it was: no need to make it again.
         if snapshot(volume) != made:
             before, made = scene.set_up(volume), snapshot(volume)
