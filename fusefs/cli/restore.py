@@ -10,7 +10,7 @@ from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.tending import tended
 from fusefs.core.errors import Incomplete
-from fusefs.core.names import printable
+from fusefs.core.names import printable, shell_word
 from fusefs.store.find import find_container
 from fusefs.store.restore import Restored
 from fusefs.store.restore_verb import restore_by_id
@@ -59,6 +59,14 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
         print(f"  what had been written there meanwhile is kept for a week as {done.rescued}")
     if done.partial:
         print("  the reaper had begun on it: what it had removed by then is gone")
+    if done.closed_uid is not None:
+        print(f"  {_closed(done.path, done.closed_uid)}")
     for warning in done.warnings:
         output.warn(warning)
     return code
+
+
+def _closed(path: bytes, uid: int) -> str:
+    """What became of directories that the reaper had entered, and how to find them."""
+    now = "root's and closed (0700)" if uid == 0 else "closed (0700)"
+    return f"directories that it had entered may be {now} now: find {shell_word(path)} -type d -user {uid} -perm 0700"

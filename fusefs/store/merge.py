@@ -24,7 +24,7 @@ from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.recover import rescue_hoisted, retire_restored
-from fusefs.store.restore import Claim, Destination, Restored, restore, settle
+from fusefs.store.restore import Claim, Destination, Restored, closed, restore, settle
 from fusefs.store.sides import Sides, between, wholly_beneath
 from fusefs.store.way_back import way_back
 
@@ -76,7 +76,7 @@ def merge_back(claim: Claim, inside: RelPath | None) -> Restored:
         if gone is not None:
             return restore(claim, gone)  # which settles it by itself
         warnings = _end(held)
-    return Restored(held.id, path, None, held.record.partial, warnings, left.failures, left.n)
+    return Restored(held.id, path, None, held.record.partial, warnings, left.failures, left.n, closed(held))
 
 
 def _gone(held: Held, origin: RelPath, path: bytes, owned: ExitStack) -> Destination | None:

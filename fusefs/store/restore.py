@@ -47,6 +47,7 @@ class Restored(NamedTuple):
     path     where the tree is now
     rescued  the orphan with what had been written into the fresh directory, if anything had
     partial  the reaper had begun on it: what it had removed by then is gone
+    closed_uid  then, whose the directories may be now that it had entered, with mode 0700; None: it had not begun
     left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
     """
 
@@ -57,6 +58,7 @@ class Restored(NamedTuple):
     warnings: tuple[str, ...]
     left: tuple[Failure, ...] = ()
     n_left: int = 0
+    closed_uid: int | None = None
 
 
 class Claim(NamedTuple):
@@ -212,7 +214,7 @@ def restore(claim: Claim, destination: Destination) -> Restored:
         except OSError as error:
             rescued = None
             warnings.append(f"{error.strerror} after the tree was back; the next trashd command completes it")
-    return Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings))
+    return Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings), closed_uid=closed(held))
 
 
 def _take_kept(held: Held, tree: Fd, destination: Destination) -> list[str]:
@@ -388,7 +390,12 @@ def restore_inside(claim: Claim, inside: RelPath, elsewhere: Destination | None)
     finally:
         settle(claim)
         held.owned.close()
-    return Restored(held.id, path, None, held.record.partial, tuple(warnings))
+    return Restored(held.id, path, None, held.record.partial, tuple(warnings), closed_uid=closed(held))
+
+
+def closed(held: Held) -> int | None:
+    """Whose the directories may be that a reaper had entered; how many nobody knows who does not walk the tree."""
+    return held.folder.uid if held.record.partial else None
 
 
 def _there(held: Held, inside: RelPath) -> str:
