@@ -8,7 +8,7 @@ import stat
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-from fusefs.core.errors import NoStore, Untrusted
+from fusefs.core.errors import Busy, NoStore, Untrusted
 from fusefs.core.names import STORE, Name, VolumeId, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -33,7 +33,17 @@ from fusefs.store.layout import (
 from fusefs.store.new_folder import discard_dead
 from fusefs.store.sides import READABLE, Sides
 from fusefs.store.upgrade import OWNERS, SHARED, tidied
-from fusefs.store.volume import build_store, discard_abandoned, is_wrong, make_area, own, owner_of, prove, write_volume
+from fusefs.store.volume import (
+    build_store,
+    discard_abandoned,
+    is_wrong,
+    make_area,
+    own,
+    owner_of,
+    prove,
+    take_store,
+    write_volume,
+)
 
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200
@@ -56,7 +66,7 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
 
     What somebody else could change root sets aside as it is, and makes a new one: who moved what into the old one,
     or moved it as a whole, nobody can tell. Each owner's next command takes his own folder out of it.
-    Raises  NoStore if `.trashd` is something else than a directory
+    Raises  NoStore if `.trashd` is something else than a directory; Busy if another command mends it
     """
     repaired: list[str] = []
     with ExitStack() as owned:
@@ -88,16 +98,20 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
 def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str]) -> bool:
     """See to it that there is a store of ours; whether it was made now. repaired: gets what was"""
     repaired += discard_abandoned(kernel, base)
-    fd, identifier = _open_anyones(kernel, base, base_path), None
-    if fd is not None:
-        with fd:
-            old = _read_anyones(kernel, fd)
-            identifier = None if old is None else old.id
-            if os.geteuid() != 0 or not _may_be_changed(kernel, fd):
-                _mend(kernel, fd, base_path, identifier, repaired)
-                return False
-        repaired.append("set the old store aside, which others could change: its owners' next commands empty it")
-    build_store(kernel, base, identifier, replaces=fd is not None)
+    fd = _open_anyones(kernel, base, base_path)
+    if fd is None:
+        build_store(kernel, base)
+        return True
+    with fd, ExitStack() as owned:
+        old = _read_anyones(kernel, fd)
+        identifier = None if old is None else old.id
+        if os.geteuid() != 0 or not _may_be_changed(kernel, fd):
+            if not take_store(kernel, fd, owned):
+                raise Busy(os.path.join(base_path, STORE))
+            _mend(kernel, fd, base_path, identifier, repaired)
+            return False
+        build_store(kernel, base, identifier, replaces=fd)
+    repaired.append("set the old store aside, which others could change: its owners' next commands empty it")
     return True
 
 

@@ -31,6 +31,7 @@ from fusefs.store.layout import (
 from fusefs.store.new_folder import make_user
 from fusefs.store.sides import READABLE
 from fusefs.store.unmake import remove_folder
+from fusefs.store.volume import LOCK
 
 WAITS = "it waits for its owner's next command"
 STAYS = "root's name in it proves nothing: whoever made that store could put it there"
@@ -125,7 +126,7 @@ def discard_emptied(store: Store) -> None:
                     kernel.unlink(registry, name)
             with suppress(FileNotFoundError):
                 kernel.rmdir(fd, REGISTRY)
-            for file in (VOLUME, CACHEDIR_TAG):
+            for file in (VOLUME, CACHEDIR_TAG, LOCK):
                 with suppress(FileNotFoundError):
                     kernel.unlink(fd, file)
             kernel.rmdir(store.fd, old)

@@ -19,7 +19,7 @@ from fusefs.store.new_folder import take_registry
 from fusefs.store.reserve import FULL
 from fusefs.store.set_aside import discard_emptied
 from fusefs.store.sides import DIRECTORY
-from fusefs.store.volume import make_area, prove, write_volume
+from fusefs.store.volume import make_area, prove, take_store, write_volume
 
 SHARED, OWNERS = 0o1777, 0o755
 
@@ -87,7 +87,7 @@ def bring_up_to_date(store: Store) -> None:
     make_area(kernel, fd, REGISTRY, OWNERS)
     with ExitStack() as owned:
         registry_fd = owned.enter_context(kernel.open_dir(fd, REGISTRY))
-        if not take_registry(kernel, registry_fd, owned):
+        if not take_registry(kernel, registry_fd, owned) or not take_store(kernel, fd, owned):
             return  # another process of root's does it
         with open_areas(kernel, fd) as before:
             _divide(kernel, fd, before)
@@ -133,4 +133,6 @@ def _close_own(store: Store) -> None:
                 return
         if stat.S_IMODE(kernel.fstat(users).st_mode) != OWNERS:
             kernel.chmod(users, OWNERS)
-    write_volume(kernel, fd, prove(kernel, fd, store.volume.id))
+    with ExitStack() as owned:
+        if take_store(kernel, fd, owned):
+            write_volume(kernel, fd, prove(kernel, fd, store.volume.id))

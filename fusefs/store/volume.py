@@ -32,12 +32,14 @@ from fusefs.store.layout import (
     open_store,
     read_volume,
 )
+from fusefs.store.reserve import FULL
 from fusefs.store.sides import DIRECTORY, Sides
 from fusefs.store.visible import NO_EXCHANGE
 
 _PROBE = (Name(b"probe-a"), Name(b"probe-b"))
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
+LOCK = Name(b".lock")
 _ATTEMPTS = 8
 
 
@@ -60,11 +62,11 @@ def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
     return store
 
 
-def build_store(kernel: Kernel, base: Sides, identifier: VolumeId | None = None, *, replaces: bool = False) -> None:
+def build_store(kernel: Kernel, base: Sides, identifier: VolumeId | None = None, *, replaces: Fd | None = None) -> None:
     """The same without opening it.
 
     identifier  of the volume, if it has one already
-    replaces    a store that is there lies in the new one from then on, as it is
+    replaces    that store, which is there, lies in the new one from then on, as it is
     Raises      OSError
     """
     for attempt in range(_ATTEMPTS):
@@ -77,19 +79,37 @@ def build_store(kernel: Kernel, base: Sides, identifier: VolumeId | None = None,
                 raise
 
 
-def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces: bool) -> None:
+def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces: Fd | None) -> None:
     """A store under another name, then renamed. Raises  as `unfinished`"""
     new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
     with unfinished(kernel, base, new, identifier):
         for _attempt in range(_ATTEMPTS):
-            if replaces:
-                _take_in(kernel, base, new)
+            if replaces is not None:
+                _take_in(kernel, base, new, replaces)
             with suppress(FileExistsError):
                 kernel.rename_free(base.names(), new, base.names(), STORE)
                 sync_dir(kernel, base.fd)
                 return
-            if not replaces:
+            if replaces is None:
                 return  # somebody else's is as good
+
+
+def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
+    """Take the lock of who makes an opened `.trashd` what it should be, owned by `owned`; whether nobody else has it.
+
+    Where it can't be made, on a full volume or a read-only one, there is none.
+    Raises  OSError
+    """
+    if kernel.is_read_only(fd):
+        return True
+    try:
+        with suppress(FileExistsError):
+            kernel.create(fd, LOCK).close()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return True
+    return kernel.lock(owned.enter_context(kernel.open_beneath(fd, LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)))
 
 
 @contextmanager
@@ -114,10 +134,18 @@ def unfinished(
             discard_unfinished(kernel, base, new)
 
 
-def _take_in(kernel: Kernel, base: Sides, new: Name) -> None:
-    """Move what is called a store into a new one that is to take its place. Raises  OSError"""
+def _take_in(kernel: Kernel, base: Sides, new: Name, judged: Fd) -> None:
+    """Move a store into a new one that is to take its place; nothing, if another one has its name by now.
+
+    Raises  OSError
+    """
+    old = OLD + os.urandom(6).hex().encode()
     with kernel.open_beneath(base.names(), new, DIRECTORY) as place, suppress(FileNotFoundError):
-        kernel.rename_free(base.names(), STORE, place, OLD + os.urandom(6).hex().encode())
+        if not kernel.is_named(judged, base.fd, STORE):
+            return
+        kernel.rename_free(base.names(), STORE, place, old)
+        if not kernel.is_named(judged, place, old):
+            kernel.rename_free(place, old, base.names(), STORE)
 
 
 def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:

@@ -1,4 +1,4 @@
-"""Every call of `trashd init`, and of root's first look, failing once: what stores hold stays listed, and is mended.
+"""A call of `trashd init`, or of root's first look, fails, or another comes between: what stores hold stays listed.
 
 tests/store/test_upgrade.py says what else holds where a disk fails.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,9 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from tests.support.acts import TREE
-from tests.support.laws import hold_when_failing
-from tests.support.scenes import EVERY_CALL, HOME, USER, Before, Scene, look
-from tests.support.store import entries, init, problems, recover_all, swap
+from tests.support.laws import hold_when_failing, hold_when_stopped, telling
+from tests.support.scenes import BROKEN, EVERY_CALL, HOME, USER, WON, Before, Scene, look, outcome
+from tests.support.store import NumberedCall, entries, init, problems, recover_all, swap
 from tests.support.tree import Dir, make_tree
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
@@ -93,27 +93,50 @@ def listed(volume: Path) -> set[str]:
     return {entry.id for entry in entries(volume)}
 
 
+def users_of(volume: Path) -> list[int]:
+    """Who has a folder there, but for root."""
+    return sorted({path.stat().st_uid for path in (volume / ".trashd").glob("[un]*/*")} - {0})
+
+
+def assert_made_good(volume: Path, before: Before, users: list[int]) -> None:
+    """Everybody is shown what is there; after an init, and a command of everybody's, it is one store with all of it."""
+    for uid in users:
+        as_user(uid, partial(listed, volume))
+    listed(volume)
+    init(volume)
+    for uid in users:
+        as_user(uid, partial(recover_all, volume))
+    recover_all(volume)
+    assert look(volume).trees == before.trees
+    assert [path.name for path in volume.iterdir() if path.name.startswith(".trashd")] == [".trashd"]
+    assert list((volume / ".trashd").glob("old-*")) == []
+    assert list((volume / ".trashd/new").iterdir()) == []
+    # Nothing in a copy is what a record says.
+    assert {problem.what for problem in problems(volume)} <= {"its tree is not the one of its record (I2)"}
+
+
 @pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", SCENES)
 def test_what_a_store_holds_outlasts_any_call_that_fails(volume: Path, name: str, number: int) -> None:
-    users: list[int] = []
-
-    def law(before: Before) -> None:
-        for uid in users:
-            as_user(uid, partial(listed, volume))
-        listed(volume)
-        init(volume)
-        for uid in users:
-            as_user(uid, partial(recover_all, volume))
-        recover_all(volume)
-        assert look(volume).trees == before.trees
-        assert [path.name for path in volume.iterdir() if path.name.startswith(".trashd")] == [".trashd"]
-        assert list((volume / ".trashd").glob("old-*")) == []
-        assert list((volume / ".trashd/new").iterdir()) == []
-        # Nothing in a copy is what a record says.
-        assert {problem.what for problem in problems(volume)} <= {"its tree is not the one of its record (I2)"}
-
     scene = SCENES[name]
     scene.set_up(volume)
-    users = sorted({path.stat().st_uid for path in (volume / ".trashd").glob("[un]*/*")} - {0})
-    hold_when_failing(scene, volume, number, law, STEP)
+    users = users_of(volume)
+    hold_when_failing(scene, volume, number, lambda before: assert_made_good(volume, before, users), STEP)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_two_at_once_make_one_store_of_it(volume: Path, name: str) -> None:
+    """The second one comes to its end while the first one has stopped before a call."""
+    scene = SCENES[name]
+    scene.set_up(volume)
+    users = users_of(volume)
+
+    def law(before: Before, *outcomes: int) -> None:
+        assert WON in outcomes, outcomes
+        assert BROKEN not in outcomes, outcomes
+        assert_made_good(volume, before, users)
+
+    def moments(calls: Sequence[NumberedCall]) -> list[int]:
+        return telling(calls)[::STEP]
+
+    hold_when_stopped(scene, volume, lambda: outcome(lambda: scene.act(volume, Kernel())), law, moments=moments)

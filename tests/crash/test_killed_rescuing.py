@@ -1,10 +1,10 @@
-"""`doctor --rescue` and `--forget`, killed or failing at any call: what they move is whole, in exactly one place."""
+"""`doctor --rescue` and `--forget` killed, failing or met by another: what they move is whole, in exactly one place."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +13,22 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.store.rescue import find_thing, forget, rescue
 from tests.support.acts import make_orphan, make_read_only_orphan
-from tests.support.laws import hold_when_failing, hold_when_killed
-from tests.support.scenes import HOME, USER, Before, Scene, assert_nothing_half_done, user_folders
-from tests.support.store import recover_all
+from tests.support.laws import hold_when_failing, hold_when_killed, hold_when_stopped, telling
+from tests.support.scenes import (
+    EVERY_CALL,
+    HOME,
+    LOST,
+    USER,
+    WON,
+    Act,
+    Before,
+    Scene,
+    assert_nothing_half_done,
+    outcome,
+    user_folders,
+)
+from tests.support.store import NumberedCall, recover_all, restore
+from tests.support.users import as_user
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -56,6 +69,16 @@ def take_out(volume: Path, kernel: Kernel) -> object:
     return rescue(kernel, volumes, entry, os.fsencode(volume / HOME / "rescued"))
 
 
+def take_out_too(volume: Path, kernel: Kernel) -> object:
+    volumes = [os.fsencode(volume)]
+    entry = find_thing(kernel, volumes, broken(volume))
+    return rescue(kernel, volumes, entry, os.fsencode(volume / HOME / "rescued-too"))
+
+
+def take_back(volume: Path, kernel: Kernel) -> object:
+    return restore(volume, os.fsdecode(broken(volume)), kernel)
+
+
 def give_up(volume: Path, kernel: Kernel) -> object:
     volumes = [os.fsencode(volume)]
     return forget(kernel, volumes, find_thing(kernel, volumes, broken(volume)))
@@ -74,7 +97,7 @@ def places(volume: Path) -> list[Path]:
     """Where what was broken may be: where it was, taken out, or the tree of an orphan of its own."""
     found = [path for folder in user_folders(volume) for path in folder.glob("*/*Z-*")]
     trees = [path / "tree" for path in found]
-    return [path for path in (*found, *trees, volume / HOME / "rescued") if is_broken(path)]
+    return [path for path in (*found, *trees, *(volume / HOME).glob("rescued*")) if is_broken(path)]
 
 
 def is_broken(path: Path) -> bool:
@@ -108,3 +131,34 @@ def test_a_kill_before_any_call_leaves_it_whole_on_ext4(name: str) -> None:
 @pytest.mark.parametrize("name", ["rescue", "forget", "forget-by-its-user"])
 def test_any_call_that_fails_leaves_it_whole(volume: Path, name: str, number: int) -> None:
     hold_when_failing(SCENES[name], volume, number, partial(assert_whole, volume))
+
+
+RACES: dict[str, tuple[str, Act, int]] = {
+    "rescue-rescue": ("rescue", take_out_too, 0),
+    "rescue-forget": ("rescue", give_up, 0),
+    "forget-rescue": ("forget", take_out, 0),
+    "forget-forget": ("forget", give_up, 0),
+    "rescue-restore": ("rescue", take_back, 0),
+    "rescue-by-root-forget-by-its-user": ("rescue-by-root", give_up, USER),
+    "forget-by-its-user-rescue-by-root": ("forget-by-its-user", take_out, 0),
+}
+
+
+def now_and_then(calls: Sequence[NumberedCall]) -> list[int]:
+    """Each call, in the soak; else some."""
+    return telling(calls)[:: 1 if EVERY_CALL else 11]
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_of_two_that_take_it_out_exactly_one_has_it(volume: Path, name: str) -> None:
+    first, act, uid = RACES[name]
+
+    def meanwhile() -> int:
+        other = partial(outcome, partial(act, volume, Kernel()))
+        return as_user(uid, other) if uid else other()
+
+    def law(before: Before, code: int, other: int) -> None:
+        assert sorted((code, other)) == [WON, LOST], (code, other)
+        assert_whole(volume, before)
+
+    hold_when_stopped(SCENES[first], volume, meanwhile, law, moments=now_and_then)

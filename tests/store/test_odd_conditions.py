@@ -13,6 +13,7 @@ import pytest
 from fusefs.core.errors import NotProven
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import act_on
+from tests.support.given import tick
 from tests.support.orphans import command
 from tests.support.store import Before as At
 from tests.support.store import (
@@ -97,6 +98,7 @@ def test_restore_says_which_directories_the_reaper_has_closed_and_how_to_find_th
     home = make_tree(volume / "home", Dir(owner=(uid, uid)))
     shared = Dir({"file": "x", "more": Dir({"leaf": "y"}, owner=(UID, UID))}, mode=0o2775, owner=(UID, UID))
     make_tree(home / "job", Dir({"shared": shared}, owner=(uid, uid)))
+    tick(volume)
     identifier = as_user(uid, lambda: str(swap(home / "job").id)) if uid else swap(home / "job").id
     in_child(lambda: reap_now(volume, identifier, Kernel(At("rmdir", die))))
     assert command(volume, "restore", identifier) == 0
