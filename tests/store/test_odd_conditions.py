@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.errors import NotProven
+from fusefs.cli.main import run
+from fusefs.core.errors import Incomplete, KernelRefused, NotProven
+from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import act_on
+from fusefs.store.for_owner import swap_for_owner
+from fusefs.store.stage import Options
 from tests.support.given import tick
 from tests.support.orphans import command
+from tests.support.scenes import EVERY_CALL
 from tests.support.store import Before as At
 from tests.support.store import (
     die,
     entries,
     in_child,
     init,
+    place,
     problems,
     raw,
     reap_now,
     recover_all,
     restore,
     swap,
+    tmpfs_store,
 )
-from tests.support.tree import Dir, make_tree
+from tests.support.tree import Dir, deep_chain, make_tree, snapshot
 from tests.support.users import as_user
-from tests.support.volumes import full, tmpfs_volume
+from tests.support.volumes import full, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -118,3 +128,142 @@ def test_json_says_whose_the_closed_directories_are(volume: Path, capfd: pytest.
         assert command(volume, "restore", "--json", identifier, "--to", str(volume / f"back-{half}")) == 0
         assert json.loads(capfd.readouterr().out)["closed_uid"] == expected
         (volume / "job").rmdir()
+
+
+# No room
+
+
+class Full(NamedTuple):
+    """A volume with what a full one could harm: a user's orphans, two of them broken, and root's with a store in it."""
+
+    volume: Path
+    whole: str
+    broken: tuple[str, str]
+    outer: str
+
+
+FULL_TYPES = ["tmpfs", pytest.param("ext4", marks=pytest.mark.needs("loop"))]
+
+
+@contextmanager
+def prepared_for_fullness(fs_type: str) -> Iterator[Full]:
+    """Not full yet."""
+    made = tmpfs_volume("4m", ("nr_inodes=300",)) if fs_type == "tmpfs" else loop_volume("ext4", 16)
+    with made as volume:
+        init(volume)
+        make_tree(volume / "roots", {})
+        make_tree(volume / "alice", Dir(owner=(UID, UID)))
+        whole, *broken = (her_orphan(volume, name) for name in ("whole", "broken", "broken too"))
+        recover_all(volume)  # root registers her folder
+        for identifier in broken:
+            os.truncate(place(volume, identifier) / "record.json", 40)
+        yield Full(volume, whole, (broken[0], broken[1]), with_a_store(volume))
+
+
+def her_orphan(volume: Path, name: str) -> str:
+    """A user swaps a tree of hers."""
+    her_tree(volume, name)
+    return as_user(UID, lambda: str(swap(volume / "alice" / name).id))
+
+
+def her_tree(volume: Path, name: str) -> Path:
+    path = make_tree(volume / "alice" / name, Dir({"leaf": name}, owner=(UID, UID)))
+    os.chown(path / "leaf", UID, UID)
+    return path
+
+
+def with_a_store(volume: Path) -> str:
+    """Root swaps a directory with a store in it that holds something, which nobody knew of."""
+    team = make_tree(volume / "roots/team", {"in": {"leaf": "in it"}})
+    (volume / ".trashd").rename(volume / "aside")
+    init(team)
+    swap(team / "in")
+    (volume / "aside").rename(volume / ".trashd")
+    make_tree(volume / "roots/outer", {})
+    team.rename(volume / "roots/outer/team")
+    return str(swap(volume / "roots/outer").id)
+
+
+def leaves(volume: Path) -> list[str]:
+    """What every file says that a user would miss, wherever it is."""
+    return sorted(path.read_text() for path in volume.rglob("leaf"))
+
+
+@pytest.mark.parametrize("fs_type", FULL_TYPES)
+def test_on_a_full_volume_the_ways_out_work_or_say_what_helps_and_nothing_is_lost(
+    fs_type: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with prepared_for_fullness(fs_type) as full_one:
+        volume, whole, broken, outer = full_one
+        her_tree(volume, "given")
+        shutil.copytree(volume / ".trashd", volume / "roots/copy/.trashd", symlinks=True)
+        before = leaves(volume)
+
+        def says(words: str, *more: str | Path) -> int:
+            code = run([*words.split(), *map(str, more)])
+            assert code == 0 or "trashd reap frees" in capfd.readouterr().err, words
+            assert leaves(volume) == before, words
+            return code
+
+        no_room = KernelRefused.exit_code
+        with full(volume):
+            assert says("list --volume", volume) == 0
+            assert says("init", volume) == 0
+            assert says("init", volume / "roots/copy") == no_room
+            assert says("init", volume / "alice") == no_room
+            assert says("doctor --forget", broken[1], "--yes", volume) == no_room
+            assert says("swap --for-owner", volume / "alice/given") == 0  # by her reserve, and root's
+            assert says("restore", whole, "--to", volume / "roots/back", "--volume", volume) == 0
+            assert says("doctor --rescue", broken[0], "--to", volume / "roots/out", volume) == 0
+            assert run(["reap", "--now", outer, "--volume", str(volume)]) == Incomplete.exit_code
+            assert leaves(volume) == before
+            before.remove("in it")
+            assert says("reap --now --with-stores", outer, "--volume", volume) == 0
+        assert says("doctor --forget", broken[1], "--yes", volume) == 0
+        assert says("init", volume / "roots/copy") == 0
+        recover_all(volume)
+        assert problems(volume) == []
+
+
+# No end of depth
+
+
+N_DEEP = 10_000 if EVERY_CALL else 2_000
+
+
+def test_what_is_as_deep_as_it_likes_is_given_rescued_and_restored_by_root() -> None:
+    with tmpfs_volume() as volume:
+        init(volume)
+        make_tree(volume / "alice", Dir(owner=(UID, UID)))
+        deep_chain(volume / "alice/deep", N_DEEP)
+        os.chown(volume / "alice/deep", UID, UID)
+        before = snapshot(volume / "alice/deep")
+        given = swap_for_owner(Kernel(), raw(volume / "alice/deep"), Options()).id
+        restore(volume, given, to=volume / "back")
+        assert snapshot(volume / "back") == before
+        os.rename(volume / "back", volume / "alice/again")
+        again = as_user(UID, lambda: str(swap(volume / "alice/again").id))
+        recover_all(volume)
+        os.truncate(place(volume, again) / "record.json", 40)
+        assert run(["doctor", "--rescue", again, "--to", str(volume / "out"), str(volume)]) == 0
+        assert snapshot(volume / "out/tree") == before
+
+
+def test_a_store_far_down_stops_the_reaper_and_goes_by_a_persons_word() -> None:
+    with tmpfs_volume() as volume:
+        init(volume)
+        with tmpfs_store() as other:
+            make_tree(other / "in", {"leaf": "in it"})
+            swap(other / "in")
+            deep_chain(volume / "deep", N_DEEP, leaf=None)
+            fd = os.open(volume / "deep", os.O_RDONLY)
+            for _ in range(N_DEEP):
+                above, fd = fd, os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+                os.close(above)
+            subprocess.run(["cp", "-a", other / ".trashd", f"/proc/self/fd/{fd}/"], pass_fds=[fd], check=True)
+            os.close(fd)
+        deep = swap(volume / "deep").id
+        assert run(["reap", "--now", deep, "--volume", str(volume)]) == Incomplete.exit_code
+        assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
+        assert run(["reap", "--now", "--with-stores", deep, "--volume", str(volume)]) == 0
+        assert entries(volume) == []
