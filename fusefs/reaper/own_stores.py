@@ -13,7 +13,7 @@ from fusefs.linux.inotify import Event, Happened
 from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.messages import Home
 from fusefs.store.leads import Word
-from fusefs.store.registry import STORES
+from fusefs.store.lines import STORES
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5_000

@@ -45,7 +45,7 @@ from fusefs.reaper.portrait import portray
 from fusefs.reaper.status import write_status
 from fusefs.reaper.volume import all_views, by_rules, registered_paths, volume_paths
 from fusefs.reaper.watcher import Watcher
-from fusefs.store.registry import STORES, registered
+from fusefs.store.lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)
 _TELL_S, _IDLE_TELL_S = 1.0, 300.0

@@ -23,8 +23,9 @@ from fusefs.store.first_look import look_first
 from fusefs.store.folders import Census, open_user, take_census
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.leads import Word
+from fusefs.store.lines import Line
 from fusefs.store.mounted import open_shown, refuse_mounted
-from fusefs.store.registry import Line, is_remembered
+from fusefs.store.registry import is_remembered
 from fusefs.store.scope import find_mount
 from fusefs.store.upgrade import tidied
 from fusefs.store.verbs import own_folder

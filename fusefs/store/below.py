@@ -18,7 +18,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import plain_name, whose
 from fusefs.store.inner import AREAS, list_at, things_in
 from fusefs.store.layout import POINTERS
-from fusefs.store.registry import registered
+from fusefs.store.lines import registered
 from fusefs.store.sides import DIRECTORY, OUT_OF_REACH
 
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100

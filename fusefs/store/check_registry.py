@@ -11,7 +11,8 @@ from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.adopt import Problem
 from fusefs.store.layout import UserFolder
 from fusefs.store.leads import Lead, Word, follow
-from fusefs.store.registry import is_vouched, registered, why_unread
+from fusefs.store.lines import registered, why_unread
+from fusefs.store.registry import is_vouched
 
 _UNREAD = "nothing that it names is found; make it a file of your own that nobody else can write, or remove it"
 _GONE = "nothing: the line goes with the next store that is used"

@@ -14,9 +14,9 @@ from fusefs.linux.patience import ask_each
 from fusefs.store.folders import Refusal, all_users, named_users, open_user, why_refused
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.leads import Lead, Word, follow, open_registered
+from fusefs.store.lines import registered
 from fusefs.store.mounted import open_shown
 from fusefs.store.pointers import lower_stores
-from fusefs.store.registry import registered
 
 _NO_VOLUMES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "

@@ -18,8 +18,8 @@ from fusefs.linux.mountinfo import Mount, covering
 from fusefs.linux.patience import ask_each
 from fusefs.linux.way import open_way
 from fusefs.store.layout import Store, open_store
+from fusefs.store.lines import Line
 from fusefs.store.mounted import shown_of
-from fusefs.store.registry import Line
 from fusefs.store.sides import READABLE
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)

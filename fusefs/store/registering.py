@@ -14,16 +14,7 @@ from fusefs.linux.places import lasting_dir, make_dir
 from fusefs.linux.replacing import replace_file
 from fusefs.linux.servicelock import take
 from fusefs.store.leads import Lead, Word, follow
-from fusefs.store.registry import (
-    MAX_BYTES,
-    MAX_LINES,
-    STORES,
-    Line,
-    decode,
-    encode,
-    open_directory,
-    read_registry,
-)
+from fusefs.store.lines import MAX_BYTES, MAX_LINES, STORES, Line, decode, encode, open_directory, read_registry
 
 _MODE = 0o600
 _GLANCES, _GLANCE_S = 50, 0.01

@@ -22,7 +22,7 @@ from fusefs.linux.patience import ask_each
 from fusefs.linux.places import STATE_BELOW_HOME
 from fusefs.linux.way import open_way
 from fusefs.store.leads import Lead, Word, follow
-from fusefs.store.registry import STORES, decode, read_registry
+from fusefs.store.lines import STORES, decode, read_registry
 
 MOST_ACCOUNTS = 10_000
 _MOST_UNLISTED = 1000

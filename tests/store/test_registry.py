@@ -17,8 +17,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.layout import Store, open_store
 from fusefs.store.leads import Word, open_registered
+from fusefs.store.lines import MAX_LINES, Line, decode, encode, registered
 from fusefs.store.registries import stores_of_users
-from fusefs.store.registry import MAX_LINES, Line, decode, encode, is_remembered, registered, remember
+from fusefs.store.registry import is_remembered, remember
 from tests.support.command import done_well
 from tests.support.homes import ALICE, BOB, ROOTS, homes, registry_of, trashd_as
 from tests.support.store import init, raw, swap
