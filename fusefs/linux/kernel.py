@@ -394,6 +394,16 @@ class Kernel:
                 return {}
             raise
 
+    def get_xattr(self, fd: int, name: str) -> bytes | None:
+        """fgetxattr; None if it is not there, or the filesystem has none."""
+        self._gate("getxattr")
+        try:
+            return os.getxattr(fd, name)
+        except OSError as error:
+            if error.errno in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES):
+                return None
+            raise
+
     def set_xattr(self, fd: int, name: str, value: bytes) -> None:
         """fsetxattr."""
         self._gate("setxattr")

@@ -20,10 +20,11 @@ from fusefs.reaper.status import read_status
 from fusefs.reaper.vouched import open_base, open_folder, open_vouched, seen_by_all, take_own_census
 from fusefs.store.discover import mount_points
 from fusefs.store.first_look import look_first
-from fusefs.store.folders import Census, open_user, take_census
+from fusefs.store.folders import NOT_MADE, Census, open_user, take_census
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.leads import Word
 from fusefs.store.lines import Line
+from fusefs.store.made import way_out
 from fusefs.store.mounted import open_shown, refuse_mounted
 from fusefs.store.registry import is_remembered
 from fusefs.store.scope import find_mount
@@ -40,7 +41,7 @@ class Elsewhere(Busy):
 
 
 class Unproven(NotPermitted):
-    """Nothing is reaped of a store that is not in its owner's registry"""
+    """Nobody vouches for this store, so nothing of it is reaped"""
 
 
 class Space(NamedTuple):
@@ -184,7 +185,12 @@ def _leave_to_root(store: Store) -> None:
 
 
 def _refuse_unproven(store: Store) -> None:
-    """A store of the caller's own may be a copy or a backup, unless his registry names it. Raises  Unproven"""
+    """A store of the caller's own may be a copy or a backup, unless his registry names it; of root's, another's work.
+
+    Raises  Unproven
+    """
+    if store.is_roots_to_keep() and store.is_unknown():
+        raise Unproven(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
     if store.owner == os.geteuid() != 0 and not is_remembered(store):
         raise Unproven(store.base_path, f"if it is no copy: trashd init {shell_word(store.base_path)}")
 

@@ -166,7 +166,7 @@ def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
     yield folder
     for store in lower_stores(folder):
         with store:
-            lower = open_user(store, folder.uid)
+            lower = open_user(store.judged(), folder.uid)
             if lower is not None:
                 with lower:
                     yield lower

@@ -112,10 +112,18 @@ def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = 
     silent: list[bytes] = []
     stores = (_with_lower_prepared(prepared(store, lost), lost) for store in discover(kernel, volumes, silent))
 
+    asker = os.geteuid()
+
     def act(folder: UserFolder) -> list[str]:
+        if not _is_tended(folder, asker):
+            return []  # below one that is
         return [*tend(folder, ended), *give_what_is_left(folder)]
 
-    settled = [line for part in each_folder(stores, act, list[str], lost, refused, _is_tended) for line in part]
+    settled = [
+        line
+        for part in each_folder(stores, act, list[str], lost, refused, lambda one: _is_tended(one, asker))
+        for line in part
+    ]
     passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
     return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused), *passed_over]
 
@@ -154,13 +162,13 @@ def _lower_bases(folder: UserFolder, _visible: Visible | None) -> list[bytes]:
     return bases
 
 
-def _is_tended(folder: UserFolder) -> bool:
-    """Whether what its records say may be done for its user: recovery moves what they name.
+def _is_tended(folder: UserFolder, asker: int) -> bool:
+    """Whether what its records say may be done for its user as somebody asks: recovery moves what they name.
 
     Of a copy too: only the store's owner can have put there what lies in its `u/`.
     """
-    is_in_u = folder.area == USERS and folder.store.areas.u_fd is not None
-    return is_in_u or folder.is_served_by(os.geteuid())
+    is_in_u = folder.area == USERS and folder.store.areas.u_fd is not None and not folder.store.is_unknown()
+    return is_in_u or folder.is_served_by(asker)
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()) -> Entry:

@@ -48,7 +48,7 @@ def look_first(store: Store) -> None:
     Raises  OSError
     """
     kernel, areas = store.kernel, store.areas
-    if areas.new_fd is None or areas.registry_fd is None:
+    if areas.new_fd is None or areas.registry_fd is None or store.is_unknown():
         return
     if store.volume.strangers_refused is not True or kernel.is_empty(areas.new_fd) or kernel.is_read_only(store.fd):
         return

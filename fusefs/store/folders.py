@@ -22,6 +22,7 @@ from fusefs.core.names import Name, is_container_id, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import FIRST_FORMAT, FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
+from fusefs.store.made import Made
 from fusefs.store.registered import Registered, read_registered
 from fusefs.store.sides import DIRECTORY, READABLE
 
@@ -34,6 +35,7 @@ _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 MOUNTED = "something is mounted over it"
 _NONE = "it is no directory"
 _SUBVOLUME = "it is another subvolume than the store"
+NOT_MADE = "nobody can tell that root made this store, and not one who may move root's directories"
 NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
 _REFUSED_ONCE = "it was not only its owner's when root first saw it"
 _CLOSED = "too much that was not only his bore his name: root looks at nothing more"
@@ -136,7 +138,7 @@ def open_user(store: Store, uid: int) -> UserFolder | None:
     """The same, of an opened store."""
     trusts_modes, is_first = _told(store)
     found = find_user(store.kernel, store.areas, uid, trusts_modes=trusts_modes, is_first=is_first)
-    return None if found is None else _folder(store, uid, found)
+    return None if found is None else _folder(store, uid, _doubted(store, found))
 
 
 def _told(store: Store) -> tuple[bool, bool]:
@@ -167,6 +169,7 @@ def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> 
             if found is None and not others:  # root has moved it since it was listed
                 found = find_user(kernel, areas, uid, trusts_modes=trusts_modes, is_first=is_first)
             if found is not None:
+                found = _doubted(store, found)
                 if found.doubt:
                     refused.append(Refusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
                 yield _folder(store, uid, found)
@@ -221,6 +224,13 @@ def _names_of(kernel: Kernel, areas: Areas) -> dict[int, list[_Named]]:
         for uid, names in listed[area].items():
             named.setdefault(uid, []).extend((area, fd, name) for name in names)
     return named
+
+
+def _doubted(store: Store, found: Found) -> Found:
+    """The same as it counts in a store that may not be root's: what is registered there nobody vouches for."""
+    if store.made is Made.BY_ROOT:
+        return found
+    return found._replace(is_proven=False, doubt=NOT_MADE if store.is_unknown() else found.doubt or NOT_REGISTERED)
 
 
 def _folder(store: Store, uid: int, found: Found) -> UserFolder:

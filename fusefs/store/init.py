@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import Busy, NoStore, Untrusted
+from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, VolumeId, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -30,9 +31,10 @@ from fusefs.store.layout import (
     open_store,
     read_volume,
 )
+from fusefs.store.made import Made, who_made
 from fusefs.store.new_folder import discard_dead
 from fusefs.store.sides import READABLE, Sides
-from fusefs.store.upgrade import OWNERS, SHARED, tidied
+from fusefs.store.upgrade import OWNERS, SHARED, is_first, tidied
 from fusefs.store.volume import (
     build_store,
     discard_abandoned,
@@ -42,6 +44,7 @@ from fusefs.store.volume import (
     owner_of,
     prove,
     take_store,
+    vouched,
     write_volume,
 )
 
@@ -64,18 +67,20 @@ class Initialised(NamedTuple):
 def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None) -> tuple[Store, Initialised]:
     """Make the store of a directory, or check and repair the one that is there; takes over the fds.
 
-    What somebody else could change root sets aside as it is, and makes a new one: who moved what into the old one,
-    or moved it as a whole, nobody can tell. Each owner's next command takes his own folder out of it.
+    What somebody else could change, or could have made of root's directories, root sets aside as it is, and makes a new
+    one: who moved what into the old one, or moved it as a whole, nobody can tell. Each owner's next command takes his
+    own folder out of it.
     Raises  NoStore if `.trashd` is something else than a directory; Busy if another command mends it
     """
     repaired: list[str] = []
     with ExitStack() as owned:
         base = owned.enter_context(Sides(base_fd, mounted))
-        made = _see_to_it(kernel, base, base_path, repaired)
+        done = _see_to_it(kernel, base, base_path, repaired)
         owned.pop_all()
     store = open_store(kernel, base_fd, base_path, mounted)
     if store is None:
         raise Untrusted(os.path.join(base_path, STORE))
+    store = vouched(store, done.identity)
     with ExitStack() as owned:
         owned.enter_context(store)
         for _area, fd in store.areas.all():
@@ -92,27 +97,34 @@ def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
         if os.geteuid() == 0:
             repaired += register_again(store)
         owned.pop_all()
-    return store, Initialised(os.path.join(base_path, STORE), store.volume, made, tuple(repaired))
+    return store, Initialised(os.path.join(base_path, STORE), store.volume, done.is_new, tuple(repaired))
 
 
-def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str]) -> bool:
-    """See to it that there is a store of ours; whether it was made now. repaired: gets what was"""
+class _Done(NamedTuple):
+    """identity: of what is root's word from now on; None if it was so before, or is none of root's."""
+
+    is_new: bool
+    identity: Identity | None
+
+
+def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str]) -> _Done:
+    """See to it that there is a store of ours. repaired: gets what was"""
     repaired += discard_abandoned(kernel, base)
     fd = _open_anyones(kernel, base, base_path)
     if fd is None:
-        build_store(kernel, base)
-        return True
+        return _Done(True, build_store(kernel, base))
     with fd, ExitStack() as owned:
         old = _read_anyones(kernel, fd)
         identifier = None if old is None else old.id
-        if os.geteuid() != 0 or not _may_be_changed(kernel, fd):
+        why = _why_not_kept(kernel, fd, old, {base_path, os.readlink(base.fd.path())})
+        if not why:
             if not take_store(kernel, fd, owned):
                 raise Busy(os.path.join(base_path, STORE))
             _mend(kernel, fd, base_path, identifier, repaired)
-            return False
-        build_store(kernel, base, identifier, replaces=fd)
-    repaired.append("set the old store aside, which others could change: its owners' next commands empty it")
-    return True
+            return _Done(False, kernel.identify(fd))
+        made = build_store(kernel, base, identifier, replaces=fd)
+    repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
+    return _Done(True, made)
 
 
 def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
@@ -125,6 +137,17 @@ def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
             raise
         where = os.path.join(base_path, STORE)
         raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
+
+
+def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes]) -> str:
+    """Why root can't go on with the store of an opened `.trashd`; empty if he can. Users mend their own."""
+    if os.geteuid() != 0:
+        return ""
+    if _may_be_changed(kernel, fd):
+        return "which others could change"
+    if who_made(kernel, fd, places) is not Made.UNKNOWN or (old is not None and is_first(kernel, fd, old)):
+        return ""
+    return "which others may have made of root's directories"
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:

@@ -15,6 +15,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.store.made import Made, who_made
 from fusefs.store.sides import DIRECTORY, READABLE, Sides
 
 FORMAT = 2
@@ -118,6 +119,7 @@ class Store(NamedTuple):
     owner      uid of `.trashd`
     mounted    the base as a mount of ours shows it (O_PATH); None where none does
     is_named   whether it was found by its user's word: a pointer in his folder, or his registry
+    made       who made a store of root's, as far as root has looked: nobody else's command needs to know
     """
 
     kernel: Kernel
@@ -129,6 +131,7 @@ class Store(NamedTuple):
     owner: int
     mounted: Fd | None = None
     is_named: bool = False
+    made: Made = Made.BY_ROOT
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -148,6 +151,17 @@ class Store(NamedTuple):
     def keeps_unnamed(self) -> bool:
         """Whether files made without a name were seen to last on this filesystem."""
         return self.volume.unnamed is True and self.volume.filesystem == self.kernel.filesystem(self.fd)
+
+    def judged(self) -> Store:
+        """The same, after a look who made it, if it is root's. Raises  OSError"""
+        if self.owner != 0:
+            return self
+        places = {self.base_path, os.readlink(self.base_fd.path())} if os.geteuid() == 0 else ()
+        return self._replace(made=who_made(self.kernel, self.fd, places))
+
+    def is_unknown(self) -> bool:
+        """Whether somebody else than root may have made it of root's directories: nothing it says is root's word."""
+        return self.made is Made.UNKNOWN
 
     def is_roots_to_keep(self) -> bool:
         """Whether it is root's, and we are root: what is in doubt in it is ours to look at."""
@@ -314,6 +328,9 @@ def open_store(
                 _check(kernel, area, base_path, owners, dev, sticky=area is areas.new_fd)
             if areas.registry_fd is not None:
                 _check(kernel, areas.registry_fd, base_path, owners, dev)
+            store = Store(kernel, base_fd, base_path, fd, areas, volume, owner, mounted)
+            if os.geteuid() == 0:
+                store = store.judged()
         except OSError as error:
             if error.errno in _NO_STORE:
                 return None
@@ -321,7 +338,7 @@ def open_store(
                 raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE)) from error
             raise
         owned.pop_all()
-        return Store(kernel, base_fd, base_path, fd, areas, volume, owner, mounted)
+        return store
 
 
 def open_areas(kernel: Kernel, store_fd: Fd) -> Areas:

@@ -13,6 +13,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.places import HOME, lasting_dir
 from fusefs.store.layout import Store
 from fusefs.store.lines import Line, decode, encode, read_own
+from fusefs.store.made import Made
 
 
 def describe(store: Store) -> Line:
@@ -91,10 +92,13 @@ def remember(store: Store) -> str:
     """Have the caller's registry name a store that he uses; why it does not, a clause for a person, or nothing.
 
     Without a home, or in one that can't be written, it does not: then whatever is told of the store says where it is.
-    Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used.
+    Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used, or what somebody
+    else may have made of root's directories.
     """
     if os.geteuid() == 0 != store.owner:
         return "it is a user's own: he notes it"
+    if os.geteuid() == 0 and store.made is not Made.BY_ROOT:
+        return "nobody can tell that root made it"
     try:
         one = describe(store)
         try:

@@ -1,7 +1,8 @@
 """Stores that root set aside when he took a volume over: each owner takes his own folder out, by his own right.
 
 Who moved what into such a store, or moved it as a whole, nobody can tell any more. So root takes nothing from there:
-it lies in the new store, where nobody else can move it, and its users' next commands empty it.
+it lies in the new store, where nobody else can move it, and its users' next commands empty it. What they take is kept
+until they ask for its end by name: that it lay there is no word of theirs, and nobody but they may act on it.
 """
 
 from __future__ import annotations
@@ -9,14 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
-from fusefs.core.errors import BadRecord
+from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.adopt import take_in
+from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.claim import Lost, hold
+from fusefs.store.container import Held, rewrite
 from fusefs.store.folders import Refusal, find_user, names_in, open_user
 from fusefs.store.layout import (
     CACHEDIR_TAG,
+    DROP,
     FOLDERS,
     NEW,
     OLD,
@@ -29,12 +37,16 @@ from fusefs.store.layout import (
     open_areas,
 )
 from fusefs.store.new_folder import make_user
-from fusefs.store.sides import READABLE
+from fusefs.store.reserve import FULL
+from fusefs.store.sides import DIRECTORY, READABLE
 from fusefs.store.unmake import remove_folder
 from fusefs.store.volume import LOCK
 
 WAITS = "it waits for its owner's next command"
 STAYS = "root's name in it proves nothing: whoever made that store could put it there"
+_NOTE = "from a store that root set aside"
+_BECOMES = {Name(State.REAPING.value.encode()): Name(State.QUARANTINE.value.encode())}
+"""What a reaper had begun: in `reaping/` the next one would go on with it."""
 _STATES = frozenset(state.value.encode() for state in State)
 
 
@@ -73,7 +85,8 @@ def take_own(store: Store) -> None:
                     for part in FOLDERS:
                         if part != RESERVE:
                             _move(found, part, folder)
-                remove_folder(found, found.store.fd)
+                with suppress(PermissionError):  # of root's: root removes it when it is empty
+                    remove_folder(found, found.store.fd)
 
 
 @contextmanager
@@ -98,7 +111,7 @@ def _own_in(store: Store, old: Name, uid: int) -> Iterator[UserFolder | None]:
 
 
 def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
-    """Move what is in one part of a folder to the same part of another one of its user's."""
+    """Move what is in one part of a folder to the same part of another one of its user's; what was due is not."""
     kernel = folder.store.kernel
     for name in old.list(part):
         with ExitStack() as owned, suppress(FileNotFoundError, FileExistsError):
@@ -109,8 +122,32 @@ def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
                         continue
                     if not isinstance(held, Lost):
                         owned.enter_context(held)
+                        if not _keep(held, folder):
+                            continue
             source = owned.enter_context(kernel.open_dir(old.fd, part))
-            kernel.rename_free(source, name, owned.enter_context(folder.open(part)), name)
+            if part == DROP:
+                with suppress(OSError, TrashdError):  # it stays, and is told
+                    take_in(folder, source, Name(name), origin=None, retention_s=None, note=_NOTE)
+            else:
+                place = owned.enter_context(folder.open(_BECOMES.get(part, part)))
+                kernel.rename_free(source, name, place, name)
+
+
+def _keep(held: Held, folder: UserFolder) -> bool:
+    """Have a container of an old store kept until somebody asks for it; whether there was room to note that.
+
+    folder  where it goes
+    """
+    is_begun = held.record.partial or held.state is State.REAPING
+    record = held.record._replace(retention_s=None, partial=is_begun)
+    if record != held.record:
+        try:
+            with_room(folder, FOR_USER, partial(rewrite, held, record))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return False
+    return True
 
 
 def discard_emptied(store: Store) -> None:
@@ -120,6 +157,7 @@ def discard_emptied(store: Store) -> None:
         with suppress(OSError), kernel.open_dir(store.fd, old) as fd:
             for area in (USERS, NEW):
                 with suppress(FileNotFoundError):
+                    _discard_folders(kernel, fd, area)
                     kernel.rmdir(fd, area)
             with suppress(FileNotFoundError), kernel.open_dir(fd, REGISTRY) as registry:
                 for name in kernel.list(registry):
@@ -130,3 +168,15 @@ def discard_emptied(store: Store) -> None:
                 with suppress(FileNotFoundError):
                     kernel.unlink(fd, file)
             kernel.rmdir(store.fd, old)
+
+
+def _discard_folders(kernel: Kernel, store_fd: Fd, area: Name) -> None:
+    """Remove the users' folders in an area of an old store that are empty, by rmdir alone. Raises  OSError"""
+    with kernel.open_dir(store_fd, area) as area_fd:
+        for name in (name for names in names_in(kernel, area_fd).values() for name in names):
+            with suppress(OSError):
+                with kernel.open_beneath(area_fd, name, DIRECTORY) as fd:
+                    for part in FOLDERS:
+                        with suppress(OSError):
+                            kernel.rmdir(fd, part)
+                kernel.rmdir(area_fd, name)

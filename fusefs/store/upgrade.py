@@ -14,12 +14,24 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.first_look import look_at_new, look_first
 from fusefs.store.folders import plain_name, why_not_deep
-from fusefs.store.layout import FORMAT, NEW, REGISTRY, USERS, Areas, Store, open_areas, read_volume
+from fusefs.store.layout import (
+    FIRST_FORMAT,
+    FORMAT,
+    NEW,
+    REGISTRY,
+    USERS,
+    Areas,
+    Store,
+    Volume,
+    open_areas,
+    read_volume,
+)
 from fusefs.store.new_folder import take_registry
 from fusefs.store.reserve import FULL
 from fusefs.store.set_aside import discard_emptied
 from fusefs.store.sides import DIRECTORY
 from fusefs.store.volume import make_area, prove, take_store, write_volume
+from fusefs.store.vouch import vouch
 
 SHARED, OWNERS = 0o1777, 0o755
 
@@ -48,6 +60,8 @@ def renewed(store: Store) -> Store:
     """
     if store.owner != os.geteuid() or is_current(store) or store.kernel.is_read_only(store.fd):
         return store
+    if store.is_unknown() and not is_first(store.kernel, store.fd, store.volume):
+        return store
     try:
         bring_up_to_date(store)
     except OSError as error:
@@ -62,7 +76,7 @@ def look_over(store: Store) -> None:
     On a full volume that is done later, on one that is read-only not at all.
     Raises  OSError
     """
-    if store.is_roots_to_keep() and not store.kernel.is_read_only(store.fd):
+    if store.is_roots_to_keep() and not store.is_unknown() and not store.kernel.is_read_only(store.fd):
         look_first(store)
         discard_emptied(store)
 
@@ -72,7 +86,7 @@ def _reread(store: Store) -> Store:
     volume = read_volume(store.kernel, store.fd, store.base_path)
     areas = open_areas(store.kernel, store.fd)
     store.areas.__exit__()
-    return store._replace(areas=areas, volume=volume)
+    return store._replace(areas=areas, volume=volume).judged()
 
 
 def bring_up_to_date(store: Store) -> None:
@@ -84,6 +98,8 @@ def bring_up_to_date(store: Store) -> None:
         _close_own(store)
         return
     kernel, fd = store.kernel, store.fd
+    if store.is_unknown() and not (is_first(store.kernel, store.fd, store.volume) and vouch(store)):
+        return
     make_area(kernel, fd, REGISTRY, OWNERS)
     with ExitStack() as owned:
         registry_fd = owned.enter_context(kernel.open_dir(fd, REGISTRY))
@@ -104,6 +120,14 @@ def is_current(store: Store) -> bool:
     if store.volume.format != FORMAT or areas.u_fd is None:
         return False
     return store.owner != 0 or (areas.new_fd is not None and areas.registry_fd is not None)
+
+
+def is_first(kernel: Kernel, fd: Fd, volume: Volume) -> bool:
+    """Whether an opened `.trashd` is just as the first format had it: whoever made it noted that nowhere, and nothing
+    is registered, so that all that counts is what root sees when he looks at the folders. Raises  OSError
+    """
+    names = set(kernel.list(fd)) if volume.format == FIRST_FORMAT else set()
+    return USERS in names and not {NEW, REGISTRY} & names and bool(kernel.stat(fd, USERS).st_mode & stat.S_IWOTH)
 
 
 def _divide(kernel: Kernel, fd: Fd, areas: Areas) -> None:

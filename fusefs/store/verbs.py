@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 
 from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, NotPermitted, TrashdError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import RelPath
+from fusefs.core.names import RelPath, printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import is_frozen
 from fusefs.linux.mountinfo import Mount, below
-from fusefs.store.folders import open_user
+from fusefs.store.folders import NOT_MADE, open_user
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.locate import Located, Victim, existing_stores, find_victim, stores_for
+from fusefs.store.made import way_out
 from fusefs.store.refuse import refusals
 from fusefs.store.registry import is_remembered, place_of_store, remember
 from fusefs.store.stage import Options, restock
@@ -139,6 +140,8 @@ def own_folder(store: Store) -> UserFolder:
     Raises  OSError; Untrusted
     """
     kernel = store.kernel
+    if store.is_roots_to_keep() and store.is_unknown():
+        raise NoStore(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
     remember(store)
     folder = open_user(store, os.geteuid())
     if folder is None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.errors import Untrusted
+from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, VolumeId
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -32,9 +33,11 @@ from fusefs.store.layout import (
     open_store,
     read_volume,
 )
+from fusefs.store.made import Made, note_made
 from fusefs.store.reserve import FULL
 from fusefs.store.sides import DIRECTORY, Sides
 from fusefs.store.visible import NO_EXCHANGE
+from fusefs.store.vouch import vouch
 
 _PROBE = (Name(b"probe-a"), Name(b"probe-b"))
 _PROBE_UNNAMED = Name(b"probe-unnamed")
@@ -54,16 +57,30 @@ def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None
         owned.enter_context(base_fd)
         if mounted is not None:
             owned.enter_context(mounted)
-        build_store(kernel, Sides(base_fd, mounted))
+        made = build_store(kernel, Sides(base_fd, mounted))
         owned.pop_all()
     store = open_store(kernel, base_fd, base_path, mounted)
     if store is None:
         raise Untrusted(base_path)
+    return vouched(store, made)
+
+
+def vouched(store: Store, made: Identity | None) -> Store:
+    """An opened store, for which root vouches if it is the one that was made now; takes it over. Raises  OSError"""
+    if os.geteuid() != 0 or store.made is Made.BY_ROOT or made is None:
+        return store
+    with ExitStack() as owned:
+        owned.enter_context(store)
+        if store.kernel.identify(store.fd) == made and vouch(store):
+            store = store._replace(made=Made.BY_ROOT)
+        owned.pop_all()
     return store
 
 
-def build_store(kernel: Kernel, base: Sides, identifier: VolumeId | None = None, *, replaces: Fd | None = None) -> None:
-    """The same without opening it.
+def build_store(
+    kernel: Kernel, base: Sides, identifier: VolumeId | None = None, *, replaces: Fd | None = None
+) -> Identity | None:
+    """The same without opening it; the identity of what was made, None if somebody else's is there.
 
     identifier  of the volume, if it has one already
     replaces    that store, which is there, lies in the new one from then on, as it is
@@ -71,27 +88,28 @@ def build_store(kernel: Kernel, base: Sides, identifier: VolumeId | None = None,
     """
     for attempt in range(_ATTEMPTS):
         try:
-            _build(kernel, base, identifier, replaces=replaces)
-            return
+            return _build(kernel, base, identifier, replaces=replaces)
         except FileNotFoundError:
             # An init may take it for an abandoned one in the moment before it is locked: start again.
             if attempt == _ATTEMPTS - 1:
                 raise
+    return None
 
 
-def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces: Fd | None) -> None:
+def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces: Fd | None) -> Identity | None:
     """A store under another name, then renamed. Raises  as `unfinished`"""
     new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
-    with unfinished(kernel, base, new, identifier):
+    with unfinished(kernel, base, new, identifier) as fd:
         for _attempt in range(_ATTEMPTS):
             if replaces is not None:
                 _take_in(kernel, base, new, replaces)
             with suppress(FileExistsError):
                 kernel.rename_free(base.names(), new, base.names(), STORE)
                 sync_dir(kernel, base.fd)
-                return
+                return kernel.identify(fd)
             if replaces is None:
-                return  # somebody else's is as good
+                break  # somebody else's is as good
+    return None
 
 
 def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
@@ -216,11 +234,16 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
 
 def _fill(kernel: Kernel, fd: Fd, identifier: VolumeId) -> None:
     own(kernel, fd, 0o755)
+    if not kernel.is_empty(fd):
+        # Who may write in the directory above gave another one of ours its name: what is in that is not root's word.
+        raise FileNotFoundError(errno.ENOENT, "another directory took its place")
     make_area(kernel, fd, USERS, 0o755)
     if os.geteuid() == 0:
         make_area(kernel, fd, NEW, 0o1777)
         make_area(kernel, fd, REGISTRY, 0o755)
     _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
+    if os.geteuid() == 0:
+        note_made(kernel, fd)
     write_volume(kernel, fd, prove(kernel, fd, identifier))
 
 

@@ -16,6 +16,7 @@ from fusefs.reaper.volume import open_volume
 from fusefs.store import first_look
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store
+from fusefs.store.discover import discover
 from fusefs.store.find import all_entries, each_folder
 from fusefs.store.first_look import look_first
 from fusefs.store.folders import take_census
@@ -62,7 +63,7 @@ def doctor(kernel: Kernel, volumes: Sequence[bytes]) -> object:
     """What `trashd doctor` looks at."""
     with opened(Path(os.fsdecode(volumes[0]))) as store:
         found = list(check_store(store._replace(kernel=kernel)))
-    return [*found, *each_folder(kernel, volumes, check_folder, list[Problem])]
+    return [*found, *each_folder(discover(kernel, volumes), check_folder, list[Problem])]
 
 
 def serve(kernel: Kernel, volumes: Sequence[bytes]) -> object:

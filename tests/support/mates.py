@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fusefs.core.names import make_id
+from fusefs.core.names import VolumeId, make_id
 from fusefs.core.record import Method, Record, encode
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import FOLDERS, decode_volume
@@ -34,13 +34,18 @@ def share_project(volume: Path, owner: int) -> Path:
 
 def expired_record(volume: Path, tree: Path) -> bytes:
     """What a mate forges: an orphan that is to be reaped at once, and whose tree that is."""
-    kernel = Kernel()
     described = decode_volume((volume / ".trashd/volume.json").read_bytes())
     assert described is not None
+    return record_of(described.id, tree)
+
+
+def record_of(volume: VolumeId, tree: Path) -> bytes:
+    """The same in a store with that id."""
+    kernel = Kernel()
     with kernel.open_path(raw(tree)) as fd, kernel.open_path(raw(tree.parent)) as up:
         record = Record(
             id=make_id("20200101T000000", 0, b"data", bytes(6)),
-            volume=described.id,
+            volume=volume,
             method=Method.REMOVED,
             origin=None,
             parent=kernel.identify(up),

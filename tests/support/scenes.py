@@ -49,6 +49,7 @@ _CHANGING = frozenset(
 LOOKING = frozenset(
     {
         "open", "openat2", "identify", "stat", "fstat", "statx", "statfs", "read", "refresh", "getdents", "listxattr",
+        "getxattr",
         "flock", "lease", "fsync", "syncfs", "strangers",
     }
 )  # fmt: skip

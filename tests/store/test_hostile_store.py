@@ -1,0 +1,159 @@
+"""A store of root's that root never made: a mate made it of root's directories, and its modes are right by now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.volume import Unproven, open_volume
+from fusefs.store.made import XATTR
+from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
+from tests.support.mates import FORGED, TEAM
+from tests.support.people import Person
+from tests.support.store import entries, init, opened, raw, recover_all, swap
+from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.users import as_user, called_by
+from tests.support.volumes import loop_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root")
+
+ALICE, BOB = 1001, 1002
+
+
+@pytest.fixture
+def project() -> Iterator[Path]:
+    with tmpfs_volume() as path:
+        yield forge_store(path, BOB, ALICE)
+
+
+BY_ROOT = [
+    ["list"],
+    ["reap"],
+    ["reap", "--all", "--now"],
+    ["reap", "--now", FORGED],
+    ["quarantine", "delete", FORGED, "--yes"],
+]
+
+
+@pytest.mark.parametrize("words", BY_ROOT, ids=" ".join)
+def test_no_command_of_roots_does_what_a_forged_store_says(project: Path, words: list[str]) -> None:
+    before = snapshot(project / ".trashd/u", with_times=True)
+    run([*words, "--volume", str(project)])
+    assert snapshot(project / ".trashd/u", with_times=True) == before
+    assert live(project) == N_LIVE
+
+
+def test_doctor_repairs_nothing_in_it_and_says_what_helps(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(project / ".trashd", with_times=True)
+    run(["doctor", "--repair", str(project)])
+    assert snapshot(project / ".trashd", with_times=True) == before
+    told = "".join(capfd.readouterr())
+    assert "nobody can tell that root made this store" in told
+    assert f"trashd init {project}" in told
+
+
+def test_the_service_does_not_open_it(project: Path) -> None:
+    with pytest.raises(Unproven):
+        open_volume(Kernel(), raw(project))
+
+
+def test_what_it_holds_is_listed_and_restored(project: Path) -> None:
+    assert {entry.uid for entry in entries(project)} == {0, ALICE}
+    place = project / f".trashd/u/{ALICE}/orphans/{FORGED}"
+    (project / ".trashd/u/0/orphans" / FORGED).rename(project / "away")
+    assert run(["restore", FORGED, "--to", str(project / "back"), "--volume", str(project)]) == 0
+    assert (project / "back/live").read_bytes() == LIVE
+    assert not place.exists()
+
+
+def test_root_swaps_nothing_into_it(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_tree(project / "job", {"results": "old"})
+    assert run(["swap", str(project / "job")]) == 6
+    assert f"trashd init {project}" in capfd.readouterr().err
+    assert (project / "job/results").read_text() == "old"
+
+
+def test_init_makes_a_new_one_beside_which_nothing_of_the_forged_one_counts(project: Path) -> None:
+    assert run(["init", str(project)]) == 0
+    for words in (["list"], ["reap"], ["reap", "--all", "--now"]):
+        run([*words, "--volume", str(project)])
+    assert live(project) == N_LIVE
+    [old] = (project / ".trashd").glob("old-*")
+    assert {path.name for path in (old / "u").iterdir()} == {"0", str(ALICE)}
+    with opened(project) as store:
+        assert not store.is_unknown()
+
+
+def test_what_she_takes_out_of_it_goes_by_her_own_word_alone(project: Path) -> None:
+    init(project)
+    as_user(ALICE, lambda: run(["list", "--volume", str(project)]))
+    for _ in range(2):
+        run(["reap", "--volume", str(project)])
+        as_user(ALICE, lambda: run(["reap", "--volume", str(project)]))
+    assert live(project) == N_LIVE
+    assert list((project / ".trashd").glob(f"old-*/u/{ALICE}")) == []
+    assert [(entry.uid, entry.expires_ns) for entry in entries(project)] == [(ALICE, None)] * 2
+
+
+def test_a_forged_store_that_her_pointer_leads_to_is_none_of_the_services(project: Path) -> None:
+    volume = project.parent
+    init(volume)
+    make_tree(volume / "alice", Dir(owner=(ALICE, ALICE)))
+    as_user(ALICE, lambda: make_tree(volume / "alice/job", {}))
+    as_user(ALICE, lambda: str(swap(volume / "alice/job").id))
+    recover_all(volume)
+    folder = volume / f".trashd/u/{ALICE}"
+    as_user(ALICE, lambda: (folder / "pointers/lower").write_text("project"))
+    before = snapshot(project / ".trashd/u", with_times=True)
+    for words in (["list"], ["reap"], ["reap", "--now", FORGED]):
+        run([*words, "--volume", str(volume)])
+    assert snapshot(project / ".trashd/u", with_times=True) == before
+
+
+def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(project: Path) -> None:
+    (project / ".trashd").rename(project / "filled")
+
+    def gate(call: str) -> None:
+        for new in project.glob(".trashd.new-*"):
+            if call == "openat2" and not any(new.iterdir()) and (project / "filled").exists():
+                new.rename(project / "empty")
+                (project / "filled").rename(new)
+
+    with pytest.raises(OSError, match="not empty"):
+        init(project, Kernel(gate))
+    assert not (project / ".trashd").exists()
+    assert live(project) == N_LIVE
+
+
+@pytest.mark.parametrize("filesystem", ["tmpfs", "ext4", "xfs", "btrfs"])
+def test_nobody_but_root_can_note_that_root_made_a_store(filesystem: str) -> None:
+    maps = ((0, BOB, 1), (1, 200_000, 65_536))
+    people = [Person(BOB, BOB, (TEAM,)), Person(BOB, BOB, (TEAM,), maps=maps), Person(0, 0)]
+    with tmpfs_volume() if filesystem == "tmpfs" else loop_volume(filesystem) as path:
+        init(path)
+        noted = os.getxattr(path / ".trashd", XATTR)
+        make_tree(path / "his", Dir(mode=0o777, owner=(BOB, BOB)))
+        for who in people:
+
+            def note(where: Path = path / "his") -> None:
+                with pytest.raises(PermissionError):
+                    os.setxattr(where, XATTR, noted)
+
+            called_by(who.be, note, "who forges")
+
+
+def test_without_such_attributes_roots_registry_names_what_he_made() -> None:
+    with tmpfs_volume() as path:
+        (path / "roots").mkdir()
+        init(path)
+        os.removexattr(path / ".trashd", XATTR)
+        with opened(path) as store:
+            assert not store.is_unknown()
+        (path / ".trashd").rename(path / "roots/.trashd")
+        with opened(path / "roots") as store:
+            assert store.is_unknown()
