@@ -183,6 +183,12 @@ def _take(tree: Path) -> None:
 
 
 LIVE, DATA = "team/project/live", "team/project/data"
+_LIKE_A_STORE = [
+    move("team/project/roots/open", "team/project/roots/u"),
+    move("team/project/roots/other", "team/project/roots/new"),
+    _copy(".trashd/volume.json", "team/project/rootnotes"),
+    move("team/project/rootnotes", "team/project/roots/volume.json"),
+]
 OF_A_MATE: Mapping[str, list[Step]] = {
     "plants u": plant(LIVE, "team/project/more", f".trashd/u/{ALICE.uid}"),
     "plants new": plant(LIVE, "team/project/more", f".trashd/new/{ALICE.uid}"),
@@ -200,12 +206,11 @@ OF_A_MATE: Mapping[str, list[Step]] = {
     "links": [move(DATA, "team/project/old"), link(DATA, "srv"), link("@open/srv", "srv")],
     "fills": [make(f"{DATA}/his"), write(f"{DATA}/his/text", f"{MARK}filled in"), move(LIVE, f"{DATA}/live")],
     "opens": [set_mode("team/project/his", 0o777), move("@data/open", "team/project/his/open")],
-    "makes a store": [
-        move("team/project/roots/open", "team/project/roots/u"),
-        move("team/project/roots/other", "team/project/roots/new"),
-        _copy(".trashd/volume.json", "team/project/rootnotes"),
-        move("team/project/rootnotes", "team/project/roots/volume.json"),
-        move("team/project/roots", "team/project/.trashd"),
+    "makes a store": [*_LIKE_A_STORE, move("team/project/roots", "team/project/.trashd")],
+    "moves a store in": [
+        *_LIKE_A_STORE,
+        move(LIVE, f"team/project/roots/u/{ALICE.uid}"),
+        move("team/project/roots", "@data/.trashd"),
     ],
 }
 OF_THE_OWNER: Mapping[str, list[Step]] = {
