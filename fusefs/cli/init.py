@@ -25,7 +25,9 @@ def command(volume: bytes, as_json: bool) -> int:
     """Make the trash store of VOLUME: the root of a filesystem, or a directory given to trashd.
 
     Made by root it serves all users, each in a folder of his own that only he (and root) can read. Doing it again
-    changes nothing; as root it also takes over what somebody planted there before.
+    changes nothing; as root it also takes over what somebody planted there before: a store that others could change,
+    or could have made of root's directories, is set aside in a new one, and each owner's next command takes his own
+    out of it, kept until he asks for its end.
 
     \b
     Examples:

@@ -28,7 +28,7 @@ class Phase(Enum):
     WINDOW     waits for the hours in which it may
     BROKEN     too many errors: rests before it tries again
     ELSEWHERE  another reaper has the volume
-    UNPROVEN   a user's own store that is not in his registry: nothing of it is reaped
+    UNPROVEN   a user's own store that is not in his registry, or of root's that root did not make: nothing is reaped
     GONE       not mounted any more, or another filesystem at its place
     """
 

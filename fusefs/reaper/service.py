@@ -18,7 +18,7 @@ from fusefs.core.errors import BadConfig, Busy
 from fusefs.core.events import Event, Kind
 from fusefs.core.names import printable
 from fusefs.core.record import quote
-from fusefs.core.status import PassedOver, Status
+from fusefs.core.status import PassedOver, Phase, Status
 from fusefs.linux import servicelock
 from fusefs.linux.clockwatch import ClockWatch
 from fusefs.linux.configfiles import Loaded
@@ -317,10 +317,13 @@ class _Service:
         return any(view.mount.mnt_id not in standing for view in self._views)
 
     async def _obey_nudges(self, context: Context, nursery: trio.Nursery) -> None:
-        """Look for volumes when somebody made a store (`trashd init`)."""
+        """Look for volumes when somebody made a store, or vouches for one (`trashd init`)."""
         while True:
             await self._nudged.wait()
             self._nudged = trio.Event()
+            for keeper in self._all_keepers():
+                if keeper.phase is Phase.UNPROVEN:
+                    keeper.look_again()
             await self._find(context, nursery)
 
     # Pauses

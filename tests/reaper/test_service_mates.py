@@ -7,14 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from fusefs.cli.main import run
 from fusefs.core.status import Phase
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.volume import open_volume
-from tests.support.mates import plant
+from tests.support.forged_store import N_LIVE, forge_store, live
+from tests.support.mates import TEAM, plant
+from tests.support.orphans import EXPIRED
+from tests.support.service import places, service
 from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
-from tests.support.store import Counting
-from tests.support.tree import snapshot
+from tests.support.store import Counting, swap
+from tests.support.tree import make_tree, snapshot
 from tests.support.users import as_user
+from tests.support.volumes import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
@@ -57,3 +62,21 @@ def test_one_look_at_u_serves_all_its_users(shared: Shared) -> None:
     assert set(census.inos) == {0, ALICE, MALLORY}
     assert calls.calls.count("getdents") <= 6  # of new/, of u/, of the registry: to look first, and to take the census
     assert len(calls.calls) <= 2 * 3 * 300 + 30 * 3
+
+
+def test_a_store_that_a_mate_made_of_roots_directories_is_served_to_nobody() -> None:
+    """Its modes are right by now. Root's word makes a new one, in which what it held goes by nobody else's."""
+    with tmpfs_volume() as volume, places() as base:
+        project = forge_store(volume, MALLORY, ALICE)
+
+        def throw() -> str:
+            return str(swap(make_tree(project / "job", {"results": "hers"}), options=EXPIRED).id)
+
+        with service(base, project) as running:
+            running.until(lambda: running.volume(project).phase is Phase.UNPROVEN)
+            assert f"trashd init {project}" in running.volume(project).why
+            assert live(project) == N_LIVE
+            assert run(["init", str(project)]) == 0
+            thrown = as_user(ALICE, throw, groups=[TEAM])
+            running.until(lambda: not list(project.rglob(f"{thrown}")))
+        assert live(project) == N_LIVE
