@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.volume import Unproven, open_volume
+from fusefs.store.layout import decode_volume, encode_volume
 from fusefs.store.made import XATTR
 from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
 from tests.support.mates import FORGED, TEAM
@@ -46,6 +50,37 @@ def test_no_command_of_roots_does_what_a_forged_store_says(project: Path, words:
     run([*words, "--volume", str(project)])
     assert snapshot(project / ".trashd/u", with_times=True) == before
     assert live(project) == N_LIVE
+
+
+def says_the_first_format(store: Path) -> None:
+    described = decode_volume((store / "volume.json").read_bytes())
+    assert described is not None
+    (store / "volume.json").write_bytes(encode_volume(described).replace(b'"format": 2', b'"format": 1'))
+
+
+def has_no_new(store: Path) -> None:
+    (store / "new").rmdir()
+
+
+def has_no_registry(store: Path) -> None:
+    shutil.rmtree(store / "folders")
+
+
+def is_like_one_of_the_first_format(store: Path) -> None:
+    for lack in (has_no_new, has_no_registry, says_the_first_format):
+        lack(store)
+
+
+LESS = [has_no_new, has_no_registry, says_the_first_format, is_like_one_of_the_first_format]
+
+
+@pytest.mark.parametrize("lack", LESS)
+def test_nothing_is_made_of_one_in_which_something_is_missing(project: Path, lack: Callable[[Path], None]) -> None:
+    lack(project / ".trashd")
+    before = snapshot(project / ".trashd", with_times=True)
+    for words in (["list"], ["reap"], ["reap", "--all", "--now"]):
+        run([*words, "--volume", str(project)])
+    assert snapshot(project / ".trashd", with_times=True) == before
 
 
 def test_doctor_repairs_nothing_in_it_and_says_what_helps(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,12 +183,19 @@ def test_nobody_but_root_can_note_that_root_made_a_store(filesystem: str) -> Non
 
 
 def test_without_such_attributes_roots_registry_names_what_he_made() -> None:
+    """Root of a container can't set one: nor does he believe it of a store that takes the place of the named one."""
     with tmpfs_volume() as path:
         (path / "roots").mkdir()
-        init(path)
-        os.removexattr(path / ".trashd", XATTR)
-        with opened(path) as store:
-            assert not store.is_unknown()
-        (path / ".trashd").rename(path / "roots/.trashd")
-        with opened(path / "roots") as store:
-            assert store.is_unknown()
+
+        def act() -> None:
+            make_tree(path / "job", {"results": "old"})
+            init(path)
+            assert XATTR not in os.listxattr(path / ".trashd")
+            swap(path / "job")
+            (path / ".trashd").rename(path / "roots/.trashd")
+            subprocess.run(["cp", "-a", path / "roots/.trashd", path], check=True)
+            with opened(path / "roots") as moved, opened(path) as copied:
+                assert moved.is_unknown()
+                assert copied.is_unknown()
+
+        called_by(lambda: drop_capabilities(Capability.SYS_ADMIN), act, "root of a container")
