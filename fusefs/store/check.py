@@ -18,6 +18,7 @@ from fusefs.store.adopt import Problem
 from fusefs.store.ballast import has_ballast
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held
+from fusefs.store.folders import NOT_MADE
 from fusefs.store.layout import (
     FORMAT,
     FRESH,
@@ -30,6 +31,7 @@ from fusefs.store.layout import (
     UserFolder,
     open_store,
 )
+from fusefs.store.made import way_out
 from fusefs.store.passed_over import passed_over
 from fusefs.store.pointers import pointed
 from fusefs.store.reserve import is_stocked, is_used
@@ -56,6 +58,8 @@ def check_store(store: Store) -> Iterator[Problem]:
     if store.volume.format != FORMAT and store.owner == os.geteuid():
         told = "it has the first format yet: root reaps nothing in it, as nobody can tell who put it there"
         yield Problem(_told(store.base_path), told, f"{init}; it needs room for some small files, and to be writable")
+    if store.is_unknown():
+        yield Problem(_told(store.base_path), NOT_MADE, way_out(store.base_path))
     yield from passed_over(store)
 
 

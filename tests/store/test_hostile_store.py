@@ -19,7 +19,7 @@ from fusefs.store.made import XATTR
 from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
 from tests.support.mates import FORGED, TEAM
 from tests.support.people import Person
-from tests.support.store import entries, init, opened, raw, recover_all, swap
+from tests.support.store import entries, init, opened, problems, raw, recover_all, swap
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user, called_by
 from tests.support.volumes import loop_volume, tmpfs_volume
@@ -90,6 +90,13 @@ def test_doctor_repairs_nothing_in_it_and_says_what_helps(project: Path, capfd: 
     told = "".join(capfd.readouterr())
     assert "nobody can tell that root made this store" in told
     assert f"trashd init {project}" in told
+
+
+def test_doctor_says_so_of_one_without_folders(project: Path) -> None:
+    shutil.rmtree(project / ".trashd/u")
+    (project / ".trashd/u").mkdir()
+    [told] = problems(project)
+    assert f"trashd init {project}" in told.hint
 
 
 def test_the_service_does_not_open_it(project: Path) -> None:
