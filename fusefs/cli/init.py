@@ -20,24 +20,27 @@ from fusefs.store.verbs import own_folder
 
 @click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)
 @click.argument("volume", type=PathBytes())
+@click.option("--known", "is_known", is_flag=True, help="Root made the store that is there: don't set it aside.")
 @json_option
-def command(volume: bytes, as_json: bool) -> int:
+def command(volume: bytes, is_known: bool, as_json: bool) -> int:
     """Make the trash store of VOLUME: the root of a filesystem, or a directory given to trashd.
 
     Made by root it serves all users, each in a folder of his own that only he (and root) can read. Doing it again
     changes nothing; as root it also takes over what somebody planted there before: a store that others could change,
     or could have made of root's directories, is set aside in a new one, and each owner's next command takes his own
-    out of it, kept until he asks for its end.
+    out of it, kept until he asks for its end. A store of root's own of which nothing here shows that he made it
+    (another machine did, on a network filesystem; or a copy lost the attribute) is kept by --known.
 
     \b
     Examples:
       trashd init /scratch
+      trashd init --known /mnt/shared
     """
     kernel = Kernel()
     path = os.path.realpath(volume)
     try:
         base = open_shown(kernel, path)
-        store, done = initialise(kernel, base.fd, path, base.mounted)
+        store, done = initialise(kernel, base.fd, path, base.mounted, is_known=is_known)
     except OSError as error:
         raise from_os(error, path) from error
     with store:

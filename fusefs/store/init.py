@@ -64,18 +64,21 @@ class Initialised(NamedTuple):
     repaired: tuple[str, ...]
 
 
-def initialise(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None) -> tuple[Store, Initialised]:
+def initialise(
+    kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None, *, is_known: bool = False
+) -> tuple[Store, Initialised]:
     """Make the store of a directory, or check and repair the one that is there; takes over the fds.
 
     What somebody else could change, or could have made of root's directories, root sets aside as it is, and makes a new
     one: who moved what into the old one, or moved it as a whole, nobody can tell. Each owner's next command takes his
     own folder out of it.
-    Raises  NoStore if `.trashd` is something else than a directory; Busy if another command mends it
+    is_known  root says that he made the store which is there, where nothing shows that (another machine's, a copy)
+    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it
     """
     repaired: list[str] = []
     with ExitStack() as owned:
         base = owned.enter_context(Sides(base_fd, mounted))
-        done = _see_to_it(kernel, base, base_path, repaired)
+        done = _see_to_it(kernel, base, base_path, repaired, is_known=is_known)
         owned.pop_all()
     store = open_store(kernel, base_fd, base_path, mounted)
     if store is None:
@@ -107,7 +110,7 @@ class _Done(NamedTuple):
     identity: Identity | None
 
 
-def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str]) -> _Done:
+def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str], *, is_known: bool) -> _Done:
     """See to it that there is a store of ours. repaired: gets what was"""
     repaired += discard_abandoned(kernel, base)
     fd = _open_anyones(kernel, base, base_path)
@@ -116,7 +119,8 @@ def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str
     with fd, ExitStack() as owned:
         old = _read_anyones(kernel, fd)
         identifier = None if old is None else old.id
-        why = _why_not_kept(kernel, fd, old, {base_path, os.readlink(base.fd.path())})
+        places = {base_path, os.readlink(base.fd.path())}
+        why = _why_not_kept(kernel, fd, old, places, is_known=is_known)
         if not why:
             if not take_store(kernel, fd, owned):
                 raise Busy(os.path.join(base_path, STORE))
@@ -139,13 +143,13 @@ def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
         raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
 
 
-def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes]) -> str:
+def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes], *, is_known: bool) -> str:
     """Why root can't go on with the store of an opened `.trashd`; empty if he can. Users mend their own."""
     if os.geteuid() != 0:
         return ""
     if _may_be_changed(kernel, fd):
         return "which others could change"
-    if who_made(kernel, fd, places) is not Made.UNKNOWN or (old is not None and is_first(kernel, fd, old)):
+    if is_known or who_made(kernel, fd, places) is not Made.UNKNOWN or (old is not None and is_first(kernel, fd, old)):
         return ""
     return "which others may have made of root's directories"
 

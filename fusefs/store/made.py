@@ -71,8 +71,9 @@ def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> Made:
 
 def way_out(base_path: bytes) -> str:
     """What helps where nobody can tell who made the store of a directory."""
-    init = f"trashd init {shell_word(base_path)}"
-    return f"look into it; {init}, by root, sets it aside in a new one, and its owners' commands empty it"
+    volume = shell_word(base_path)
+    ours = f"if root made it, on another machine or in a copy's original: trashd init --known {volume}"
+    return f"look into it; {ours}; else trashd init {volume} sets it aside in a new one, and its owners empty it"
 
 
 def _encode(identity: Identity) -> bytes:

@@ -19,7 +19,7 @@ from fusefs.store.made import XATTR
 from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
 from tests.support.mates import FORGED, TEAM
 from tests.support.people import Person
-from tests.support.store import entries, init, opened, problems, raw, recover_all, swap
+from tests.support.store import assert_silent, entries, init, opened, problems, raw, recover_all, swap
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user, called_by
 from tests.support.volumes import loop_volume, tmpfs_volume
@@ -206,3 +206,17 @@ def test_without_such_attributes_roots_registry_names_what_he_made() -> None:
                 assert copied.is_unknown()
 
         called_by(lambda: drop_capabilities(Capability.SYS_ADMIN), act, "root of a container")
+
+
+def test_root_keeps_by_his_word_a_copy_that_lost_the_note() -> None:
+    with tmpfs_volume() as path, tmpfs_volume() as copy:
+        init(path)
+        make_tree(path / "job", {"results": "old"})
+        thrown = swap(path / "job").id
+        kept = "--preserve=mode,ownership,timestamps"
+        subprocess.run(["cp", "-r", kept, path / ".trashd", copy], check=True)
+        assert run(["swap", str(make_tree(copy / "job", {}))]) == 6
+        assert run(["init", "--known", str(copy)]) == 0
+        assert list(copy.glob(".trashd/old-*")) == []
+        assert run(["reap", "--now", thrown, "--volume", str(copy)]) == 0
+        assert_silent(copy)

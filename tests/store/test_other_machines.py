@@ -58,6 +58,7 @@ def machines() -> Iterator[Machines]:
         (backing := base / "backing").mkdir()
         with sshfs_of(backing, base / "a", UNCACHED) as a, sshfs_of(backing, base / "b", UNCACHED) as b:
             init(a.path)
+            init(b.path, is_known=True)  # that filesystem keeps no attribute by which this root knows of the other's
             make_tree(a.path / "job", {"file": "content"})
             yield Machines(a.path, b.path)
 

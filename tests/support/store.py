@@ -37,10 +37,10 @@ def raw(path: Path) -> bytes:
     return os.fsencode(path)
 
 
-def init(volume: Path, kernel: Kernel | None = None) -> None:
+def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) -> None:
     """`trashd init`, with the caller's own folder and reserve."""
     kernel = kernel or Kernel()
-    store, _done = initialise(kernel, kernel.open_path(raw(volume)), raw(volume))
+    store, _done = initialise(kernel, kernel.open_path(raw(volume)), raw(volume), is_known=is_known)
     with store:
         own_folder(store).fd.close()
 
