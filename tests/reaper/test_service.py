@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,13 @@ from tests.support.gather import gather
 from tests.support.orphans import EXPIRED, ids, orphan_in, victim_in
 from tests.support.reapers import is_claimed
 from tests.support.served import SLOW, audited, begin_large, next_due_s, outwait
-from tests.support.service import configure, places, service
+from tests.support.service import configure, service
 from tests.support.store import assert_silent, entries, folder_of, restore
 from tests.support.tree import snapshot
 
 pytestmark = pytest.mark.needs("root")
 
 COPY_S = 31.0
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the service has its configuration and its log."""
-    with places() as path:
-        yield path
 
 
 def test_what_was_due_before_the_service_came_is_reaped(base: Path, volume: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from tests.support.bulk import fill, roomy_volume
 from tests.support.command import done_well
 from tests.support.orphans import EXPIRED, ids, orphan_in
 from tests.support.served import SLOW, aged, audited, begin_large, outwait
-from tests.support.service import configure, places, service
+from tests.support.service import configure, service
 from tests.support.store import assert_silent, swap
 from tests.support.volumes import unmount
 
@@ -23,13 +22,6 @@ pytestmark = pytest.mark.needs("root")
 
 HOUR_S = 3600
 AT_ANY_AGE = 'minimum_age = "0s"\n'
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the service has its configuration and its log."""
-    with places() as path:
-        yield path
 
 
 def window_in(hours: int) -> str:

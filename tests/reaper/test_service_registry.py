@@ -15,29 +15,15 @@ import pytest
 from fusefs.core.status import Phase
 from fusefs.linux.places import SYSTEM_RUNTIME
 from tests.support.command import done_well, fast_paths_off
-from tests.support.homes import ALICE, BOB, fuse_for_all, homes, registry_of, trashd_as
+from tests.support.homes import ALICE, BOB, fuse_for_all, registry_of, trashd_as
 from tests.support.own_stores import SOON, outlasts, own_stores, phases, thrown
-from tests.support.service import QUICK, Service, places, service
+from tests.support.service import QUICK, Service, service
 from tests.support.tree import Dir, make_tree
 from tests.support.volumes import tmpfs_volume, unmount
 
-pytestmark = pytest.mark.needs("root")
+pytestmark = [pytest.mark.needs("root"), pytest.mark.usefixtures("home")]
 
 OFTEN = f'poll = "1s"\n{QUICK}'
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the service has its configuration and its log."""
-    with places() as path:
-        yield path
-
-
-@pytest.fixture(autouse=True)
-def home() -> Iterator[Mapping[int, Path]]:
-    """The users' homes; nobody knows any store."""
-    with homes(ALICE, BOB) as made:
-        yield made
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,31 +11,17 @@ import pytest
 
 from fusefs.core.status import Phase
 from tests.support.command import trashd
-from tests.support.homes import ALICE, BOB, homes, registry_of
+from tests.support.homes import ALICE, BOB, registry_of
 from tests.support.own_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown
-from tests.support.service import QUICK, places, service
+from tests.support.service import QUICK, service
 from tests.support.silent import silent_fuse
 from tests.support.tree import Dir, make_tree
 
-pytestmark = pytest.mark.needs("root")
+pytestmark = [pytest.mark.needs("root"), pytest.mark.usefixtures("home")]
 
 OFTEN = f'poll = "1s"\n{QUICK}'
 MOST_FDS = 150
 """Of the service: two stores of a user's are open at a time."""
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the service has its configuration and its log."""
-    with places() as path:
-        yield path
-
-
-@pytest.fixture(autouse=True)
-def home() -> Iterator[Mapping[int, Path]]:
-    """The users' homes; nobody knows any store."""
-    with homes(ALICE, BOB) as made:
-        yield made
 
 
 def test_nobody_has_anothers_store_reaped_by_registering_it(base: Path, home: Mapping[int, Path]) -> None:

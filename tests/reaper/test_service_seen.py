@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tests.support.bulk import roomy_volume
 from tests.support.command import done_well
 from tests.support.orphans import EXPIRED, orphan_in
 from tests.support.served import SLOW, audited, begin_large, outwait, queue_up
-from tests.support.service import Service, places, service
+from tests.support.service import Service, service
 from tests.support.store import init
 from tests.support.volumes import tmpfs_volume
 
@@ -28,13 +27,6 @@ HOUR_NS = 3600 * 10**9
 MANY = 20_000
 MORE_KIB, ALL_KIB = 16 * MIB, 120 * MIB
 """What very many orphans may need beyond what few do, in the service's own process; and all its processes together."""
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the service has its configuration and its log."""
-    with places() as path:
-        yield path
 
 
 def of_process(pid: int, file: str, key: str) -> int:

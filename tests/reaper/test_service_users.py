@@ -17,7 +17,7 @@ from tests.support.bulk import fill, roomy_volume
 from tests.support.orphans import EXPIRED, ids, orphan_in, orphan_of
 from tests.support.scenes import DyingAfter, end_of
 from tests.support.served import SLOW, begin_large, is_begun, outwait
-from tests.support.service import places, service
+from tests.support.service import service
 from tests.support.store import entries, init, raw, remove, swap
 from tests.support.tree import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
 from tests.support.users import as_user
@@ -26,13 +26,6 @@ from tests.support.volumes import btrfs_subvolume, loop_volume, project_quota_vo
 pytestmark = pytest.mark.needs("root")
 
 ALICE, BOB = 12101, 12102
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the service has its configuration and its log."""
-    with places() as path:
-        yield path
 
 
 def home_of(uid: int, volume: Path) -> Path:

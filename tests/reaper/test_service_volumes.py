@@ -19,18 +19,11 @@ from tests.support.bulk import roomy_volume
 from tests.support.daemons import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.orphans import EXPIRED, ids, orphan_in
 from tests.support.served import SLOW, begin_large, outwait
-from tests.support.service import QUICK, Service, places, service
+from tests.support.service import QUICK, Service, service
 from tests.support.store import assert_silent, init, tmpfs_store, tree_of
 from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the service has its configuration and its log."""
-    with places() as path:
-        yield path
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from tests.support.store import (
     assert_silent,
     entries,
     folder_of,
-    init,
     place,
     raw,
     reap_now,
@@ -28,8 +27,9 @@ from tests.support.store import (
     swap,
 )
 from tests.support.tree import Dir, File, make_tree, snapshot
+from tests.support.userfolders import shared_store
 from tests.support.users import as_user
-from tests.support.volumes import bind_mount, tmpfs_volume
+from tests.support.volumes import bind_mount
 
 pytestmark = pytest.mark.needs("root")
 
@@ -40,10 +40,7 @@ NOGROUP = 65534
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's, a directory of Alice's and one of Bob's."""
-    with tmpfs_volume() as path:
-        init(path)
-        for name, uid in (("alice", ALICE), ("bob", BOB)):
-            make_tree(path / name, Dir(owner=(uid, uid)))
+    with shared_store(alice=ALICE, bob=BOB) as path:
         yield path
 
 

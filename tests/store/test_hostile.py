@@ -28,6 +28,7 @@ from tests.support.store import (
     swap,
 )
 from tests.support.tree import Dir, File, Seen, make_tree, remove_tree_hard, snapshot
+from tests.support.userfolders import shared_store
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
@@ -39,10 +40,7 @@ ALICE, BOB = 1001, 1002
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's, a directory of Alice's and one of Bob's, and the canary, which is root's."""
-    with tmpfs_volume() as path:
-        init(path)
-        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
-        make_tree(path / "bob", Dir(owner=(BOB, BOB)))
+    with shared_store(alice=ALICE, bob=BOB) as path:
         make_tree(path / "canary", {"job": {"results": "root's"}, "tree": {"results": "root's"}, "secret": File(b"s")})
         yield path
 

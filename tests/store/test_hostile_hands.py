@@ -34,6 +34,7 @@ from tests.support.store import (
     swap,
 )
 from tests.support.tree import Dir, Seen, Spec, make_tree, remove_tree_hard, snapshot
+from tests.support.userfolders import shared_store
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume, unmount
 
@@ -47,11 +48,8 @@ CANARY: Spec = {"job": {"results": "root's"}, "tree": {"results": "root's"}, "or
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's, a directory of Alice's and one of Bob's, and the canary, which is root's."""
-    with tmpfs_volume() as path:
-        init(path)
+    with shared_store(alice=ALICE, bob=BOB) as path:
         make_tree(path / "canary", CANARY)
-        for name, uid in (("alice", ALICE), ("bob", BOB)):
-            make_tree(path / name, Dir(owner=(uid, uid)))
         yield path
 
 

@@ -12,10 +12,10 @@ import pytest
 from fusefs.core.errors import Refused, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from tests.support.store import assert_silent, entries, folder_of, init, place, remove, restore, swap
-from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
+from tests.support.store import assert_silent, entries, folder_of, place, remove, restore, swap
+from tests.support.tree import make_tree, remove_tree_hard, snapshot
+from tests.support.userfolders import shared_store
 from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -25,9 +25,7 @@ BOB = 1002
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's, Bob's home, a canary, and a directory of root's to restore to."""
-    with tmpfs_volume() as path:
-        init(path)
-        make_tree(path / "bob", Dir(owner=(BOB, BOB)))
+    with shared_store(bob=BOB) as path:
         make_tree(path / "canary", {"secret": "root's"})
         make_tree(path / "srv", {})
         yield path

@@ -36,8 +36,9 @@ from tests.support.store import (
     tree_of,
 )
 from tests.support.tree import IMMUTABLE, Dir, flags_of, make_tree, set_flags, snapshot
+from tests.support.userfolders import shared_store
 from tests.support.users import as_user
-from tests.support.volumes import bind_mount, full, loop_volume, tmpfs_volume, unmount
+from tests.support.volumes import bind_mount, full, loop_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
 
@@ -47,9 +48,7 @@ ALICE, BOB = 1001, 1002
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's, and a directory of Alice's."""
-    with tmpfs_volume() as path:
-        init(path)
-        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
+    with shared_store(alice=ALICE) as path:
         yield path
         assert_silent(path)
 

@@ -23,11 +23,19 @@ PARTS = [os.fsdecode(part) for part in FOLDERS]
 
 
 @contextmanager
-def alices_volume() -> Iterator[Path]:
-    """A store of root's and Alice's home."""
+def shared_store(**owners: int) -> Iterator[Path]:
+    """A store of root's, and a directory of each of these users, by its name."""
     with tmpfs_volume() as path:
         init(path)
-        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
+        for name, uid in owners.items():
+            make_tree(path / name, Dir(owner=(uid, uid)))
+        yield path
+
+
+@contextmanager
+def alices_volume() -> Iterator[Path]:
+    """A store of root's and Alice's home."""
+    with shared_store(alice=ALICE) as path:
         yield path
 
 
