@@ -155,32 +155,29 @@ def _tell_left(left: Sequence[Entry], *, as_json: bool) -> None:
 
 def tell_unvouched(unvouched: Sequence[Entry], *, as_json: bool) -> None:
     """Say what is left in stores that may be copies, and how it would go."""
-    if as_json:
-        for entry in unvouched:
-            output.as_json(Reaped(entry.id, "unregistered", Report(0, (), 0)))
-        return
-    for base, several in groupby(sorted(unvouched, key=Entry.base_path), key=Entry.base_path):
-        n_left = len(list(several))
-        stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
-        output.warn(
-            f"{stay} in {printable(base)}/.trashd, which may be a copy: nobody has registered that store. "
-            f"Its owner does by: trashd init {shell_word(base)}; an ID reaps one of them"
-        )
+    why = (
+        "which may be a copy: nobody has registered that store. "
+        "Its owner does by: trashd init {}; an ID reaps one of them"
+    )
+    _tell_staying(unvouched, "unregistered", why, as_json=as_json)
 
 
 def _tell_unproven(unproven: Sequence[Entry], *, as_json: bool) -> None:
     """Say what is left in folders that others may have filled."""
+    why = "of which nobody can tell who put them there; trashd doctor {} says what helps"
+    _tell_staying(unproven, "unproven", why, as_json=as_json)
+
+
+def _tell_staying(staying: Sequence[Entry], lost: str, why: str, *, as_json: bool) -> None:
+    """Say what stays, store by store. lost: to programs; why: to people, with a place for the volume"""
     if as_json:
-        for entry in unproven:
-            output.as_json(Reaped(entry.id, "unproven", Report(0, (), 0)))
+        for entry in staying:
+            output.as_json(Reaped(entry.id, lost, Report(0, (), 0)))
         return
-    for base, several in groupby(sorted(unproven, key=Entry.base_path), key=Entry.base_path):
+    for base, several in groupby(sorted(staying, key=Entry.base_path), key=Entry.base_path):
         n_left = len(list(several))
         stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
-        output.warn(
-            f"{stay} in {printable(base)}/.trashd, of which nobody can tell who put them there; "
-            f"trashd doctor {shell_word(base)} says what helps"
-        )
+        output.warn(f"{stay} in {printable(base)}/.trashd, {why.format(shell_word(base))}")
 
 
 def _waits(entry: Entry) -> bool:

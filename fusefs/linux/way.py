@@ -23,6 +23,19 @@ def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Co
     return link.st_uid in trusted and directory.st_uid in trusted and not is_shared
 
 
+def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
+    """Where a link in a directory leads: an absolute path that was gone already or is the root, and names below it.
+
+    None for one that goes down and up again: through what, nobody knows
+    """
+    names = [part for part in target.split(b"/") if part not in (b"", b".")]
+    start = b"/" if target.startswith(b"/") else here
+    while names and names[0] == b"..":
+        start = os.path.dirname(start)
+        del names[0]
+    return None if b".." in names else (start, names)
+
+
 def open_way(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Container[int]) -> Fd:
     """The directory (O_PATH) at an absolute path, which nobody need have meant well.
 
@@ -61,7 +74,7 @@ class _Way:
                     st = self._kernel.fstat(inner)
                     is_link = stat.S_ISLNK(st.st_mode)
                     if is_link:
-                        start, added = self._target(fd, here, name, st)
+                        start, added = self._followed(fd, here, name, st)
                     elif not stat.S_ISDIR(st.st_mode):
                         raise _refusal(errno.ENOTDIR, there)
                 except BaseException:
@@ -73,7 +86,7 @@ class _Way:
             fd.close()
             if is_link:
                 inner.close()
-                names += [*added, *_names(start)]
+                names += [*reversed(added), *_names(start)]
                 fd, here, mount = self._kernel.open_path(b"/"), b"/", None
             else:
                 fd, here = inner, there
@@ -89,21 +102,16 @@ class _Way:
             raise _refusal(errno.EXDEV, path)
         return mount
 
-    def _target(self, fd: Fd, here: bytes, name: bytes, link: os.stat_result) -> tuple[bytes, list[bytes]]:
-        """Where a link leads: an absolute path that was gone already or is the root, and names below it, last first."""
+    def _followed(self, fd: Fd, here: bytes, name: bytes, link: os.stat_result) -> tuple[bytes, list[bytes]]:
+        """Where a link leads that may be followed. Raises  OSError ELOOP"""
         there = os.path.join(here, name)
         if not self._n_links or not is_trusted_link(self._kernel.fstat(fd), link, self._trusted):
             raise _refusal(errno.ELOOP, there)
         self._n_links -= 1
-        target = os.readlink(name, dir_fd=fd)
-        parts = [part for part in target.split(b"/") if part not in (b"", b".")]
-        start = b"/" if target.startswith(b"/") else here
-        while parts and parts[0] == b"..":
-            start = os.path.dirname(start)
-            del parts[0]
-        if b".." in parts:
-            raise _refusal(errno.ELOOP, there)  # down and up again: through what, nobody knows
-        return start, parts[::-1]
+        target = link_target(here, os.readlink(name, dir_fd=fd))
+        if target is None:
+            raise _refusal(errno.ELOOP, there)
+        return target
 
 
 def _names(path: bytes) -> list[bytes]:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.glob import compile_glob
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import OTHERS_WRITE, Kernel
+from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.way import is_trusted_link, link_target
 from fusefs.store.layout import is_stores_own
 
 _LINKS_MAX = 40
@@ -172,22 +173,13 @@ class _Search:
         if not n_links:
             yield Passed(there, "too many links")
             return
-        if not self._is_trusted(self._kernel.fstat(fd), link):
+        if not is_trusted_link(self._kernel.fstat(fd), link, self._ours):
             yield Passed(there, "a link that others can change is not followed")
             return
-        target = os.readlink(name, dir_fd=fd)
-        names = [part for part in target.split(b"/") if part not in (b"", b".")]
-        base = b"/" if target.startswith(b"/") else path
-        while names and names[0] == b"..":
-            base = os.path.dirname(base)
-            del names[0]
-        if b".." in names:
+        target = link_target(path, os.readlink(name, dir_fd=fd))
+        if target is None:
             yield Passed(there, "a link that goes down and up again is not followed")
             return
+        base, names = target
         way = [part for part in base.split(b"/") if part]
         yield from self.below(self._root, b"/", [*way, *names, *rest], n_links - 1)
-
-    def _is_trusted(self, directory: os.stat_result, link: os.stat_result) -> bool:
-        """Whether only root and ourselves can have put a link there."""
-        is_shared = directory.st_mode & OTHERS_WRITE and not directory.st_mode & stat.S_ISVTX
-        return link.st_uid in self._ours and directory.st_uid in self._ours and not is_shared
