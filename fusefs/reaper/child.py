@@ -296,7 +296,7 @@ class Child:
 
 def _given(folder: UserFolder) -> list[str]:
     """What could not be handed over of what root, killed, had in hand for others: nobody else's folder has any."""
-    if folder.uid or not folder.list(State.STAGE):
+    if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
         return []
     with open_areas(folder.store.kernel, folder.store.fd) as areas:
         return give_what_is_left(folder._replace(store=folder.store._replace(areas=areas)))
