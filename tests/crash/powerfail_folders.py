@@ -49,30 +49,36 @@ def closed(planted: Path) -> None:
 def registration_round(cut: Cut, k: int) -> None:
     """A user's first swap, and root's next command: the folder is registered and moved. Each round has its own user."""
     cut.uid = USER + k
-    cut.begin(k)
-    cut.may(k, Shape.SWAPPED)
-    as_user(cut.uid, lambda: swap(cut.name(k)).id)
+    _throw(cut, k)
     if k == 0:
         plant(cut.base / ".trashd", "new")
-    cut.stands(k, Shape.SWAPPED, sync=True)
-    cut.volume.mark(f"user {cut.uid}")
-    cut.volume.mark(PREPARED)
-    assert _tells_of_planted(recover_all(cut.base, cut.kernel))
-    cut.volume.mark(LOOKED)
+    _look(cut, k)
 
 
 def upgrade_round(cut: Cut, k: int) -> None:
     """Root's next command in a store of the first format."""
+    _throw(cut, k)
+    as_of_the_first_format(cut.base / ".trashd")
+    plant(cut.base / ".trashd", "u")
+    _look(cut, k)
+
+
+def _throw(cut: Cut, k: int) -> None:
     cut.begin(k)
     cut.may(k, Shape.SWAPPED)
     as_user(cut.uid, lambda: swap(cut.name(k)).id)
-    as_of_the_first_format(cut.base / ".trashd")
-    plant(cut.base / ".trashd", "u")
+
+
+def _look(cut: Cut, k: int) -> None:
+    _prepared(cut, k)
+    assert _tells_of_planted(recover_all(cut.base, cut.kernel))
+    cut.volume.mark(LOOKED)
+
+
+def _prepared(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.SWAPPED, sync=True)
     cut.volume.mark(f"user {cut.uid}")
     cut.volume.mark(PREPARED)
-    assert _tells_of_planted(recover_all(cut.base, cut.kernel))
-    cut.volume.mark(LOOKED)
 
 
 def as_of_the_first_format(store: Path) -> None:
@@ -88,17 +94,9 @@ def as_of_the_first_format(store: Path) -> None:
 
 def taking_over_round(cut: Cut, k: int) -> None:
     """Root takes a user's store over; that user's next command takes his folder out of it, and root's registers it."""
-    cut.begin(k)
-    cut.may(k, Shape.SWAPPED)
-
-    def act() -> None:
-        init(cut.base)
-        swap(cut.name(k))
-
-    as_user(cut.uid, act)
-    cut.stands(k, Shape.SWAPPED, sync=True)
-    cut.volume.mark(f"user {cut.uid}")
-    cut.volume.mark(PREPARED)
+    as_user(cut.uid, lambda: init(cut.base))
+    _throw(cut, k)
+    _prepared(cut, k)
     init(cut.base, cut.kernel)
     cut.volume.mark(STORE_DURABLE)
     assert cut.as_its_user(lambda: recover_all(cut.base, cut.kernel)) == []

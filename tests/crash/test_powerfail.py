@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from tests.crash.powerfail_reaper import SCENARIOS
-from tests.crash.powerfail_replay import BTRFS, EXT4, IS_SOAK, XFS, replay
+from tests.crash.powerfail_replay import BTRFS, EXT4, IS_SOAK, XFS, NoRecordFsync, replay
 from tests.crash.powerfail_work import Cut
 
 on_each_fs = pytest.mark.parametrize("fstype", [EXT4, XFS, BTRFS])
@@ -23,17 +23,6 @@ MEDDLED_IN = (
     else list(_MEDDLED_IN.items())
 )
 pytestmark = pytest.mark.timeout(0 if IS_SOAK else 120)
-
-
-class NoRecordFsync(Kernel):
-    """Does not flush files, records above all; nor sets their length, which on xfs writes them."""
-
-    def write(self, fd: int, content: bytes) -> None:
-        os.pwrite(fd, content, 0)
-
-    def fsync(self, fd: int) -> None:
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            super().fsync(fd)
 
 
 class NoPointerFsync(NoRecordFsync):
