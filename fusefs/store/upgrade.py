@@ -83,10 +83,10 @@ def look_over(store: Store) -> None:
 
 def _reread(store: Store) -> Store:
     """The store as it is now; what is no more of it is closed."""
-    volume = read_volume(store.kernel, store.fd, store.base_path)
+    judged = store._replace(volume=read_volume(store.kernel, store.fd, store.base_path)).judged()
     areas = open_areas(store.kernel, store.fd)
     store.areas.__exit__()
-    return store._replace(areas=areas, volume=volume).judged()
+    return judged._replace(areas=areas)
 
 
 def bring_up_to_date(store: Store) -> None:
