@@ -11,6 +11,7 @@ from functools import partial
 import click
 
 from fusefs.cli import output
+from fusefs.cli.ages import watched
 from fusefs.cli.bar import Shows, bar
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.ordered import InOrder
@@ -77,7 +78,8 @@ def list_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     """
     kernel = tended(volumes)
     lost: list[TrashdError] = []
-    found = [entry for entry in all_entries(kernel, volumes, lost) if entry.state is State.QUARANTINE]
+    listed = all_entries(kernel, volumes, lost, watched(notes=False))
+    found = [entry for entry in listed if entry.state is State.QUARANTINE]
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:
@@ -208,7 +210,7 @@ def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
     owner = user_name(entry.uid)
     if entry.problem:
         return (entry.id, "?", owner, "?", f"unreadable: {entry.problem}")
-    age = format_duration((now_ns - entry.created_ns) // 1_000_000_000)
+    age = format_duration((now_ns - entry.created_ns - entry.clock_set_ns) // 1_000_000_000)
     return (entry.id, age, owner, _count(entry.n_failed), output.origin(entry.origin))
 
 

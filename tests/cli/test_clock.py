@@ -111,6 +111,14 @@ def test_list_tells_the_time_that_is_left_by_the_time_that_passed(volume: Path, 
     assert " 1h" in trashd("list", "--volume", volume, STATE_DIRECTORY=str(state)).out
 
 
+@pytest.mark.parametrize("set_s", [SET_S, -SET_S])
+def test_what_is_in_quarantine_is_as_old_as_the_time_that_passed(volume: Path, state: Path, set_s: int) -> None:
+    identifier = made(volume, "young", 3600, set_s)
+    folder = volume / ".trashd/u/0"
+    (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)
+    assert " 1h" in trashd("quarantine", "list", "--volume", volume, STATE_DIRECTORY=str(state)).out
+
+
 def files(volume: Path, set_s: int) -> Path:
     """A directory with a file of ten days and one of a minute, as the clock told before it was set."""
     top = make_tree(volume / "scratch", {"old": "", "young": ""})
