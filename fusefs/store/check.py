@@ -18,7 +18,7 @@ from fusefs.store.adopt import Problem
 from fusefs.store.ballast import has_ballast
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held
-from fusefs.store.folders import NOT_MADE
+from fusefs.store.folders import MOUNTED, NOT_MADE
 from fusefs.store.layout import (
     FORMAT,
     FRESH,
@@ -27,6 +27,7 @@ from fusefs.store.layout import (
     RECORD,
     RESERVE,
     TREE,
+    UNMOUNT,
     Store,
     UserFolder,
     open_store,
@@ -141,7 +142,10 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
     except TrashdError as error:
         yield Problem(where, error.message(), WAY_OUT)
     except OSError as error:
-        yield Problem(where, from_os(error, where).message(), WAY_OUT)
+        if error.errno == errno.EXDEV:
+            yield Problem(where, MOUNTED, UNMOUNT)
+        else:
+            yield Problem(where, from_os(error, where).message(), WAY_OUT)
     else:
         if isinstance(held, Lost):
             if held is Lost.GONE and _is_no_directory(folder, state, name):

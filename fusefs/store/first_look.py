@@ -167,7 +167,7 @@ def register_again(store: Store) -> list[str]:
     Raises  OSError
     """
     kernel, areas = store.kernel, store.areas
-    if areas.u_fd is None or areas.new_fd is None or areas.registry_fd is None:
+    if areas.u_fd is None or areas.new_fd is None or areas.registry_fd is None or kernel.is_read_only(store.fd):
         return []
     here = _Here(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store.fd).st_dev)
     told: list[str] = []

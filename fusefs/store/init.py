@@ -14,12 +14,13 @@ from fusefs.core.names import STORE, Name, VolumeId, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.first_look import register_again
-from fusefs.store.folders import whose
+from fusefs.store.folders import MOUNTED, whose
 from fusefs.store.layout import (
     FIRST_FORMAT,
     NEW,
     OLD,
     REGISTRY,
+    UNMOUNT,
     USERS,
     VOLUME,
     VOLUME_MAX_BYTES,
@@ -155,7 +156,10 @@ def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes]
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
-    """Whether somebody else than root can have changed what is in a `.trashd`; an ACL's mask is in the mode."""
+    """Whether somebody else than root can have changed what is in a `.trashd`; an ACL's mask is in the mode.
+
+    Raises  NoStore if something is mounted in it; OSError
+    """
     if not _is_roots(kernel.fstat(fd), sticky=False):
         return True
     for name in _AREAS:
@@ -164,9 +168,9 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
         except FileNotFoundError:
             continue
         except OSError as error:
-            if error.errno in _UNTOLD:
-                raise  # a sound store would be set aside for it
-            return True  # mounted over
+            if error.errno == errno.EXDEV:  # by root, as nobody else may mount there
+                raise NoStore(os.path.join(os.readlink(fd.path()), name), f"{MOUNTED}: {UNMOUNT}") from error
+            raise  # a sound store would be set aside for it
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name != REGISTRY):
             return True
     return False
@@ -225,15 +229,20 @@ def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
 
 
 def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
-    """volume.json whoever wrote it: its id is worth keeping, as the records of this store name it."""
+    """volume.json whoever wrote it: its id is worth keeping, as the records of this store name it.
+
+    Raises  OSError: a file that can't be read now may say an id, and with another one all records are another store's
+    """
     try:
-        with kernel.open_beneath(fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
-            is_sound = is_regular(kernel, file) or is_roots_own(kernel, file, fd)
-            return decode_volume(kernel.read(file, VOLUME_MAX_BYTES)) if is_sound else None
+        if not stat.S_ISREG(kernel.stat(fd, VOLUME).st_mode):
+            return None
     except OSError as error:
-        if error.errno in _UNTOLD:
-            raise  # to go on without it would give the volume another id
+        if error.errno not in (errno.ENOENT, errno.EXDEV):
+            raise
         return None
+    with kernel.open_beneath(fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+        is_sound = is_regular(kernel, file) or is_roots_own(kernel, file, fd)
+        return decode_volume(kernel.read(file, VOLUME_MAX_BYTES)) if is_sound else None
 
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None) -> list[str]:

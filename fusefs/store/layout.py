@@ -20,6 +20,7 @@ from fusefs.store.sides import DIRECTORY, READABLE, Sides
 
 FORMAT = 2
 FIRST_FORMAT = 1
+UNMOUNT = "unmount what is in the store's way (findmnt tells where it is)"
 """Of stores whose `u/` anybody may write to; read as one where nothing is proven yet."""
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
@@ -335,7 +336,7 @@ def open_store(
             if error.errno in _NO_STORE:
                 return None
             if error.errno == errno.EXDEV:
-                raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE)) from error
+                raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE), UNMOUNT) from error
             raise
         owned.pop_all()
         return store

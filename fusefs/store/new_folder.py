@@ -94,11 +94,17 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
         if folder is not None:
             return folder._replace(store=store)  # whose areas stay open
         discard_dead(kernel, u_fd, uid)
-        with _candidate(store, u_fd, uid) as (new, fd):
-            entry = read_registered(kernel, registry_fd, uid)
-            name = free_name(kernel, u_fd, uid)
-            write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
-            kernel.rename_free(u_fd, new, u_fd, name)
+        for attempt in range(_ATTEMPTS):
+            try:
+                with _candidate(store, u_fd, uid) as (new, fd):
+                    entry = read_registered(kernel, registry_fd, uid)
+                    name = free_name(kernel, u_fd, uid)
+                    write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
+                    kernel.rename_free(u_fd, new, u_fd, name)
+                break
+            except FileNotFoundError:  # an init took it for a killed maker's before it was locked
+                if attempt == _ATTEMPTS - 1:
+                    raise
         folder = open_user(now, uid)
         return folder and folder._replace(store=store)
 

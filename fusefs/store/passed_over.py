@@ -9,8 +9,8 @@ from itertools import groupby
 from fusefs.core.errors import NotProven
 from fusefs.core.names import STORE, printable, shell_word
 from fusefs.store.adopt import Problem
-from fusefs.store.folders import NOT_MADE, NOT_REGISTERED, Refusal, take_census
-from fusefs.store.layout import Store, UserFolder
+from fusefs.store.folders import MOUNTED, NOT_MADE, NOT_REGISTERED, Refusal, take_census
+from fusefs.store.layout import UNMOUNT, Store, UserFolder
 from fusefs.store.made import way_out
 from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import WAITS, waiting
@@ -57,9 +57,14 @@ def _by_owner(refusal: Refusal) -> int:
 def _of_owner(base_path: bytes, refused: list[Refusal]) -> Iterable[Problem]:
     store = os.path.join(base_path, STORE)
     refused.sort(key=lambda one: not one.is_used)
+    hints = {
+        NOT_REGISTERED: f"trashd init {shell_word(base_path)} registers it; look into it first",
+        NOT_MADE: way_out(base_path),
+        WAITS: _OWNER_DOES,
+        MOUNTED: UNMOUNT,
+    }
     for one in refused[:_MOST_NAMED]:
-        registers = f"trashd init {shell_word(base_path)} registers it; look into it first"
-        hint = {NOT_REGISTERED: registers, NOT_MADE: way_out(base_path), WAITS: _OWNER_DOES}.get(one.why, _HINT)
+        hint = hints.get(MOUNTED if one.why.endswith(MOUNTED) else one.why, _HINT)
         yield Problem(printable(os.path.join(store, one.area, one.name)), one.what(), hint)
     n_more = len(refused) - _MOST_NAMED
     if n_more > 0:

@@ -40,7 +40,8 @@ from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held
 from fusefs.store.discover import discover
 from fusefs.store.find import act_on, each_folder, opened_folder
-from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder, is_stores_own
+from fusefs.store.folders import MOUNTED
+from fusefs.store.layout import FRESH, RECORD, TREE, UNMOUNT, UserFolder, is_stores_own
 from fusefs.store.listing import Entry, unreadable
 from fusefs.store.mounted import Shown, open_shown
 from fusefs.store.recover import may_be_alive, recover
@@ -182,6 +183,10 @@ def _look(folder: UserFolder, entry: Entry, ended: Collection[str]) -> str:
         except FileNotFoundError as error:
             hint = "what could be completed or undone was, just now: trashd list shows it"
             raise NotFound(entry.path, hint) from error
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            raise Refused(f"{entry.id}: {MOUNTED}", UNMOUNT) from error
         if state is State.STAGE and _is_bare(folder.store.kernel, state_fd, name):
             raise Refused(f"{entry.id} holds nothing", "trashd doctor --repair VOLUME removes it")
     if is_container_id(entry.id):

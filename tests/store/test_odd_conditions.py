@@ -14,14 +14,14 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.errors import Incomplete, KernelRefused, NotProven
+from fusefs.core.errors import Incomplete, KernelRefused, MountInside, NotPermitted, NotProven
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import act_on
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
 from tests.support.given import tick
-from tests.support.orphans import command
+from tests.support.orphans import EXPIRED, command, orphan_of
 from tests.support.scenes import EVERY_CALL
 from tests.support.store import Before as At
 from tests.support.store import (
@@ -40,7 +40,7 @@ from tests.support.store import (
 )
 from tests.support.tree import Dir, deep_chain, make_tree, snapshot
 from tests.support.users import as_user
-from tests.support.volumes import full, loop_volume, tmpfs_volume
+from tests.support.volumes import bind_mount, full, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -266,4 +266,131 @@ def test_a_store_far_down_stops_the_reaper_and_goes_by_a_persons_word() -> None:
         assert run(["reap", "--now", deep, "--volume", str(volume)]) == Incomplete.exit_code
         assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
         assert run(["reap", "--now", "--with-stores", deep, "--volume", str(volume)]) == 0
+        assert entries(volume) == []
+
+
+# In the way
+
+
+@contextmanager
+def hers(mode: int = 0o755) -> Iterator[tuple[Path, str, str]]:
+    """A volume with Alice's home, and two orphans of hers, the second with a cut record, in a registered folder."""
+    with tmpfs_volume() as volume:
+        init(volume)
+        volume.chmod(mode)
+        whole, cut = her_two(volume)
+        init(volume)
+        yield volume, whole, cut
+
+
+def her_two(volume: Path) -> tuple[str, str]:
+    make_tree(volume / "alice", Dir(owner=(UID, UID)))
+    make_tree(volume / "roots", {"mounted": {}})
+    whole, cut = (her_orphan(volume, name) for name in ("whole", "cut"))
+    recover_all(volume)
+    os.truncate(place(volume, cut) / "record.json", 40)
+    return whole, cut
+
+
+IN_THE_WAY = {
+    "its areas": ["u", "new", "folders"],
+    "her folder": [f"u/{UID}", f"u/{UID}/orphans", f"u/{UID}/reserve"],
+    "a container": [f"u/{UID}/orphans/CUT", f"u/{UID}/orphans/WHOLE"],
+}
+
+
+@pytest.mark.parametrize("where", [one for several in IN_THE_WAY.values() for one in several])
+def test_a_mount_in_the_stores_way_is_told_with_what_helps_and_changes_nothing(
+    where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hers() as (volume, whole, cut):
+        before = snapshot(volume / ".trashd")
+        at = volume / ".trashd" / where.replace("CUT", cut).replace("WHOLE", whole)
+        with bind_mount(volume / "roots/mounted", at):
+            run(["init", str(volume)])
+            for words in (["doctor"], ["doctor", "--rescue", cut, "--to", str(volume / "roots/out")]):
+                if where.endswith("WHOLE") and "--rescue" in words:
+                    continue  # which is in nobody's way
+                assert run([*words, str(volume)]) != 0
+            assert run(["restore", whole, "--to", str(volume / "roots/back"), "--volume", str(volume)]) != 0 or (
+                where.endswith("CUT")
+            )
+        told = capfd.readouterr()
+        assert "unmount what is in the store's way" in told.out + told.err
+        if (volume / "roots/back").exists():
+            return
+        assert snapshot(volume / ".trashd") == before
+
+
+def test_a_mount_in_a_victim_is_carried_away_by_no_verb() -> None:
+    with hers() as (volume, _whole, _cut):
+        victim = her_tree(volume, "victim")
+        make_tree(victim / "mnt", {})
+        with bind_mount(volume / "roots/mounted", victim / "mnt"):
+            for words in (["swap", "--for-owner"], ["swap"], ["check"]):
+                assert run([*words, str(victim)]) == MountInside.exit_code
+        assert sorted(os.listdir(victim)) == ["leaf", "mnt"]
+
+
+def test_a_mount_in_an_orphan_is_not_emptied_by_a_persons_word() -> None:
+    with hers() as (volume, whole, _cut):
+        tree = place(volume, whole) / "tree"
+        make_tree(tree / "mnt", {})
+        (volume / "roots/mounted/kept").write_text("not to be lost")
+        with bind_mount(volume / "roots/mounted", tree / "mnt"):
+            assert run(["reap", "--now", "--with-stores", whole, "--volume", str(volume)]) == Incomplete.exit_code
+        assert (volume / "roots/mounted/kept").read_text() == "not to be lost"
+
+
+def test_on_a_read_only_volume_each_verb_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with hers() as (volume, whole, cut):
+        given, to = her_tree(volume, "given"), str(volume / "roots/to")
+        before = snapshot(volume)
+        with read_only(volume):
+            for words in (
+                ["init", str(volume / "alice")], ["swap", "--for-owner", str(given)], ["check", str(given)],
+                ["doctor", "--rescue", cut, "--to", to], ["doctor", "--forget", cut, "--yes"],
+                ["restore", whole, "--to", to], ["reap", "--now", "--with-stores", whole],
+            ):  # fmt: skip
+                assert run(words) == KernelRefused.exit_code, words
+                told = capfd.readouterr()
+                assert "read-only" in told.out + told.err, words
+            for words in (["init"], ["list", "--volume"], ["reap", "--dry-run", "--now", "--all", "--volume"]):
+                assert run([*words, str(volume)]) == 0, words
+        assert snapshot(volume) == before
+
+
+def test_who_may_not_list_a_volumes_root_has_all_his_ways_there() -> None:
+    with hers(0o711) as (volume, whole, cut):
+
+        def act() -> list[int]:
+            to = str(volume / "alice/out")
+            return [
+                run(["doctor", str(volume)]),
+                run(["doctor", "--rescue", cut, "--to", to, str(volume)]),
+                run(["restore", whole, "--volume", str(volume)]),
+                run(["reap", "--dry-run", "--volume", str(volume)]),
+                run(["init", str(volume)]),
+            ]
+
+        assert as_user(UID, act) == [1, 0, 0, 0, NotPermitted.exit_code]
+
+
+def test_a_bare_reap_says_of_a_copy_what_it_leaves_and_what_helps(capfd: pytest.CaptureFixture[str]) -> None:
+    with tmpfs_volume() as volume:
+        init(volume)
+        orphan = orphan_of(UID, volume, EXPIRED).id
+        recover_all(volume)
+        subprocess.run(["cp", "-a", volume / ".trashd", volume / "copy"], check=True)
+        shutil.rmtree(volume / ".trashd")
+        (volume / "copy").rename(volume / ".trashd")
+        assert run(["reap", "--volume", str(volume)]) == 0
+        assert f"1 orphan stays in {volume}/.trashd, of which nobody can tell" in capfd.readouterr().err
+        run(["doctor", str(volume)])
+        assert f"trashd init {volume}" in capfd.readouterr().out
+        run(["reap", "--now", orphan, "--volume", str(volume)])
+        assert f"trashd init {volume}" in capfd.readouterr().err
+        assert [entry.id for entry in entries(volume)] == [orphan]
+        init(volume)
+        assert run(["reap", "--volume", str(volume)]) == 0
         assert entries(volume) == []
