@@ -101,20 +101,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if missing:
         item.user_properties += [(_LACKS, capability) for capability in missing]
         pytest.skip(f"this machine lacks: {', '.join(missing)}")
-    if hasattr(item.config, "workerinput") and os.geteuid() == 0:
-        # Thousands of volumes that are gone: whoever registers one looks for each.
-        (ROOTS / os.fsdecode(STORES)).unlink(missing_ok=True)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Where coverage is measured (.ci/run), the commands and daemons of the sample count; all would take too long."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Where coverage is measured (.ci/run), the commands and daemons of the sample count; all would take too long.
+
+    Root's registry is each module's own: whoever registers a store looks for all others, thousands that are gone.
+    """
     if "COVERAGE_FILE" in os.environ and any(marker.args for marker in item.iter_markers("quick")):
         os.environ["COVERAGE_PROCESS_START"] = str(item.config.rootpath / ".ci/coverage")
     try:
         return (yield)
     finally:
         os.environ.pop("COVERAGE_PROCESS_START", None)
+        if hasattr(item.config, "workerinput") and (nextitem is None or nextitem.path != item.path):
+            (ROOTS / os.fsdecode(STORES)).unlink(missing_ok=True)
 
 
 @pytest.hookimpl(wrapper=True)
