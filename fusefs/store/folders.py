@@ -155,7 +155,7 @@ def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> 
     """
     kernel, areas = store.kernel, store.areas
     trusts_modes, is_first = _told(store)
-    noted = None if areas.registry_fd is None else frozenset(kernel.list(areas.registry_fd))
+    noted = None if areas.registry_fd is None else frozenset(kernel.list_anew(areas.registry_fd))
     st = kernel.fstat(store.fd)
     for uid, names in _names_of(kernel, areas).items():
         if only is None or uid == only:
@@ -205,7 +205,7 @@ def plain_name(uid: int) -> Name:
 def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
     """The names in an area that may be users' folders, by uid, the plain one first. Raises  OSError"""
     named: dict[int, list[Name]] = {}
-    for name in kernel.list(area_fd):
+    for name in kernel.list_anew(area_fd):
         uid = whose(name)
         if uid is not None:
             named.setdefault(uid, []).append(Name(name))

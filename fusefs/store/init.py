@@ -203,7 +203,7 @@ def _mend(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None,
 def _name_rightly(kernel: Kernel, area: Name, area_fd: Fd) -> list[str]:
     """Give what others have put to a user's name that of its owner. It is moved, and not changed."""
     told = []
-    for name in kernel.list(area_fd):
+    for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there; the kernel would not let us move it either
         st = kernel.stat(area_fd, name)
@@ -218,7 +218,7 @@ def _name_rightly(kernel: Kernel, area: Name, area_fd: Fd) -> list[str]:
 
 def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
     """See to it that all but the areas and old stores is files of root's, so that nothing is in our way."""
-    for name in kernel.list(fd):
+    for name in kernel.list_anew(fd):
         if name in _AREAS or name.startswith(OLD):
             continue
         st = kernel.stat(fd, name)

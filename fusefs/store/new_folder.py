@@ -171,7 +171,7 @@ def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None
     Where locks tell nothing (network filesystems) those of other hosts are not waited for.
     """
     has_rivals = False
-    for name in kernel.list(u_fd):
+    for name in kernel.list_anew(u_fd):
         uid = whose(name.removeprefix(NEW_PART))
         if uid is None or only not in (None, uid) or name == but or not name.startswith(NEW_PART):
             continue

@@ -52,7 +52,7 @@ _STATES = frozenset(state.value.encode() for state in State)
 
 def old_stores(store: Store) -> list[Name]:
     """What was set aside in a store. Raises  OSError"""
-    return [Name(name) for name in store.kernel.list(store.fd) if name.startswith(OLD)]
+    return [Name(name) for name in store.kernel.list_anew(store.fd) if name.startswith(OLD)]
 
 
 def waiting(store: Store, only: int | None = None) -> list[Refusal]:

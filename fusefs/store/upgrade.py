@@ -126,7 +126,7 @@ def is_first(kernel: Kernel, fd: Fd, volume: Volume) -> bool:
     """Whether an opened `.trashd` is just as the first format had it: whoever made it noted that nowhere, and nothing
     is registered, so that all that counts is what root sees when he looks at the folders. Raises  OSError
     """
-    names = set(kernel.list(fd)) if volume.format == FIRST_FORMAT else set()
+    names = set(kernel.list_anew(fd)) if volume.format == FIRST_FORMAT else set()
     return USERS in names and not {NEW, REGISTRY} & names and bool(kernel.stat(fd, USERS).st_mode & stat.S_IWOTH)
 
 
