@@ -115,13 +115,13 @@ def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces
 def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
     """Take the lock of who makes an opened `.trashd` what it should be, owned by `owned`; whether nobody else has it.
 
-    Where it can't be made, on a full volume or a read-only one, there is none.
+    Where it can't be made, on a full volume, a read-only one or in somebody else's store, there is none.
     Raises  OSError
     """
-    if kernel.is_read_only(fd):
+    if kernel.is_read_only(fd) or kernel.fstat(fd).st_uid != os.geteuid():
         return True
     try:
-        with suppress(FileExistsError):
+        with suppress(FileExistsError):  # a store of before has none
             kernel.create(fd, LOCK).close()
     except OSError as error:
         if error.errno not in FULL:
@@ -242,6 +242,7 @@ def _fill(kernel: Kernel, fd: Fd, identifier: VolumeId) -> None:
         make_area(kernel, fd, NEW, 0o1777)
         make_area(kernel, fd, REGISTRY, 0o755)
     _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
+    kernel.create(fd, LOCK).close()
     if os.geteuid() == 0:
         note_made(kernel, fd)
     write_volume(kernel, fd, prove(kernel, fd, identifier))
@@ -297,7 +298,7 @@ def discard_unfinished(kernel: Kernel, base: Sides, name: Name) -> None:
     with fd:
         for pair in _PROBE:
             _discard_dir(kernel, fd, pair)
-        for entry in (VOLUME, CACHEDIR_TAG, _PROBE_UNNAMED, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
+        for entry in (VOLUME, CACHEDIR_TAG, LOCK, _PROBE_UNNAMED, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
             with suppress(FileNotFoundError):
                 kernel.unlink(fd, entry)
         discard_trial(kernel, fd, _PROBE_STRANGERS)

@@ -132,7 +132,14 @@ def test_the_link_is_a_link_and_nothing_else_can_be_done_with_it(mount: Mounted)
     for act in refused:
         with pytest.raises(OSError, match=r"^\[Errno \d+\]"):
             act()
-    assert sorted(os.listdir(mount.backing / ".trashd")) == ["CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
+    assert sorted(os.listdir(mount.backing / ".trashd")) == [
+        ".lock",
+        "CACHEDIR.TAG",
+        "folders",
+        "new",
+        "u",
+        "volume.json",
+    ]
     assert os.readlink(drop) == "u/0/drop"
 
 

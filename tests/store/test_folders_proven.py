@@ -209,7 +209,7 @@ def test_init_sees_that_strangers_are_refused(filesystem: str) -> None:
     with loop_volume(filesystem) as path:
         init(path)
         assert json.loads((path / ".trashd/volume.json").read_text())["strangers_refused"] is True
-        assert sorted(os.listdir(path / ".trashd")) == ["CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
+        assert sorted(os.listdir(path / ".trashd")) == [".lock", "CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
 
 
 @pytest.mark.needs("loop")

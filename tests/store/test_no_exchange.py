@@ -82,7 +82,14 @@ def test_probe_says_no(serve: Serve) -> None:
         init(served.path)
         with opened(served.path) as store:
             assert not store.volume.exchange
-        assert sorted(os.listdir(served.path / ".trashd")) == ["CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
+        assert sorted(os.listdir(served.path / ".trashd")) == [
+            ".lock",
+            "CACHEDIR.TAG",
+            "folders",
+            "new",
+            "u",
+            "volume.json",
+        ]
         assert_silent(served.path)
 
 

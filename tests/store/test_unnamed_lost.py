@@ -21,7 +21,7 @@ pytestmark = pytest.mark.needs("root")
 
 OLD = {
     "magic": "trashd",
-    "format": 1,
+    "format": 2,
     "id": "0123456789abcdef0123456789abcdef",
     "exchange": True,
     "filesystem": TMPFS_MAGIC,
@@ -119,7 +119,7 @@ def test_they_last_on_disks(fstype: str) -> None:
     with loop_volume(fstype) as volume:
         init(volume)
         assert unnamed_of(volume) is True
-        assert sorted(os.listdir(volume / ".trashd")) == ["CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
+        assert sorted(os.listdir(volume / ".trashd")) == [".lock", "CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
         assert_silent(volume)
 
 
