@@ -19,7 +19,7 @@ dist: setup; $(PYTHON) -m build
 install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
 soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
 soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)
-soak-store: setup; @TRASHD_TEST_EVERY_CALL=1 .ci/pytest --hypothesis-profile=soak --timeout=0 -k 'machine or killed or faults or beside or odd' tests/store tests/crash $(ARGS)
+soak-store: setup; @TRASHD_TEST_EVERY_CALL=1 .ci/pytest --hypothesis-profile=soak --timeout=0 -k 'machine or killed or faults or beside or odd or powerfail or many_folders' tests/store tests/crash $(ARGS)
 soak-reap: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -s -k killed_at_any_time tests/reaper/test_kills.py $(ARGS)
 soak-mount: setup; @TRASHD_TEST_SWAPS=1000 TRASHD_TEST_LOOKUPS=10000000 TRASHD_TEST_OPERATIONS=400000 TRASHD_TEST_RECORDS=10000 TRASHD_TEST_CHANGES=20000 TRASHD_TEST_INCARNATIONS=5000 TRASHD_TEST_SCENES=30000 TRASHD_TEST_ENTRIES=1000000 .ci/pytest --hypothesis-profile=soak --timeout=0 -o faulthandler_timeout=0 -s tests/mount/test_machine.py tests/mount/test_battery.py tests/mount/test_cached_memory.py tests/mount/test_swap_under_load.py tests/mount/test_append.py tests/mount/test_data_races.py tests/mount/test_incarnations.py tests/mount/test_large_listing.py tests/posix $(ARGS)
 clean: ; rm -rf .venv build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

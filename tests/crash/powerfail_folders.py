@@ -47,12 +47,15 @@ def closed(planted: Path) -> None:
 
 
 def registration_round(cut: Cut, k: int) -> None:
-    """A user's first swap, and root's next command: the folder is registered and moved. Each round has its own user."""
-    cut.uid = USER + k
-    _throw(cut, k)
+    """Two users' first swaps, and root's next command: their folders are registered and moved."""
+    for n in (2 * k, 2 * k + 1):
+        cut.uid = USER + n
+        _throw(cut, n)
+        cut.stands(n, Shape.SWAPPED, sync=True)
+        cut.volume.mark(f"user {cut.uid}")
     if k == 0:
         plant(cut.base / ".trashd", "new")
-    _look(cut, k)
+    _look(cut)
 
 
 def upgrade_round(cut: Cut, k: int) -> None:
@@ -60,7 +63,9 @@ def upgrade_round(cut: Cut, k: int) -> None:
     _throw(cut, k)
     as_of_the_first_format(cut.base / ".trashd")
     plant(cut.base / ".trashd", "u")
-    _look(cut, k)
+    cut.stands(k, Shape.SWAPPED, sync=True)
+    cut.volume.mark(f"user {cut.uid}")
+    _look(cut)
 
 
 def _throw(cut: Cut, k: int) -> None:
@@ -69,16 +74,11 @@ def _throw(cut: Cut, k: int) -> None:
     as_user(cut.uid, lambda: swap(cut.name(k)).id)
 
 
-def _look(cut: Cut, k: int) -> None:
-    _prepared(cut, k)
+def _look(cut: Cut) -> None:
+    cut.sync()
+    cut.volume.mark(PREPARED)
     assert _tells_of_planted(recover_all(cut.base, cut.kernel))
     cut.volume.mark(LOOKED)
-
-
-def _prepared(cut: Cut, k: int) -> None:
-    cut.stands(k, Shape.SWAPPED, sync=True)
-    cut.volume.mark(f"user {cut.uid}")
-    cut.volume.mark(PREPARED)
 
 
 def as_of_the_first_format(store: Path) -> None:
@@ -96,7 +96,9 @@ def taking_over_round(cut: Cut, k: int) -> None:
     """Root takes a user's store over; that user's next command takes his folder out of it, and root's registers it."""
     as_user(cut.uid, lambda: init(cut.base))
     _throw(cut, k)
-    _prepared(cut, k)
+    cut.stands(k, Shape.SWAPPED, sync=True)
+    cut.volume.mark(f"user {cut.uid}")
+    cut.volume.mark(PREPARED)
     init(cut.base, cut.kernel)
     cut.volume.mark(STORE_DURABLE)
     assert cut.as_its_user(lambda: recover_all(cut.base, cut.kernel)) == []

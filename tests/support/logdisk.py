@@ -146,6 +146,23 @@ class LoopDevice:
         """Forget the cached pages of the device, after its backing file was changed from outside."""
         fcntl.ioctl(self.fd, _BLKFLSBUF, 0)
 
+    def wait_unused(self) -> None:
+        """Wait until nobody has it mounted any more; Raises OSError, EBUSY for longer than a moment.
+
+        Whoever made himself a mount namespace meanwhile has a copy of our mount there: until that is gone, the next
+        mount of the device would be the same filesystem, with what it remembers of the content before.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                os.close(os.open(self.path, os.O_RDWR | os.O_EXCL))
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.001)
+            else:
+                return
+
 
 @contextlib.contextmanager
 def loop_device(backing_fd: int) -> Iterator[LoopDevice]:

@@ -218,6 +218,7 @@ class _Replayer:
             trouble = check(self._mountpoint, state.marks)
         finally:
             unmount(self._mountpoint)
+            self._device.wait_unused()
         return trouble or (self._fsck() if fsck else None)
 
     def _write_image(self, state: CrashState) -> None:
