@@ -155,8 +155,6 @@ def _register(here: _Here, entry: Registered, name: Name, fd: Fd) -> Registered:
         aside = Name(b"%d.%b" % (entry.uid, os.urandom(6).hex().encode()))
         kernel.rename_free(here.u_fd, place, here.new_fd, aside)
         raise _Passed
-    kernel.fsync(here.u_fd)
-    kernel.fsync(here.new_fd)
     return entry
 
 

@@ -23,6 +23,5 @@ def test_power_cut_strands_nothing_and_proves_nothing_planted(verb: str, kind: t
 
 
 @pytest.mark.needs("root", "loop", "fuse", "btrfs")
-def test_entry_of_the_registry_without_fsync_proves_nothing() -> None:
-    (failure, *_) = replay("btrfs", FOLDERS["registration"], NoRecordFsync, stop_after=1).failures
-    assert "it is not the folder that root registered" in failure.text
+def test_entry_of_the_registry_without_fsync_is_forgotten() -> None:
+    assert replay("btrfs", FOLDERS["registration"], NoRecordFsync, stop_after=1).failures

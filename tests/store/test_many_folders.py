@@ -119,7 +119,7 @@ def test_a_look_registers_so_many_and_each_persons_own_before_any_subordinates(v
         make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
         as_user(uid, lambda uid=uid: swap(volume / f"home-{uid}/job").id)  # type: ignore[misc]
     counted = calls(volume, lambda kernel, _volumes: look_with(kernel, volume))
-    assert counted["fsync"] <= 4 * A_LOOK
+    assert counted["fsync"] <= 2 * A_LOOK
     served = os.listdir(volume / ".trashd/u")
     assert {str(ALICE), str(BOB)} <= set(served)
     assert len(served) <= A_LOOK + 1
