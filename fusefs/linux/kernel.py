@@ -182,15 +182,15 @@ class Kernel:
             return False
         return os.path.samestat(self.fstat(fd), there)
 
+    def list_anew(self, dir_fd: int) -> list[bytes]:
+        """Like `list`, of a directory that may have been listed by this fd before: sshfs tells its names only once."""
+        with self.open_dir(dir_fd) as fd:
+            return self.list(fd)
+
     def list(self, dir_fd: int) -> list[bytes]:
         """The names in a directory, sorted; the fd must be open for reading."""
         with self.scan(dir_fd) as entries:
             return sorted(os.fsencode(entry.name) for entry in entries)
-
-    def list_anew(self, dir_fd: int) -> list[bytes]:
-        """The same of a directory that somebody may have listed by this fd: sshfs lists one to its end only once."""
-        with self.open_dir(dir_fd) as fd:
-            return self.list(fd)
 
     def list_inos(self, dir_fd: int) -> dict[bytes, int]:
         """The inode numbers that a directory's listing tells (d_ino), by name."""
