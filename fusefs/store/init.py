@@ -39,6 +39,7 @@ from fusefs.store.upgrade import OWNERS, SHARED, is_first, tidied
 from fusefs.store.volume import (
     build_store,
     discard_abandoned,
+    is_being_replaced,
     is_wrong,
     make_area,
     own,
@@ -116,6 +117,8 @@ def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str
     repaired += discard_abandoned(kernel, base)
     fd = _open_anyones(kernel, base, base_path)
     if fd is None:
+        if is_being_replaced(kernel, base):
+            raise Busy(os.path.join(base_path, STORE))
         return _Done(True, build_store(kernel, base))
     with fd, ExitStack() as owned:
         old = _read_anyones(kernel, fd)
@@ -150,7 +153,8 @@ def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes]
         return ""
     if _may_be_changed(kernel, fd):
         return "which others could change"
-    if is_known or who_made(kernel, fd, places) is not Made.UNKNOWN or (old is not None and is_first(kernel, fd, old)):
+    # First whether it is of the first format: who brings that up to date at this moment vouches for it before.
+    if is_known or (old is not None and is_first(kernel, fd, old)) or who_made(kernel, fd, places) is not Made.UNKNOWN:
         return ""
     return "which others may have made of root's directories"
 

@@ -35,7 +35,7 @@ from fusefs.store.layout import (
 )
 from fusefs.store.made import Made, note_made
 from fusefs.store.reserve import FULL
-from fusefs.store.sides import DIRECTORY, Sides
+from fusefs.store.sides import DIRECTORY, READABLE, Sides
 from fusefs.store.visible import NO_EXCHANGE
 from fusefs.store.vouch import vouch
 
@@ -109,6 +109,8 @@ def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces
                 return kernel.identify(fd)
             if replaces is None:
                 break  # somebody else's is as good
+            if not kernel.is_named(replaces, base.fd, STORE) and _hand_over(kernel, base, new):
+                break
     return None
 
 
@@ -166,6 +168,27 @@ def _take_in(kernel: Kernel, base: Sides, new: Name, judged: Fd) -> None:
             kernel.rename_free(place, old, base.names(), STORE)
 
 
+def _hand_over(kernel: Kernel, base: Sides, new: Name) -> bool:
+    """Move the old stores in a new one into a store of ours that another init has made meanwhile; whether there is one.
+
+    Raises  OSError
+    """
+    with ExitStack() as owned:
+        try:
+            there = owned.enter_context(kernel.open_beneath(base.names(), STORE, READABLE))
+        except FileNotFoundError:
+            return False
+        st = kernel.fstat(there)
+        if not stat.S_ISDIR(st.st_mode) or st.st_uid != os.geteuid() or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+        place = owned.enter_context(kernel.open_beneath(base.names(), new, READABLE))
+        for old in [name for name in kernel.list(place) if name.startswith(OLD)]:
+            kernel.rename_free(place, old, there, old)
+        kernel.fsync(there)
+        kernel.fsync(place)
+    return True
+
+
 def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:
     """Whether an old store lies, or may lie, in a new one that nobody has given its name yet."""
     try:
@@ -177,8 +200,23 @@ def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:
         return True  # the next init looks again
 
 
+def is_being_replaced(kernel: Kernel, base: Sides) -> bool:
+    """Whether an init has a store in hand that has no name just now; those of killed ones are finished. Raises  OSError
+
+    On a network filesystem nobody can tell a killed one.
+    """
+    with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
+        new = [Name(one) for one in kernel.list(readable) if one.startswith(NEW_PREFIX)]
+        own = [one for one in new if owner_of(kernel, base.fd, one) == os.geteuid()]
+        return kernel.is_local(readable) and any(_has_taken_in(kernel, base, one) for one in own)
+    return False
+
+
 def _finish(kernel: Kernel, base: Sides, name: Name, fd: Fd) -> bool:
-    """Give a new store its name whose maker was killed when an old one was in it already; whether it was so."""
+    """Give a new store its name whose maker was killed when an old one was in it already; whether it must stay.
+
+    Where another init has made one meanwhile, that one gets what was in it.
+    """
     names = kernel.list(fd)
     if VOLUME not in names or not any(one.startswith(OLD) for one in names):
         return False
@@ -186,7 +224,8 @@ def _finish(kernel: Kernel, base: Sides, name: Name, fd: Fd) -> bool:
     with suppress(FileExistsError):
         kernel.rename_free(base.names(), name, base.names(), STORE)
         sync_dir(kernel, base.fd)
-    return True
+        return True
+    return not _hand_over(kernel, base, name)
 
 
 def discard_abandoned(kernel: Kernel, base: Sides, prefix: bytes = NEW_PREFIX) -> list[str]:
