@@ -194,7 +194,8 @@ class Child:
         told = Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
         boot_ns = record.boot_ns if record.boot == boot_id() else None
         # On a full volume the reasons found no room: nobody knows that it is root's to take.
-        is_kept = not record.failures or keeps_for_its_owner(record.failures)
+        is_reasonless = state is State.QUARANTINE and not record.failures
+        is_kept = is_reasonless or keeps_for_its_owner(record.failures)
         return told._replace(is_kept=is_kept, boot_ns=boot_ns)
 
     def _reap(self, order: Reap, chosen: Chosen) -> Ended:
