@@ -32,7 +32,8 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | 
     paths   each stands for the stores at it and above it; without any: those at every mount point, those above the
             working directory, and those that a registry names: the caller's, and for root all users'
     silent  gets the mount points that don't answer, and are passed over; paths that are named are waited for
-    Raises  NoBacking if one of the paths is in a mount of ours whose backing tree we can't use
+    Raises  NoBacking if one of the paths is in a mount of ours whose backing tree we can't use; Untrusted if what is
+            called like a store at one of them can't be used
     """
     seen: set[tuple[int, int]] = set()
     asked = [os.path.realpath(path) for path in paths]
@@ -55,7 +56,7 @@ def _named(kernel: Kernel, asked: list[bytes]) -> Iterator[Store]:
     for path in dict.fromkeys(above for one in asked for above in _upwards(one)):
         try:
             store = open_at(kernel, path, mounts)
-        except NoBacking:
+        except (NoBacking, Untrusted):
             if path in asked:
                 raise
             continue

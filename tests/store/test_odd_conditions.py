@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.errors import Incomplete, KernelRefused, MountInside, NotProven
+from fusefs.core.errors import Incomplete, KernelRefused, MountInside, NotProven, Untrusted
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find import act_on
@@ -320,6 +320,14 @@ def test_a_mount_in_the_stores_way_is_told_with_what_helps_and_changes_nothing(
         if (volume / "roots/back").exists():
             return
         assert snapshot(volume / ".trashd") == before
+
+
+@pytest.mark.parametrize("verb", [["list"], ["reap"], ["quarantine", "list"]])
+def test_a_store_in_the_named_volume_that_can_not_be_used_is_no_empty_one(verb: list[str]) -> None:
+    with hers() as (volume, _whole, _cut):
+        with bind_mount(volume / "roots/mounted", volume / ".trashd/u"):
+            assert run([*verb, "--volume", str(volume)]) == Untrusted.exit_code
+        assert run([*verb, "--volume", str(volume)]) == 0
 
 
 def test_a_mount_in_a_victim_is_carried_away_by_no_verb() -> None:
