@@ -17,6 +17,7 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from tests.support.acts import TREE
 from tests.support.laws import hold_when_failing, hold_when_stopped, telling
+from tests.support.samples import SOUND, unpack
 from tests.support.scenes import BROKEN, EVERY_CALL, HOME, USER, WON, Before, Scene, look, outcome
 from tests.support.store import NumberedCall, entries, init, problems, recover_all, swap
 from tests.support.tree import Dir, make_tree
@@ -25,7 +26,6 @@ from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-SAMPLE = Path(__file__).parents[1] / "store/samples/store-1.tar.xz"
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EROFS)[: 3 if EVERY_CALL else 1]
 STEP = 1 if EVERY_CALL else 31
 
@@ -50,7 +50,7 @@ def make_nothing(volume: Path) -> None:
 def make_first_format(volume: Path) -> None:
     """A store as the version before made it."""
     shutil.rmtree(volume / ".trashd")
-    subprocess.run(["tar", "--numeric-owner", "-pxJf", str(SAMPLE), "-C", str(volume)], check=True)
+    unpack(SOUND, volume)
 
 
 def make_open(volume: Path) -> None:

@@ -22,6 +22,7 @@ from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
 from tests.support.given import tick
 from tests.support.orphans import EXPIRED, command, orphan_of
+from tests.support.samples import SOUND, unpack
 from tests.support.scenes import EVERY_CALL
 from tests.support.store import Before as At
 from tests.support.store import (
@@ -45,7 +46,6 @@ from tests.support.volumes import bind_mount, full, loop_volume, tmpfs_volume
 pytestmark = pytest.mark.needs("root")
 
 UID = 1001
-SAMPLE = Path(__file__).parent / "samples/store-1.tar.xz"
 
 
 # A store of the first format that can't be brought up to date now
@@ -55,7 +55,7 @@ SAMPLE = Path(__file__).parent / "samples/store-1.tar.xz"
 def first_format() -> Iterator[Path]:
     """A small volume with a store as the version before made it: root's orphan and a user's."""
     with tmpfs_volume("2m", ("nr_inodes=200",)) as path:
-        subprocess.run(["tar", "--numeric-owner", "-pxJf", SAMPLE, "-C", path], check=True)
+        unpack(SOUND, path)
         yield path
 
 

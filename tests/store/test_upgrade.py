@@ -19,6 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import take_census
 from tests.support.mates import FORGED
 from tests.support.orphans import EXPIRED
+from tests.support.samples import PLANTED, SOUND, unpack
 from tests.support.scenes import EVERY_CALL, STRIDE
 from tests.support.store import (
     DyingAt,
@@ -40,20 +41,17 @@ from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-SAMPLES = Path(__file__).parent / "samples"
-SOUND, PLANTED = "store-1.tar.xz", "store-1-planted.tar.xz"
 
-
-def unpack(volume: Path, sample: str) -> None:
+def make_before(volume: Path, sample: str) -> None:
     """A volume with a store as the version before made it."""
-    subprocess.run(["tar", "--numeric-owner", "-pxJf", str(SAMPLES / sample), "-C", str(volume)], check=True)
+    unpack(sample, volume)
     make_tree(volume / "alice", Dir(owner=(ALICE, ALICE)))
 
 
 @contextmanager
 def sampled(sample: str) -> Iterator[Path]:
     with tmpfs_volume() as path:
-        unpack(path, sample)
+        make_before(path, sample)
         yield path
 
 
@@ -137,7 +135,7 @@ def test_killed_at_any_call_it_is_finished_by_the_next_command(act: object) -> N
         for n in range(0, 2000, STRIDE):
             shutil.rmtree(volume / ".trashd", ignore_errors=True)
             shutil.rmtree(volume / "alice", ignore_errors=True)
-            unpack(volume, SOUND)
+            make_before(volume, SOUND)
             before = {path.name for path in volume.glob(".trashd/u/*/orphans/*")}
             code = in_child(lambda n=n: act(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
             with opened(volume):
@@ -153,12 +151,12 @@ def test_killed_at_any_call_it_is_finished_by_the_next_command(act: object) -> N
 
 
 def _of_before(volume: Path) -> None:
-    unpack(volume, SOUND)
+    make_before(volume, SOUND)
 
 
 def _copied(volume: Path) -> None:
     """A store of today's at another place than it was made at."""
-    unpack(volume, SOUND)
+    make_before(volume, SOUND)
     init(volume)
     (volume / ".trashd").rename(volume / "made")
     subprocess.run(["cp", "-a", str(volume / "made"), str(volume / ".trashd")], check=True)
@@ -223,7 +221,7 @@ def test_a_repair_brings_it_up_to_date_and_then_looks(capfd: pytest.CaptureFixtu
 @pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
 def test_it_is_brought_up_to_date_on_disks(filesystem: str) -> None:
     with loop_volume(filesystem) as volume:
-        unpack(volume, SOUND)
+        make_before(volume, SOUND)
         init(volume)
         assert is_current(volume)
         assert served(volume) == {0, ALICE}
