@@ -63,6 +63,7 @@ class Forker:
             _run(parent, theirs)
         theirs.close()
         self._ours.setblocking(False)
+        self._pidfd = Fd(os.pidfd_open(self.pid))
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +73,11 @@ class Forker:
         self._ours.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+        self._pidfd.close()
+
+    async def until_lost(self) -> None:
+        """Wait for its end. Checkpoint"""
+        await trio.lowlevel.wait_readable(self._pidfd)
 
     async def fork(self, folder: UserFolder, person: Person) -> Born:
         """A child that acts for the owner of a folder.

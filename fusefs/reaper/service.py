@@ -157,6 +157,7 @@ class _Service:
             nursery.start_soon(self._obey, context, nursery)
             nursery.start_soon(self._watcher.run)
             nursery.start_soon(_watch_clock, context)
+            nursery.start_soon(self._end_with_forker, context, nursery)
             self.outlets.run(context.config, nursery)
             self._watch_pauses()
             self._watch_registry()
@@ -173,6 +174,12 @@ class _Service:
         context.tell(Kind.STOPPED)
         self._write_status()
         self.outlets.close()
+
+    async def _end_with_forker(self, context: Context, nursery: trio.Nursery) -> None:
+        """An idle service too: who starts it again would not know that nothing will be reaped."""
+        await context.forker.until_lost()
+        self.failed = ForkerLost()
+        nursery.cancel_scope.cancel()
 
     async def _obey(self, context: Context, nursery: trio.Nursery) -> None:
         """Do what signals say: SIGHUP reads the configuration again, SIGTERM and SIGINT end it all."""

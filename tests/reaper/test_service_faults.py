@@ -20,7 +20,7 @@ from tests.support.bulk import fill
 from tests.support.orphans import EXPIRED, orphan_in
 from tests.support.reapers import state_of
 from tests.support.served import events_in
-from tests.support.service import QUICK, Service, configure, places, service
+from tests.support.service import LIMIT_S, QUICK, Service, configure, places, service
 from tests.support.store import assert_silent, init, own, place, recover_all, swap, tmpfs_store
 from tests.support.volumes import full, loop_volume, mount_of, tmpfs_volume
 
@@ -285,6 +285,13 @@ def test_service_that_looks_for_volumes_ends_at_once_though_one_hangs() -> None:
                 running.until(lambda: "RELOADING=1" in running.said())
                 assert_served(running, well, "a")
                 running.stop()
+
+
+def test_idle_service_ends_with_its_forker() -> None:
+    """Whoever starts it again does; it would not know before something is due."""
+    with tmpfs_store() as volume, places() as base, service(base, volume) as running:
+        os.kill(running.forker(), signal.SIGKILL)
+        assert running.process.wait(LIMIT_S) != 0
 
 
 def test_store_of_a_volume_that_is_gone_is_no_trouble() -> None:

@@ -22,6 +22,8 @@ def roomy_volume(fs_type: str, n_inodes: int = 100_000) -> Iterator[Path]:
             volume = tmpfs_volume(f"{size_mb}m", [f"nr_inodes={n_inodes + 1000}"])
         case "ext4":
             volume = loop_volume("ext4", size_mb, ["-b", "4096", "-N", str(n_inodes + 1000)])
+        case "btrfs":
+            volume = loop_volume("btrfs", size_mb + 400)  # or its metadata have no room, and it says that nothing has
         case _:
             volume = loop_volume(fs_type, size_mb)
     with volume as path:
