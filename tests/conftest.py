@@ -13,17 +13,19 @@ from hypothesis import HealthCheck, settings
 
 from fusefs.store.lines import STORES
 from tests.support import capabilities
-from tests.support.forking import ease_forks
+from tests.support.forking import Growth, ease_forks
 from tests.support.homes import ROOTS
 from tests.support.namespaces import see_own_mounts_only
 
 IN_CI = bool(os.environ.get("CI"))
 VITAL_GROUPS = ("crash", "mount", "posix", "systemd")
 QUICK_GROUPS = ("unit", "linux")
+EVERY_CALL_GROUPS = ("crash",)
 
 N_COST = pytest.StashKey[Counter[str]]()
 """Tests skipped, by the capability that they missed."""
 _LACKS = "lacks"
+GROWTH = pytest.StashKey[Growth]()
 N_RUN = pytest.StashKey[Counter[str]]()
 """Tests that ran to their end, by group: neither skipped on the way nor failed."""
 
@@ -84,6 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _group_of(item.nodeid) in QUICK_GROUPS:
             item.add_marker("quick")
+        if _group_of(item.nodeid) in EVERY_CALL_GROUPS:
+            item.add_marker("no_cover")  # it doubles their time, and they run what others ran
         for marker in item.iter_markers("needs"):
             if unknown := set(marker.args) - set(capabilities.PROBES):
                 raise pytest.UsageError(f"{item.nodeid}: no such capability: {', '.join(sorted(unknown))}")
@@ -92,6 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
         ease_forks()
+        session.config.stash[GROWTH] = Growth()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -117,6 +122,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         os.environ.pop("COVERAGE_PROCESS_START", None)
         if hasattr(item.config, "workerinput") and (nextitem is None or nextitem.path != item.path):
             (ROOTS / os.fsdecode(STORES)).unlink(missing_ok=True)
+            item.config.stash[GROWTH].undo()
 
 
 @pytest.hookimpl(wrapper=True)

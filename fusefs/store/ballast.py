@@ -15,7 +15,7 @@ from typing import TypeVar
 from fusefs.core.names import Name
 from fusefs.linux.kernel import BTRFS_MAGIC
 from fusefs.store.layout import RESERVE, UserFolder
-from fusefs.store.reserve import FULL
+from fusefs.store.sides import FULL
 
 T = TypeVar("T")
 

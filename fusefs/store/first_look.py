@@ -21,8 +21,7 @@ from fusefs.store.folders import MOUNTED, names_in, why_not, why_not_deep
 from fusefs.store.layout import Areas, Store
 from fusefs.store.new_folder import free_name, take_registry
 from fusefs.store.registered import Registered, read_registered, write_registered
-from fusefs.store.reserve import FULL
-from fusefs.store.sides import DIRECTORY
+from fusefs.store.sides import DIRECTORY, FULL
 
 _MOST_A_LOOK = 300
 """Entries of the registry that one look writes: some are durable in a millisecond. Who is many users has the others

@@ -34,7 +34,7 @@ from fusefs.store.layout import (
 )
 from fusefs.store.made import Made, who_made
 from fusefs.store.new_folder import discard_dead
-from fusefs.store.sides import READABLE, Sides
+from fusefs.store.sides import OUT_OF_REACH, READABLE, Sides
 from fusefs.store.upgrade import OWNERS, SHARED, is_first, tidied
 from fusefs.store.volume import (
     build_store,
@@ -53,8 +53,6 @@ from fusefs.store.volume import (
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200
 _AREAS = (USERS, NEW, REGISTRY)
-_UNTOLD = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What says nothing of the thing that was asked about. All else may be what somebody planted."""
 
 
 class Initialised(NamedTuple):
@@ -141,7 +139,7 @@ def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno in _UNTOLD:
+        if error.errno not in OUT_OF_REACH:
             raise
         where = os.path.join(base_path, STORE)
         raise NoStore(where, "it is not a directory of this filesystem; move it away") from error

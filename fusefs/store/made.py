@@ -18,13 +18,14 @@ from fusefs.core.names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.lines import registered
+from fusefs.store.sides import FULL
 
 XATTR = "security.trashd"
 """Only who has CAP_SYS_ADMIN in the user namespace that mounted the filesystem can set one in `security.`.
 
 Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
 """
-_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EDQUOT, errno.E2BIG)
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, *FULL)
 
 
 _NOTED = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}|mark:[0-9a-f]{32}) (\d{1,20}) (\d{1,20})")

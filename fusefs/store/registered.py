@@ -13,7 +13,7 @@ from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import decode_identity
-from fusefs.store.reserve import FULL
+from fusefs.store.sides import FULL
 
 LOCK = Name(b".lock")
 """Whoever holds it registers. Only root can open it: nobody keeps him out."""

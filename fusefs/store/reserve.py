@@ -12,11 +12,11 @@ from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.store.layout import FRESH, RECORD, RESERVE, TREE, UserFolder
+from fusefs.store.sides import FULL
 
 READY = Name(b"ready")
 SPARE = Name(b"spare")
 _MAKING = Name(b"making")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 512
 """What st_blocks counts."""
 

@@ -37,8 +37,7 @@ from fusefs.store.layout import (
     open_areas,
 )
 from fusefs.store.new_folder import make_user
-from fusefs.store.reserve import FULL
-from fusefs.store.sides import DIRECTORY, READABLE
+from fusefs.store.sides import DIRECTORY, FULL, READABLE
 from fusefs.store.unmake import remove_folder
 from fusefs.store.volume import LOCK
 

@@ -24,6 +24,8 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """What such a look beneath a directory says where no such thing is: gone, something else, a link, mounted over."""
 OUT_OF_REACH = (*ABSENT, errno.EACCES)
 """The same, or not ours to see."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What says that there is no room."""
 _ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
 _STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
 

@@ -31,7 +31,8 @@ from fusefs.store.container import (
 )
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
-from fusefs.store.reserve import FULL, SPARE, ensure_reserve, move_to_stage, take_reserve
+from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
+from fusefs.store.sides import FULL
 from fusefs.store.visible import Visible
 
 ATTEMPTS = 8

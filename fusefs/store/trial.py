@@ -20,7 +20,8 @@ from fusefs.linux.likeness import Difference, Likeness, apply_likeness, differen
 from fusefs.store.folders import open_user, why_not
 from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
 from fusefs.store.locate import Victim, ancestors, existing_stores, open_ancestor
-from fusefs.store.reserve import FULL, is_stocked
+from fusefs.store.reserve import is_stocked
+from fusefs.store.sides import FULL
 from fusefs.store.verbs import explain
 from fusefs.store.visible import NO_EXCHANGE
 from fusefs.store.volume import unfinished

@@ -27,9 +27,8 @@ from fusefs.store.layout import (
     read_volume,
 )
 from fusefs.store.new_folder import take_registry
-from fusefs.store.reserve import FULL
 from fusefs.store.set_aside import discard_emptied
-from fusefs.store.sides import DIRECTORY
+from fusefs.store.sides import DIRECTORY, FULL
 from fusefs.store.volume import make_area, prove, take_store, write_volume
 from fusefs.store.vouch import vouch
 

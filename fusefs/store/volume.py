@@ -34,8 +34,7 @@ from fusefs.store.layout import (
     read_volume,
 )
 from fusefs.store.made import Made, note_made
-from fusefs.store.reserve import FULL
-from fusefs.store.sides import DIRECTORY, READABLE, Sides
+from fusefs.store.sides import DIRECTORY, FULL, READABLE, Sides
 from fusefs.store.visible import NO_EXCHANGE
 from fusefs.store.vouch import vouch
 

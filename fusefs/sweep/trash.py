@@ -15,9 +15,8 @@ from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.merge import bring
-from fusefs.store.reserve import FULL
 from fusefs.store.scope import find_scope
-from fusefs.store.sides import Sides, between, is_same
+from fusefs.store.sides import FULL, Sides, between, is_same
 from fusefs.store.stage import Options
 from fusefs.store.swept import Basket, open_basket
 from fusefs.sweep.request import Action, Ended, Here, Identified, Taken, Top, ToTrash

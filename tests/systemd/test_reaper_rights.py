@@ -118,4 +118,4 @@ def test_a_store_in_the_home_of_a_user_who_has_logged_out_is_served(system: Syst
     assert (home / ".trashd").stat().st_uid == 1234
     system.systemctl("reload", REAPER)
     system.wait_for(lambda: not containers(home), "it is reaped")
-    assert not list((home / ".trashd").glob("*.lock"))
+    assert not (home / ".trashd/reaper.lock").exists()
