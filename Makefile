@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
-.PHONY: setup demo test quick lint fmt bench docs dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
+.PHONY: setup demo test quick lint coverage fmt bench docs dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
 
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -11,6 +11,9 @@ fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fu
 test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 quick: setup; @.ci/pytest -m quick $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
+# Counted is what the tests' own processes run, some as other users, and commands and daemons of a sample (tests/conftest.py).
+coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
+coverage: setup; @rm -rf .coverage && mkdir -m 1777 .coverage && .ci/pytest --cov --cov-report= $(or $(ARGS),--numprocesses=3 --dist=worksteal); $(PYTHON) -m coverage report --sort=cover
 fmt: setup; $(PYTHON) -m ruff check --fix-only . && $(PYTHON) -m ruff format .
 bench: setup; @echo 'run each by $(PYTHON) -m: $(SCRIPTS)' && $(PYTHON) -m bench.swap --quick $(ARGS) && $(PYTHON) -m bench.mount --quick && $(PYTHON) -m bench.swap_through --quick && $(PYTHON) -m bench.listing --plot docs/listing.svg && $(PYTHON) -m bench.mount --plot docs/mount.svg
 docs: setup; $(PYTHON) -m towncrier build --draft --version next

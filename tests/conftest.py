@@ -110,7 +110,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Where coverage is measured (.ci/run), the commands and daemons of the sample count; all would take too long.
+    """Where coverage is measured (make coverage), commands and daemons of the sample count; all would take too long.
 
     Root's registry is each module's own: whoever registers a store looks for all others, thousands that are gone.
     """
