@@ -97,3 +97,13 @@ def _split_btrfs(handle: str) -> _Btrfs | None:
     if kind != _BTRFS_KIND or len(digits) != _BTRFS_DIGITS:
         return None
     return _Btrfs(digits[16:32], (digits[:16], digits[32:]))
+
+
+def in_words(identity: Identity) -> str:
+    """An identity as the notes that are no JSON have it: `HANDLE INO BTIME_NS`, `-` for no handle."""
+    return f"{identity.handle or '-'} {identity.ino} {identity.btime_ns}"
+
+
+def from_words(handle: bytes, ino: bytes, btime_ns: bytes) -> Identity:
+    """What `in_words` said, word by word; who reads them has seen that they are such words."""
+    return Identity("" if handle == b"-" else handle.decode(), int(ino), int(btime_ns))

@@ -8,7 +8,7 @@ import re
 import stat
 from typing import NamedTuple
 
-from fusefs.core.identity import Identity
+from fusefs.core.identity import Identity, from_words, in_words
 from fusefs.core.names import VolumeId, is_volume_id, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE
@@ -38,9 +38,8 @@ class Line(NamedTuple):
 
 def encode(one: Line) -> bytes:
     """Its line, with the newline."""
-    handle, ino, btime_ns = one.identity
     quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in one.path)
-    told = f"{handle or '-'} {ino} {btime_ns} {one.volume} {one.filesystem:x} "
+    told = f"{in_words(one.identity)} {one.volume} {one.filesystem:x} "
     return told.encode() + quoted + b"\n"
 
 
@@ -54,7 +53,7 @@ def decode(text: bytes) -> list[Line]:
         handle, ino, btime_ns, volume, filesystem, quoted = match.groups()
         path = re.sub(rb"%([0-9A-F]{2})", lambda byte: bytes([int(byte[1], 16)]), quoted)
         if is_volume_id(volume.decode()) and _is_plain(path):
-            identity = Identity("" if handle == b"-" else handle.decode(), int(ino), int(btime_ns))
+            identity = from_words(handle, ino, btime_ns)
             found.append(Line(identity, VolumeId(volume.decode()), int(filesystem, 16), path))
     return found
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection
 from enum import Enum
 
-from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words
 from fusefs.core.names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -46,7 +46,7 @@ class Made(Enum):
 def note_made(kernel: Kernel, fd: Fd) -> bool:
     """Note on an opened `.trashd` that root made it; whether that could be. Raises  OSError"""
     try:
-        kernel.set_xattr(fd, XATTR, _encode(kernel.identify(fd)))
+        kernel.set_xattr(fd, XATTR, in_words(kernel.identify(fd)).encode())
     except OSError as error:
         if error.errno not in _CANNOT:
             raise
@@ -77,14 +77,7 @@ def way_out(base_path: bytes) -> str:
     return f"look into it; {ours}; else trashd init {volume} sets it aside in a new one, and its owners empty it"
 
 
-def _encode(identity: Identity) -> bytes:
-    return b"%s %d %d" % ((identity.handle or "-").encode(), identity.ino, identity.btime_ns)
-
-
 def _decode(text: bytes) -> Identity | None:
-    """What `_encode` wrote; None for anything else, as root's too may be damaged."""
+    """What was noted; None for anything else, as root's too may be damaged."""
     match = _NOTED.fullmatch(text)
-    if match is None:
-        return None
-    handle, ino, btime_ns = match.groups()
-    return Identity("" if handle == b"-" else handle.decode(), int(ino), int(btime_ns))
+    return None if match is None else from_words(*match.groups())
