@@ -13,7 +13,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.libc import RENAME_EXCHANGE, renameat2
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.passing import held
-from tests.support.store import assert_silent, entries, init, raw, recover_all, swap
+from tests.support.store import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user, run_as
 from tests.support.volumes import tmpfs_volume
@@ -132,14 +132,7 @@ def test_the_link_is_a_link_and_nothing_else_can_be_done_with_it(mount: Mounted)
     for act in refused:
         with pytest.raises(OSError, match=r"^\[Errno \d+\]"):
             act()
-    assert sorted(os.listdir(mount.backing / ".trashd")) == [
-        ".lock",
-        "CACHEDIR.TAG",
-        "folders",
-        "new",
-        "u",
-        "volume.json",
-    ]
+    assert sorted(os.listdir(mount.backing / ".trashd")) == ENTRIES
     assert os.readlink(drop) == "u/0/drop"
 
 

@@ -19,6 +19,7 @@ from fusefs.store.stage import Options
 from tests.support.mates import FORGED, plant
 from tests.support.scenes import STRIDE
 from tests.support.store import (
+    ENTRIES,
     ActingAt,
     DyingAt,
     assert_silent,
@@ -209,7 +210,7 @@ def test_init_sees_that_strangers_are_refused(filesystem: str) -> None:
     with loop_volume(filesystem) as path:
         init(path)
         assert json.loads((path / ".trashd/volume.json").read_text())["strangers_refused"] is True
-        assert sorted(os.listdir(path / ".trashd")) == [".lock", "CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
+        assert sorted(os.listdir(path / ".trashd")) == ENTRIES
 
 
 @pytest.mark.needs("loop")

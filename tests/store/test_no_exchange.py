@@ -22,6 +22,7 @@ from tests.support.lyingfs import lying_volume
 from tests.support.mounted import forget_all
 from tests.support.sshfs import sshfs_volume
 from tests.support.store import (
+    ENTRIES,
     Before,
     DyingAt,
     assert_silent,
@@ -82,14 +83,7 @@ def test_probe_says_no(serve: Serve) -> None:
         init(served.path)
         with opened(served.path) as store:
             assert not store.volume.exchange
-        assert sorted(os.listdir(served.path / ".trashd")) == [
-            ".lock",
-            "CACHEDIR.TAG",
-            "folders",
-            "new",
-            "u",
-            "volume.json",
-        ]
+        assert sorted(os.listdir(served.path / ".trashd")) == ENTRIES
         assert_silent(served.path)
 
 

@@ -18,7 +18,7 @@ from tests.support.command import Done
 from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
 from tests.support.own_stores import line_of
 from tests.support.scenes import EVERY_CALL
-from tests.support.store import DyingAt, in_child, init, own, raw, swap
+from tests.support.store import DyingAt, forked, in_child, init, own, raw, swap
 from tests.support.tree import Dir, make_tree
 from tests.support.users import as_user, become
 from tests.support.volumes import bind_mount, btrfs_subvolume, full, loop_volume, tmpfs_volume
@@ -236,25 +236,13 @@ def test_processes_that_write_at_once_lose_no_line(alice: Path) -> None:
     def _noted(unnoted: str, work: Path) -> None:
         (work / "told").write_text(unnoted)
 
-    pids = [_forked(partial(act, work)) for work in works]
+    pids = [forked(partial(act, work)) for work in works]
     os.close(go[1])
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(works)
     os.close(go[0])
     told = [work for work in works if (work / "told").read_text()]
     assert {first, *works} - set(told) <= set(named(alice))
     assert len(told) < len(works)
-
-
-def _forked(act: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            act()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 def test_garbage_in_a_registry_keeps_no_line_out_and_costs_none(alice: Path) -> None:

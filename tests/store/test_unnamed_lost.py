@@ -13,7 +13,7 @@ from fusefs.linux.unnamed import keeps_unnamed
 from fusefs.store.layout import decode_volume
 from tests.support.command import done_well, swapped
 from tests.support.losingfs import LosingVolume, losing_volume
-from tests.support.store import assert_silent, calls_of, init, raw, remove, swap
+from tests.support.store import ENTRIES, assert_silent, calls_of, init, raw, remove, swap
 from tests.support.tree import make_tree
 from tests.support.volumes import loop_volume, tmpfs_volume
 
@@ -119,7 +119,7 @@ def test_they_last_on_disks(fstype: str) -> None:
     with loop_volume(fstype) as volume:
         init(volume)
         assert unnamed_of(volume) is True
-        assert sorted(os.listdir(volume / ".trashd")) == [".lock", "CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
+        assert sorted(os.listdir(volume / ".trashd")) == ENTRIES
         assert_silent(volume)
 
 

@@ -76,6 +76,10 @@ def reap_now(volume: Path, identifier: str, kernel: Kernel | None = None) -> Rea
     return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id), Reaped)
 
 
+ENTRIES = [".lock", "CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
+"""What is in a store of root's, sorted."""
+
+
 def recover_all(volume: Path, kernel: Kernel | None = None) -> list[str]:
     """Recover, adopt drops and stock reserves of all folders; the problems that were kept."""
     return tend_all(kernel or Kernel(), [raw(volume)])
@@ -235,6 +239,11 @@ def die() -> None:
 
 def in_child(body: Callable[[], object]) -> int:
     """The exit code of a forked child that runs `body`: 0 if it returned, 1 if it raised."""
+    return os.waitstatus_to_exitcode(os.waitpid(forked(body), 0)[1])
+
+
+def forked(body: Callable[[], object]) -> int:
+    """The pid of such a child."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -243,7 +252,7 @@ def in_child(body: Callable[[], object]) -> int:
             code = 0
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid
 
 
 def calls_of(body: Callable[[Kernel], object]) -> Sequence[str]:
