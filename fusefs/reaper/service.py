@@ -178,7 +178,11 @@ class _Service:
     async def _end_with_forker(self, context: Context, nursery: trio.Nursery) -> None:
         """An idle service too: who starts it again would not know that nothing will be reaped."""
         await context.forker.until_lost()
-        self.failed = ForkerLost()
+        self._fail(ForkerLost(), nursery)
+
+    def _fail(self, error: ForkerLost, nursery: trio.Nursery) -> None:
+        """End it all, for that reason."""
+        self.failed = error
         nursery.cancel_scope.cancel()
 
     async def _obey(self, context: Context, nursery: trio.Nursery) -> None:
@@ -259,8 +263,7 @@ class _Service:
         try:
             await own_stores.run(uids, lambda: self._find_own(context, nursery, own_stores))
         except ForkerLost as error:
-            self.failed = error
-            nursery.cancel_scope.cancel()
+            self._fail(error, nursery)
 
     def _find_own(self, context: Context, nursery: trio.Nursery, own_stores: OwnStores) -> None:
         """Begin to keep the stores that are new, and leave those for which nobody vouches any more."""
@@ -301,8 +304,7 @@ class _Service:
                     self._mounts.pop(keeper.path, None)
                 return
             except ForkerLost as error:
-                self.failed = error
-                nursery.cancel_scope.cancel()
+                self._fail(error, nursery)
                 return
             except Exception:
                 _LOG.exception("%s: a fault in trashd itself", printable(keeper.path))
