@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fusefs.core import kinds
-from fusefs.core.document import Source, read_document
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark, is_at_or_below
-from fusefs.core.settings import Key, Schema, Settings, Tables, read_settings
+from fusefs.core.toml_reader import Key, Schema, Settings, Source, Tables, read_document, read_settings
 
 POLL_S = 600
 """Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""

@@ -8,7 +8,7 @@ from typing import Any
 from fusefs.core.config import CONFIG, HOOKS, LOCAL_HOSTS, METRICS, RULES, VOLUME, Config
 from fusefs.core.kinds import PATH, Kind
 from fusefs.core.policy import Rules, VolumePolicy, Watermark
-from fusefs.core.settings import Key, Schema, Settings
+from fusefs.core.toml_reader import Key, Schema, Settings
 
 _OFF = Watermark(0.0, 0.0)
 

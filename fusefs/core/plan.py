@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.moments import SECOND_NS
 from fusefs.core.selection import Field, Selection
-from fusefs.core.settings import Place
+from fusefs.core.toml_reader import Place
 
 
 class Trash(NamedTuple):

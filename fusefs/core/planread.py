@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fusefs.core import criteria, kinds
-from fusefs.core.document import Document, Source, read_document
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.glob import compile_glob
@@ -16,7 +15,7 @@ from fusefs.core.kinds import Kind
 from fusefs.core.moments import SECOND_NS, CivilTime, is_path, parse_when
 from fusefs.core.plan import Age, Delete, Move, Purge, Rule, Trash
 from fusefs.core.selection import DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
-from fusefs.core.settings import Key, Place, Schema, Settings, read_settings
+from fusefs.core.toml_reader import Document, Key, Place, Schema, Settings, Source, read_document, read_settings
 
 _FIELDS: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
 _SPAN = re.compile(r"(?:[0-9]+[smhdw])+", re.ASCII)

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fusefs.core.config import Config, read_with_places
-from fusefs.core.document import TEXT_MAX_BYTES, Source, decode_source
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.names import printable
-from fusefs.core.settings import Settings
+from fusefs.core.toml_reader import TEXT_MAX_BYTES, Settings, Source, decode_source
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.document import Source
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.planned import Done, Listed, NotDone, Told
 from fusefs.core.planread import World, read_plan
 from fusefs.core.swept import Spared, Swept
+from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.planned import How, carry_out
 from fusefs.sweep.request import Request, Wishes

@@ -15,7 +15,7 @@ from fusefs.core.errors import NotFound, Refused
 from fusefs.core.plan import Purge, Rule
 from fusefs.core.planned import Listed, NotDone
 from fusefs.core.selection import Selection
-from fusefs.core.settings import Place
+from fusefs.core.toml_reader import Place
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.planned import How, carry_out
 from fusefs.sweep.purgelist import Counted, open_lists

@@ -9,9 +9,9 @@ import pytest
 
 from fusefs.core.config import Config, Hooks, Metrics, read_config
 from fusefs.core.configtext import tell_config
-from fusefs.core.document import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark
+from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
 from fusefs.core.windows import Window
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -11,9 +11,8 @@ import pytest
 
 from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, read_config
 from fusefs.core.configtext import tell_config
-from fusefs.core.document import Source
 from fusefs.core.kinds import Kind
-from fusefs.core.settings import Schema
+from fusefs.core.toml_reader import Schema, Source
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "config.md").read_text(encoding="utf-8")

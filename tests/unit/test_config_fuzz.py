@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from fusefs.core.config import AUDIT_FILE, CONFIG, Config, Hooks, Metrics, read_config
 from fusefs.core.configtext import tell_config
-from fusefs.core.document import Source, decode_source
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadConfig
 from fusefs.core.kinds import quoted
 from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark
-from fusefs.core.settings import Schema, Tables
+from fusefs.core.toml_reader import Schema, Source, Tables, decode_source
 from fusefs.core.windows import DAY_MIN, Window
 
 

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from fusefs.core.document import Source
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.plan import Age, Delete, Move, Purge, Rule, Trash
 from fusefs.core.planread import World, read_plan
 from fusefs.core.selection import KINDS, Selection, SizeBound, TimeBound
+from fusefs.core.toml_reader import Source
 
 DAY_NS = 86_400 * 10**9
 NOW_NS = 1_800_000_000 * 10**9
