@@ -11,8 +11,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import Decorator, PathBytes, json_option
-from fusefs.core.config import Config
-from fusefs.core.configtext import tell_config, tell_volume
+from fusefs.core.config import Config, tell_config, tell_volume
 from fusefs.core.errors import BadConfig, Problem, UsageError
 from fusefs.core.names import printable
 from fusefs.core.policy import VolumePolicy

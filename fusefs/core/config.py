@@ -1,8 +1,8 @@
-"""The configuration: TOML texts in, one Config out, or every problem with its file, line and fix."""
+"""The configuration: TOML texts in, one Config out, or every problem with its file, line and fix; and as TOML again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusefs.core import kinds
@@ -15,7 +15,8 @@ POLL_S = 600
 HOOK_TIMEOUT_S = 30
 """To reload a log writer takes a second; what takes longer hangs, and holds a place that other hooks want."""
 AUDIT_FILE = "/var/log/trashd/audit.log"
-LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+_LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+_OFF = Watermark(0.0, 0.0)
 
 
 class Hooks(NamedTuple):
@@ -231,7 +232,7 @@ class _Building:
         return rules
 
     def _watermark(self, at: Key, base: Watermark | None) -> Watermark | None:
-        low, high = base or Watermark(0.0, 0.0)
+        low, high = base or _OFF
         low, high = self._get((*at, "low"), low), self._get((*at, "high"), high)
         if low == 0:
             return None
@@ -247,10 +248,87 @@ class _Building:
     def _metrics(self, base: Metrics) -> Metrics:
         metrics = Metrics(*(self._get(("metrics", key), getattr(base, key)) for key in Metrics._fields))
         allowed = self._get(("metrics", "allow_remote"), False)
-        if metrics.http is not None and metrics.http[0] not in LOCAL_HOSTS and not allowed:
+        if metrics.http is not None and metrics.http[0] not in _LOCAL_HOSTS and not allowed:
             what = f"http = {kinds.ADDRESS.write(metrics.http)} is open to other machines"
             self._wrong([("metrics", "http")], what, 'write "127.0.0.1:9817", or add allow_remote = true')
         if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
             what = f"textfile = {kinds.shown(metrics.textfile)} is none that the node exporter reads"
             self._wrong([("metrics", "textfile")], what, "its name ends with .prom")
         return metrics
+
+
+def tell_config(config: Config, settings: Settings) -> str:
+    """All of it; read again it is the same configuration."""
+    lines = [
+        *_table({"poll": config.poll_s, "audit": config.audit}, CONFIG, [()], settings),
+        "\n[defaults]",
+        *_table(_volume_values(config.defaults), VOLUME, [("defaults",)], settings),
+    ]
+    for volume in config.volumes:
+        lines += ["", tell_volume(volume, settings).rstrip("\n")]
+    host = config.metrics.http[0] if config.metrics.http else "localhost"
+    metrics = {**config.metrics._asdict(), "allow_remote": host not in _LOCAL_HOSTS}
+    lines += [
+        "\n[hooks]",
+        *_table({**config.hooks._asdict(), "timeout": config.hooks.timeout_s}, HOOKS, [("hooks",)], settings),
+        "\n[metrics]",
+        *_table(metrics, METRICS, [("metrics",)], settings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def tell_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None = None) -> str:
+    """What holds for one volume, as a [[volume]].
+
+    origin  with the rules for what came from there, and no others
+    """
+    at: Key = ("volume", volume.path)
+    above: Key = ("defaults",)
+    deepest = volume.deepest(origin)
+    places = [at, above] if deepest is None else [(*at, "rules", deepest), at, above]
+    lines = ["[[volume]]", f"path = {kinds.PATH.write(volume.path)}{_place(at, settings)}"]
+    lines += _table(_volume_values(volume._replace(rules=volume.rules_for(origin))), VOLUME, places, settings)
+    for path, rules in volume.paths if origin is None else ():
+        here: Key = (*at, "rules", path)
+        lines += ["\n[[volume.rules]]", f"path = {kinds.PATH.write(path)}{_place(here, settings)}"]
+        lines += _table(_rules_values(rules), RULES, [here, at, above], settings)
+    return "\n".join(lines) + "\n"
+
+
+def _rules_values(rules: Rules) -> dict[str, Any]:
+    return {**rules._asdict(), "retention": rules.retention_s, "minimum_age": rules.minimum_age_s}
+
+
+def _volume_values(volume: VolumePolicy) -> dict[str, Any]:
+    return {
+        **_rules_values(volume.rules),
+        "serve": volume.is_served,
+        "paced": volume.paced,
+        "max_rate": volume.max_entries_per_s,
+        "max_bytes": volume.max_bytes_per_s,
+        "windows": volume.windows,
+        "horizon": volume.horizon_s,
+        "quota": volume.quota._asdict(),
+        "free_space": (volume.blocks or _OFF)._asdict(),
+        "free_inodes": (volume.inodes or _OFF)._asdict(),
+    }
+
+
+def _table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settings: Settings) -> Iterator[str]:
+    """The lines of a table, keys in the schema's order; those of a table within it are dotted.
+
+    origins  where a value may have been set, the nearest first
+    """
+    for key, kind in schema.items():
+        if isinstance(kind, kinds.Kind) and key in values:
+            place = next(filter(None, (_place((*origin, key), settings) for origin in origins)), "")
+            yield f"{key} = {kind.write(values[key])}{place}"
+        elif isinstance(kind, dict) and key in values:
+            inner = [(*origin, key) for origin in origins]
+            yield from (f"{key}.{line}" for line in _table(values[key], kind, inner, settings))
+
+
+def _place(key: Key, settings: Settings) -> str:
+    """A comment that tells where a setting stands; none for a default."""
+    setting = settings.get(key)
+    return "" if setting is None else f"  # {setting.place}"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.config import Config, Hooks, Metrics, read_config
-from fusefs.core.configtext import tell_config
+from fusefs.core.config import Config, Hooks, Metrics, read_config, tell_config
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark
 from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, read_config
-from fusefs.core.configtext import tell_config
+from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, read_config, tell_config
 from fusefs.core.kinds import Kind
 from fusefs.core.toml_reader import Schema, Source
 

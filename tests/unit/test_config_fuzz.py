@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.config import AUDIT_FILE, CONFIG, Config, Hooks, Metrics, read_config
-from fusefs.core.configtext import tell_config
+from fusefs.core.config import AUDIT_FILE, CONFIG, Config, Hooks, Metrics, read_config, tell_config
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadConfig
 from fusefs.core.kinds import quoted
