@@ -8,8 +8,7 @@ from fusefs.cli import output, swepttext
 from fusefs.cli.swepttext import counted
 from fusefs.core.errors import Incomplete, Unsettled
 from fusefs.core.names import printable
-from fusefs.core.plan import Delete, Move, Rule, Trash
-from fusefs.core.planned import Done, Listed, NotDone, Told
+from fusefs.core.plan import Delete, Done, Listed, Move, NotDone, Rule, Told, Trash
 from fusefs.core.sizes import format_size
 from fusefs.core.swept import Swept
 

@@ -1,13 +1,24 @@
-"""What a plan says: rules, each of what is to be done where."""
+"""A plan: TOML texts in, rules out, or every problem with its file, line and fix; and what the rules did."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
+from fusefs.core import criteria, kinds
 from fusefs.core.durations import DEFAULT_RETENTION_S
-from fusefs.core.moments import SECOND_NS
-from fusefs.core.selection import Field, Selection
-from fusefs.core.toml_reader import Place
+from fusefs.core.errors import BadConfig, Problem, TrashdError
+from fusefs.core.glob import compile_glob
+from fusefs.core.kinds import Kind
+from fusefs.core.moments import SECOND_NS, CivilTime, is_path, parse_when
+from fusefs.core.selection import DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
+from fusefs.core.swept import Swept
+from fusefs.core.toml_reader import Document, Key, Place, Schema, Settings, Source, read_document, read_settings
+
+_FIELDS: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
+_SPAN = re.compile(r"(?:[0-9]+[smhdw])+", re.ASCII)
 
 
 class Trash(NamedTuple):
@@ -70,3 +81,394 @@ class Rule(NamedTuple):
         times = self.selection.times
         later = [b if b.before_ns is None else b._replace(before_ns=b.before_ns + ahead_ns) for b in times]
         return self.selection._replace(times=tuple(later))
+
+
+class Done(NamedTuple):
+    """What a rule did in one directory."""
+
+    rule: Rule
+    swept: Swept
+
+
+class NotDone(NamedTuple):
+    """A directory in which a rule did nothing, and why; with an error, if it should have."""
+
+    rule: Rule
+    directory: bytes
+    why: str
+    error: TrashdError | None = None
+
+
+class Listed(NamedTuple):
+    """The purge lists in one directory, as they are now; with an error as they were.
+
+    is_whole  otherwise they lack what could not be looked at, and say so
+    """
+
+    directory: bytes
+    n_users: int
+    n_entries: int
+    error: TrashdError | None = None
+    is_whole: bool = True
+
+
+Told = Done | NotDone | Listed
+
+
+class World(NamedTuple):
+    """What a plan is read by.
+
+    now_ns            wall time, from which ages are counted
+    local_s           see moments.parse_when
+    cutoff_ns         the same, for what has to be older
+    uid_of, gid_of    numbers for names; ValueError with a message for a name that nobody has
+    """
+
+    now_ns: int
+    local_s: Callable[[CivilTime], float]
+    uid_of: Callable[[str], int]
+    gid_of: Callable[[str], int]
+    cutoff_ns: Callable[[int], int] | None = None
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str) or not found or "\0" in found:
+        raise ValueError(found)
+    return found
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    return tuple(map(_text, found)) if isinstance(found, list) else (_text(found),)
+
+
+def _number_or_text(found: Any) -> str:
+    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 32:
+        return str(found)
+    return _text(found)
+
+
+def _one_of(*words: str) -> Kind:
+    def read(found: Any) -> str:
+        if found not in words:
+            raise ValueError(found)
+        return str(found)
+
+    listed = ", ".join(map(kinds.quoted, words))
+    return Kind(f"one of {listed}", f"write one of {listed}" if len(words) > 1 else f"write {listed}", read, str)
+
+
+def _fields(found: Any) -> tuple[str, ...]:
+    fields = _texts(found)
+    if not fields or not set(fields) <= set(_FIELDS):
+        raise ValueError(found)
+    return fields
+
+
+def _directories(found: Any) -> bytes:
+    path = kinds.read_path(found)
+    if path == b"/":
+        raise ValueError(found)
+    for name in path.decode().split("/")[1:]:
+        compile_glob(name)
+    return path
+
+
+def _count(found: Any) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 60:
+        raise ValueError(found)
+    return found
+
+
+TEXT: Final = Kind("a text", "write one, in quotes; what else is meant is a rule of its own", _text, str)
+TEXTS: Final = Kind("a text or a list of texts", 'write "…" or ["…", "…"]', _texts, str)
+OWNER: Final = Kind("a name or number", 'write "anna" or 1000', _number_or_text, str)
+DIRECTORIES: Final = Kind(
+    "an absolute path below /, perhaps with wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
+    str,
+)  # fmt: skip
+RULE: Schema = {
+    "directory": DIRECTORIES,
+    "name": TEXT,
+    "iname": TEXT,
+    "path": TEXT,
+    "regex": TEXT,
+    "exclude": TEXTS,
+    "type": TEXTS,
+    "size": TEXTS,
+    "older": TEXT,
+    "newer": TEXT,
+    "by": Kind(
+        "a time, or a list of times", 'write "mtime", "atime", "ctime" or "btime", or ["atime", "mtime"]', _fields, str
+    ),
+    "user": OWNER,
+    "group": OWNER,
+    "empty": kinds.FLAG,
+    "depth": OWNER._replace(name="a depth", fix='write 2 for at most two levels, or "2..3"'),
+    "unit": _one_of("top"),
+    "action": _one_of("trash", "delete", "move"),
+    "keep_for": kinds.DURATION,
+    "move_to": kinds.PATH,
+    "flat": kinds.FLAG,
+    "if_exists": _one_of("skip", "number", "replace"),
+    "copy": kinds.FLAG,
+    "max_delete": Kind("a number above 0", "write 100000, without quotes", _count, str),
+    "purgelist": {"directory": kinds.PATH, "ahead": kinds.TIME_LIMIT},
+}
+_OF_MOVE = ("move_to", "flat", "if_exists", "copy")
+_NOT_OF_UNITS = ("size", "newer", "empty", "depth", "copy")
+_NARROWS = ("name", "iname", "path", "regex", "size", "older", "newer", "user", "group", "empty")
+
+
+def read_plan(sources: Sequence[Source], world: World) -> tuple[Rule, ...]:
+    """The rules of all sources, in their order.
+
+    Raises  BadConfig with every problem that can be seen at once
+    """
+    problems: list[Problem] = []
+    rules: list[Rule] = []
+    for source in sources:
+        n_before = len(problems)
+        try:
+            document = read_document(source)
+        except BadConfig as error:
+            problems += (one._replace(fix=one.fix.replace("docs/config.md", "docs/plan.md")) for one in error.problems)
+            continue
+        for place, written in _tables(document, problems):
+            rule = _Building(place, written, world, problems).rule()
+            if rule is not None:
+                rules.append(rule)
+        problems[n_before:] = sorted(problems[n_before:], key=lambda one: one.line or 0)
+    problems += _swept_lists(rules)
+    if problems:
+        raise BadConfig(hint="trashd plan --check shows all of them; docs/plan.md", problems=tuple(problems))
+    return tuple(rules)
+
+
+def _swept_lists(rules: Sequence[Rule]) -> Iterator[Problem]:
+    """Purge lists that lie where a rule goes, which would take them."""
+    for rule in rules:
+        for other in rules:
+            if rule.purge is not None and _holds(other.directory, rule.purge.directory):
+                what = f"its purgelist lies in what the rule of {other.place} sweeps"
+                yield rule.place.problem(what, "name a directory where no rule goes, such as /var/spool/trashd")
+
+
+def _holds(pattern: bytes, path: bytes) -> bool:
+    """Whether a path is a directory that a pattern means, or lies in one."""
+    wanted, names = pattern.decode().split("/"), path.decode().split("/")
+    return len(wanted) <= len(names) and all(map(_is_meant, wanted[1:], names[1:]))
+
+
+def _is_meant(wanted: str, name: str) -> bool:
+    return name.startswith(".") <= wanted.startswith(".") and compile_glob(wanted)(name)
+
+
+class _Written(NamedTuple):
+    """What a rule's table sets.
+
+    wrong        keys with values that can't be read, which is told
+    has_unknown  there are keys that nobody knows, any of which may have been meant as one that is missing
+    """
+
+    settings: Settings
+    wrong: frozenset[Key]
+    has_unknown: bool
+
+
+def _written(table: dict[str, Any], settings: Settings) -> _Written:
+    keys: set[Key] = set()
+    for key, value in table.items():
+        inner = RULE.get(key)
+        if not isinstance(inner, dict):
+            keys.add((key,))
+        else:
+            keys.update((key, name) for name in (value if isinstance(value, dict) else inner))
+    known = {key for key in keys if _is_known(key)}
+    return _Written(settings, frozenset(known - settings.keys()), known != keys)
+
+
+def _is_known(key: Key) -> bool:
+    found: Any = RULE
+    for name in key:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found is not None
+
+
+def _tables(document: Document, problems: list[Problem]) -> Iterator[tuple[Place, _Written]]:
+    """Each [[rule]] of a document: where it begins, and what it sets."""
+    for key in document.tree:
+        if key != "rule":
+            fix = "a plan has rules alone: write [[rule]] above each" if key in RULE else "known here: [[rule]]"
+            place = Place(document.name, document.line_of((key,)))
+            problems.append(place.problem(f"unknown key {kinds.bare(key)}", fix))
+    found = document.tree.get("rule", [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        place = Place(document.name, document.line_of(("rule",)))
+        problems.append(place.problem("rule is not a list of tables", "write [[rule]] above each"))
+        return
+    for index, table in enumerate(found):
+        at = ("rule", index)
+        lines = {path[2:]: line for path, line in document.lines.items() if path[:2] == at}
+        settings = read_settings(Document(document.name, table, lines), RULE, problems)
+        yield Place(document.name, document.line_of(at)), _written(table, settings)
+
+
+class _Building:
+    """One rule's settings turned into values, each checked against those beside it, as far as they can be read."""
+
+    def __init__(self, place: Place, written: _Written, world: World, problems: list[Problem]) -> None:
+        self._place = place
+        self._settings, self._wrong_keys, self._has_unknown = written
+        self._world = world
+        self._problems = problems
+
+    def rule(self) -> Rule | None:
+        """The rule; None if there is a problem."""
+        n_before = len(self._problems)
+        if self._is_absent("directory"):
+            self._lacks("[[rule]] without a directory", 'write directory = "/…" below it')
+        if not any(self._get(key) or self._is_wrong(key) for key in _NARROWS) and not self._has_unknown:
+            fix = 'write older = "30d"; if all of it is meant, write name = "*"'
+            self._lacks("[[rule]] that selects nothing in particular", fix)
+        age, is_unit = self._age(), self._has("unit")
+        selection = self._selection(age, is_unit=is_unit)
+        self._check_unit() if is_unit else self._check_types(selection)
+        purge, act = self._purge(age), self._act()
+        if len(self._problems) > n_before or self._wrong_keys:
+            return None
+        return Rule(
+            self._place, self._get("directory"), selection, act, age, is_unit, self._get("max_delete"), purge,
+        )  # fmt: skip
+
+    def _has(self, *key: str) -> bool:
+        return key in self._settings
+
+    def _is_wrong(self, *key: str) -> bool:
+        """Whether it is set to what can't be read: nothing is said of it beside that."""
+        return key in self._wrong_keys
+
+    def _is_absent(self, *key: str) -> bool:
+        """Whether nobody wrote it, nor what may have been meant as that."""
+        return not (self._has(*key) or self._is_wrong(*key) or self._has_unknown)
+
+    def _get(self, *key: str, otherwise: Any = None) -> Any:
+        setting = self._settings.get(key)
+        return otherwise if setting is None else setting.value
+
+    def _lacks(self, what: str, fix: str) -> None:
+        """Note a problem of the rule as a whole."""
+        self._problems.append(self._place.problem(what, fix))
+
+    def _wrong(self, key: str, what: str, fix: str) -> None:
+        """Note a problem at a key that is set, or at one in its table."""
+        place = next(setting.place for at, setting in self._settings.items() if at[0] == key)
+        self._problems.append(place.problem(what, fix))
+
+    def _read(self, key: str, read: Callable[[Any], Any], otherwise: Any = None) -> Any:
+        """What a text means; the message of who can't read it is the problem."""
+        if not self._has(key):
+            return otherwise
+        try:
+            return read(self._get(key))
+        except ValueError as error:
+            self._wrong(key, f"{key}: {error}", "")
+            return otherwise
+
+    def _selection(self, age: Age | None, *, is_unit: bool) -> Selection:
+        def one(key: str, check: Callable[[str], Any]) -> tuple[Any, ...]:
+            found = self._read(key, check)
+            return () if found is None else (found,)
+
+        def sizes(texts: tuple[str, ...]) -> tuple[SizeBound, ...]:
+            return tuple(map(criteria.parse_size_bound, texts))
+
+        least, most = self._read("depth", criteria.parse_depths, (1, None))
+        types = self._read("type", lambda texts: criteria.parse_types(",".join(texts)), frozenset())
+        return Selection(
+            names=one("name", criteria.check_name),
+            inames=one("iname", lambda text: criteria.check_name(text, ignores_case=True)),
+            paths=one("path", criteria.check_path),
+            regexes=one("regex", criteria.check_regex),
+            excludes=self._read("exclude", lambda texts: tuple(map(criteria.check_exclude, texts)), ()),
+            types=types or (frozenset(KINDS) if is_unit else frozenset()),
+            sizes=self._read("size", sizes, ()),
+            times=self._times(None if is_unit else age),
+            uids=one("user", self._world.uid_of),
+            gids=one("group", self._world.gid_of),
+            empty=self._get("empty", otherwise=False),
+            min_depth=least,
+            max_depth=1 if is_unit else most,
+        )
+
+    def _times(self, age: Age | None) -> tuple[TimeBound, ...]:
+        newer_ns = self._read("newer", self._moment)
+        if self._has("by") and self._is_absent("older") and self._is_absent("newer"):
+            self._wrong("by", "by without older or newer", 'add older = "30d"')
+        older = () if age is None else tuple(TimeBound(field, before_ns=age.before_ns) for field in age.fields)
+        newer = () if newer_ns is None else tuple(TimeBound(field, after_ns=newer_ns) for field in self._fields())
+        return older + newer
+
+    def _age(self) -> Age | None:
+        older_ns = self._read("older", partial(self._moment, cutoff_ns=self._world.cutoff_ns))
+        return None if older_ns is None else Age(self._fields(), older_ns)
+
+    def _fields(self) -> tuple[Field, ...]:
+        return tuple(field for field in _FIELDS if field in self._get("by", otherwise=("mtime",)))
+
+    def _moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
+        if is_path(text):
+            raise ValueError(f"{text!r}: a plan knows durations and dates, no times of files")
+        return parse_when(text, self._world.now_ns, self._world.local_s, cutoff_ns)
+
+    def _check_unit(self) -> None:
+        for key in filter(self._has, _NOT_OF_UNITS):
+            fix = "a unit is chosen by its name, owner and age, and taken whole"
+            self._wrong(key, f'{key} with unit = "top"', fix)
+        if self._is_absent("older"):
+            self._wrong("unit", 'unit = "top" without older', 'add older = "90d": the newest file inside decides')
+
+    def _check_types(self, selection: Selection) -> None:
+        is_meant = self._is_absent("unit") and not self._is_wrong("empty")
+        if selection.types & DIRECTORY and not selection.empty and is_meant:
+            fix = 'its own age says nothing of what is in it: add unit = "top", or empty = true'
+            self._wrong("type", "a directory would be taken with all that is in it", fix)
+
+    def _act(self) -> Trash | Delete | Move:
+        action = self._get("action", otherwise="trash")
+        if action != "trash" and self._has("keep_for"):
+            self._wrong("keep_for", f'keep_for with action = "{action}"', "only what is in the trash is kept")
+        if action != "move" and (self._has("action") or self._is_absent("action")):
+            for key in filter(self._has, _OF_MOVE):
+                self._wrong(key, f'{key} without action = "move"', 'add action = "move", or drop it')
+        elif action == "move" and self._is_absent("move_to"):
+            self._wrong("action", 'action = "move" without move_to', 'add move_to = "/…"')
+        match action:
+            case "delete":
+                return Delete()
+            case "move":
+                get = self._get
+                return Move(
+                    get("move_to", otherwise=b""), get("flat", otherwise=False), get("if_exists", otherwise="skip"),
+                    get("copy", otherwise=False),
+                )  # fmt: skip
+            case _:
+                return Trash(self._get("keep_for", otherwise=DEFAULT_RETENTION_S))
+
+    def _purge(self, age: Age | None) -> Purge | None:
+        directory, ahead_s = self._get("purgelist", "directory"), self._get("purgelist", "ahead")
+        if directory is None and ahead_s is None:
+            return None
+        if directory is None or ahead_s is None:
+            if not self._is_absent("purgelist", "directory" if directory is None else "ahead"):
+                return None
+            missing = "directory" if directory is None else "ahead"
+            self._wrong("purgelist", f"purgelist without {missing}", 'write { directory = "/…", ahead = "7d" }')
+            return None
+        if self._is_wrong("older") or (self._has_unknown and not self._has("older")):
+            return None
+        if not _SPAN.fullmatch(self._get("older", otherwise="")):
+            fix = 'write older = "30d": only what ages can be told of ahead'
+            self._wrong("purgelist", "purgelist without older, or with a fixed date", fix)
+        elif age is not None and self._world.now_ns - age.before_ns <= ahead_s * SECOND_NS:
+            self._wrong("purgelist", "ahead is not shorter than older", "what is not there yet can't be told of")
+        return Purge(directory, ahead_s)

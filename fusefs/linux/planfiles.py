@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.plan import Rule
-from fusefs.core.planread import World, read_plan
+from fusefs.core.plan import Rule, World, read_plan
 from fusefs.core.toml_reader import Source
 from fusefs.linux.accounts import gid_of, uid_of
 from fusefs.linux.configfiles import config_dir, distrust, is_drop_in, read_source, unreadable

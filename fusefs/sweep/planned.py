@@ -13,8 +13,7 @@ from fusefs.core.budget import AT_ONCE, Tempo
 from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, from_os
 from fusefs.core.moments import SECOND_NS
 from fusefs.core.names import printable
-from fusefs.core.plan import Delete, Move, Rule, Trash
-from fusefs.core.planned import Done, Listed, NotDone, Told
+from fusefs.core.plan import Delete, Done, Listed, Move, NotDone, Rule, Told, Trash
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.swept import Spared, Sums, Swept
 from fusefs.linux.fd import Fd

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import NotFound, Refused
-from fusefs.core.planned import Done, Listed, NotDone, Told
-from fusefs.core.planread import World, read_plan
+from fusefs.core.plan import Done, Listed, NotDone, Told, World, read_plan
 from fusefs.core.swept import Spared, Swept
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel

@@ -12,8 +12,7 @@ from typing import NoReturn
 import pytest
 
 from fusefs.core.errors import NotFound, Refused
-from fusefs.core.plan import Purge, Rule
-from fusefs.core.planned import Listed, NotDone
+from fusefs.core.plan import Listed, NotDone, Purge, Rule
 from fusefs.core.selection import Selection
 from fusefs.core.toml_reader import Place
 from fusefs.linux.kernel import Kernel

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.plan import Age, Delete, Move, Purge, Rule, Trash
-from fusefs.core.planread import World, read_plan
+from fusefs.core.plan import Age, Delete, Move, Purge, Rule, Trash, World, read_plan
 from fusefs.core.selection import KINDS, Selection, SizeBound, TimeBound
 from fusefs.core.toml_reader import Source
 
