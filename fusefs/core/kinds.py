@@ -1,4 +1,4 @@
-"""The kinds of values that a configuration has: how each is typed, read, and written again."""
+"""The kinds of values that configurations and plans have: how each is typed, read, and written again."""
 
 from __future__ import annotations
 
@@ -70,10 +70,22 @@ def listed(items: tuple[str, ...]) -> str:
     return f"[{', '.join(map(quoted, items))}]"
 
 
-def _text(found: Any) -> str:
-    if not isinstance(found, str) or not found or len(found) > _TEXT_MAX or "\0" in found:
+def _any_text(found: Any) -> str:
+    if not isinstance(found, str) or not found or "\0" in found:
         raise ValueError(found)
     return found
+
+
+def _text(found: Any) -> str:
+    text = _any_text(found)
+    if len(text) > _TEXT_MAX:
+        raise ValueError(text)
+    return text
+
+
+def read_texts(found: Any) -> tuple[str, ...]:
+    """A text, or each of a list of them; ValueError for anything else."""
+    return tuple(map(_any_text, found)) if isinstance(found, list) else (_any_text(found),)
 
 
 def _typed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -96,6 +108,18 @@ def or_none(kind: Kind, none: str = NONE) -> Kind:
     )
 
 
+def one_of(*words: str) -> Kind:
+    """One word of a few."""
+
+    def read(found: Any) -> str:
+        if found not in words:
+            raise ValueError(found)
+        return str(found)
+
+    known = ", ".join(map(quoted, words))
+    return Kind(f"one of {known}", f"write one of {known}" if len(words) > 1 else f"write {known}", read, str)
+
+
 def _read_flag(found: Any) -> bool:
     if found is True or found is False:
         return bool(found)
@@ -107,9 +131,12 @@ def _write_duration(seconds: int) -> str:
     return quoted(f"{seconds // SECONDS[unit]}{unit}")
 
 
+def _is_number(found: Any, least: int) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and least <= found < 1 << 60
+
+
 def _read_rate(found: Any) -> int:
-    is_number = isinstance(found, int) and not isinstance(found, bool) and 0 < found < 1 << 60
-    return parse_rate(str(found) if is_number else _text(found))
+    return parse_rate(str(found) if _is_number(found, 1) else _text(found))
 
 
 def _above_zero(found: Any) -> int:
@@ -134,9 +161,17 @@ def _read_share(found: Any) -> float:
 
 
 def _read_count(found: Any) -> int:
-    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 60:
-        return found
-    return parse_size(_text(found))
+    return int(found) if _is_number(found, 0) else parse_size(_text(found))
+
+
+def _read_positive(found: Any) -> int:
+    if not _is_number(found, 1):
+        raise ValueError(found)
+    return int(found)
+
+
+def _read_number_or_text(found: Any) -> str:
+    return str(found) if _is_number(found, 0) and found < 1 << 32 else _any_text(found)
 
 
 def read_path(found: Any) -> bytes:
@@ -196,6 +231,10 @@ TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_above_zer
 SIZE: Final = Kind(
     "a size", 'write "500G", "1.5T" or "64M", in quotes', _typed(parse_size), lambda size: quoted(_size_text(size))
 )
+TEXT: Final = Kind("a text", "write one, in quotes; what else is meant is a rule of its own", _any_text, str)
+TEXTS: Final = Kind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
+NUMBER_OR_TEXT: Final = Kind("a name or number", 'write "anna" or 1000', _read_number_or_text, str)
+POSITIVE: Final = Kind("a number above 0", "write 100000, without quotes", _read_positive, str)
 COUNT: Final = Kind("a number", 'write 1000000 or "1M"', _read_count, str)
 RATE: Final = Kind(
     "a rate", 'write 5000, "5000/s" or "200M/s"', _read_rate, lambda rate: quoted(_size_text(rate) + "/s")

@@ -131,34 +131,8 @@ class World(NamedTuple):
     cutoff_ns: Callable[[int], int] | None = None
 
 
-def _text(found: Any) -> str:
-    if not isinstance(found, str) or not found or "\0" in found:
-        raise ValueError(found)
-    return found
-
-
-def _texts(found: Any) -> tuple[str, ...]:
-    return tuple(map(_text, found)) if isinstance(found, list) else (_text(found),)
-
-
-def _number_or_text(found: Any) -> str:
-    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 1 << 32:
-        return str(found)
-    return _text(found)
-
-
-def _one_of(*words: str) -> Kind:
-    def read(found: Any) -> str:
-        if found not in words:
-            raise ValueError(found)
-        return str(found)
-
-    listed = ", ".join(map(kinds.quoted, words))
-    return Kind(f"one of {listed}", f"write one of {listed}" if len(words) > 1 else f"write {listed}", read, str)
-
-
 def _fields(found: Any) -> tuple[str, ...]:
-    fields = _texts(found)
+    fields = kinds.read_texts(found)
     if not fields or not set(fields) <= set(_FIELDS):
         raise ValueError(found)
     return fields
@@ -173,45 +147,36 @@ def _directories(found: Any) -> bytes:
     return path
 
 
-def _count(found: Any) -> int:
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 60:
-        raise ValueError(found)
-    return found
-
-
-TEXT: Final = Kind("a text", "write one, in quotes; what else is meant is a rule of its own", _text, str)
-TEXTS: Final = Kind("a text or a list of texts", 'write "…" or ["…", "…"]', _texts, str)
-OWNER: Final = Kind("a name or number", 'write "anna" or 1000', _number_or_text, str)
 DIRECTORIES: Final = Kind(
     "an absolute path below /, perhaps with wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
     str,
 )  # fmt: skip
 RULE: Schema = {
     "directory": DIRECTORIES,
-    "name": TEXT,
-    "iname": TEXT,
-    "path": TEXT,
-    "regex": TEXT,
-    "exclude": TEXTS,
-    "type": TEXTS,
-    "size": TEXTS,
-    "older": TEXT,
-    "newer": TEXT,
+    "name": kinds.TEXT,
+    "iname": kinds.TEXT,
+    "path": kinds.TEXT,
+    "regex": kinds.TEXT,
+    "exclude": kinds.TEXTS,
+    "type": kinds.TEXTS,
+    "size": kinds.TEXTS,
+    "older": kinds.TEXT,
+    "newer": kinds.TEXT,
     "by": Kind(
         "a time, or a list of times", 'write "mtime", "atime", "ctime" or "btime", or ["atime", "mtime"]', _fields, str
     ),
-    "user": OWNER,
-    "group": OWNER,
+    "user": kinds.NUMBER_OR_TEXT,
+    "group": kinds.NUMBER_OR_TEXT,
     "empty": kinds.FLAG,
-    "depth": OWNER._replace(name="a depth", fix='write 2 for at most two levels, or "2..3"'),
-    "unit": _one_of("top"),
-    "action": _one_of("trash", "delete", "move"),
+    "depth": kinds.NUMBER_OR_TEXT._replace(name="a depth", fix='write 2 for at most two levels, or "2..3"'),
+    "unit": kinds.one_of("top"),
+    "action": kinds.one_of("trash", "delete", "move"),
     "keep_for": kinds.DURATION,
     "move_to": kinds.PATH,
     "flat": kinds.FLAG,
-    "if_exists": _one_of("skip", "number", "replace"),
+    "if_exists": kinds.one_of("skip", "number", "replace"),
     "copy": kinds.FLAG,
-    "max_delete": Kind("a number above 0", "write 100000, without quotes", _count, str),
+    "max_delete": kinds.POSITIVE,
     "purgelist": {"directory": kinds.PATH, "ahead": kinds.TIME_LIMIT},
 }
 _OF_MOVE = ("move_to", "flat", "if_exists", "copy")
