@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusefs.core import kinds
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark, is_at_or_below
-from fusefs.core.toml_reader import Key, Schema, Settings, Source, Tables, read_document, read_settings
+from fusefs.core.toml_reader import Builder, Key, Schema, Settings, Source, Tables, read_document, read_settings
 
 POLL_S = 600
 """Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""
@@ -136,24 +136,15 @@ def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Confi
     problems: list[Problem] = []
     settings: Settings = {}
     for source in sources:
-        try:
-            document = read_document(source)
-        except BadConfig as error:
-            problems += error.problems
-        else:
-            settings |= read_settings(document, CONFIG, problems)
-    config = _Building(settings, problems).config(defaults)
+        settings |= read_settings(read_document(source, problems), CONFIG, problems)
+    config = _ConfigBuilder(settings, problems).config(defaults)
     if problems:
         raise BadConfig(problems=tuple(problems))
     return config, settings
 
 
-class _Building:
-    """Settings turned into values, each checked against those beside it."""
-
-    def __init__(self, settings: Settings, problems: list[Problem]) -> None:
-        self._settings = settings
-        self._problems = problems
+class _ConfigBuilder(Builder):
+    """Settings turned into values."""
 
     def config(self, base: Config) -> Config:
         """All of it."""
@@ -164,39 +155,29 @@ class _Building:
             volumes=volumes,
             hooks=self._hooks(base.hooks),
             metrics=self._metrics(base.metrics),
-            audit=self._get(("audit",), base.audit),
-            poll_s=self._get(("poll",), base.poll_s),
+            audit=self.get("audit", otherwise=base.audit),
+            poll_s=self.get("poll", otherwise=base.poll_s),
         )
-
-    def _get(self, key: Key, otherwise: Any) -> Any:
-        setting = self._settings.get(key)
-        return otherwise if setting is None else setting.value
-
-    def _wrong(self, keys: Iterable[Key], what: str, fix: str) -> None:
-        """Note a problem at the first of these keys that is set; what nobody set can't be wrong."""
-        place = next((self._settings[key].place for key in keys if key in self._settings), None)
-        if place is not None:
-            self._problems.append(place.problem(what, fix))
 
     def _paths(self, *above: str | bytes) -> list[bytes]:
         """The paths of an array of tables, in the order in which they were first named."""
         length = len(above) + 1
         return [
             path
-            for key in self._settings
+            for key in self.settings
             if key[:-1] == above and len(key) == length and isinstance(path := key[-1], bytes)
         ]
 
     def _volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
         def get(key: str, otherwise: Any) -> Any:
-            return self._get((*at, key), otherwise)
+            return self.get(*at, key, otherwise=otherwise)
 
         rules = self._rules(at, base.rules)
         paths = tuple((path, self._rules((*at, "rules", path), rules)) for path in self._paths(*at, "rules"))
         for path, _rules in paths:
             if not is_at_or_below(path, base.path):
                 what = f"{kinds.bare(path.decode())} is not inside {kinds.bare(base.path.decode())}"
-                self._wrong([(*at, "rules", path)], what, "rules stand below the volume that they are for")
+                self.wrong(what, "rules stand below the volume that they are for", (*at, "rules", path))
         return VolumePolicy(
             path=base.path,
             is_served=get("serve", base.is_served),
@@ -206,54 +187,55 @@ class _Building:
             max_bytes_per_s=get("max_bytes", base.max_bytes_per_s),
             windows=get("windows", base.windows),
             horizon_s=get("horizon", base.horizon_s),
-            quota=Quota(*(self._get((*at, "quota", key), getattr(base.quota, key)) for key in Quota._fields)),
+            quota=Quota(*(self.get(*at, "quota", key, otherwise=getattr(base.quota, key)) for key in Quota._fields)),
             blocks=self._watermark((*at, "free_space"), base.blocks),
             inodes=self._watermark((*at, "free_inodes"), base.inodes),
             paced=get("paced", base.paced),
         )
 
     def _rules(self, at: Key, base: Rules) -> Rules:
-        rules = Rules(*(self._get((*at, key), value) for key, value in zip(RULES, base, strict=True)))
+        rules = Rules(*(self.get(*at, key, otherwise=value) for key, value in zip(RULES, base, strict=True)))
         if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
-            self._wrong(
-                [(*at, "retention"), (*at, "minimum_age")],
+            self.wrong(
                 "retention is shorter than minimum_age",
                 "nothing is reaped below minimum_age: lower it, or raise retention",
+                (*at, "retention"),
+                (*at, "minimum_age"),
             )
         is_root = rules.authority is Authority.ROOT
         if is_root and not rules.users:
             fix = 'add users = ["ci"]: users write records, so that a path alone proves nothing'
-            self._wrong([(*at, "authority"), (*at, "users")], 'authority = "root" without users', fix)
-        if not is_root and (*at, "users") in self._settings and rules.users:
-            self._wrong([(*at, "users")], 'users without authority = "root"', 'add authority = "root", or drop users')
+            self.wrong('authority = "root" without users', fix, (*at, "authority"), (*at, "users"))
+        if not is_root and (*at, "users") in self.settings and rules.users:
+            self.wrong('users without authority = "root"', 'add authority = "root", or drop users', (*at, "users"))
         if rules.clears_flags and not is_root:
             fix = "only root may clear them, and only where his own policy says so"
-            self._wrong([(*at, "clears_flags"), (*at, "authority")], 'clears_flags without authority = "root"', fix)
+            self.wrong('clears_flags without authority = "root"', fix, (*at, "clears_flags"), (*at, "authority"))
         return rules
 
     def _watermark(self, at: Key, base: Watermark | None) -> Watermark | None:
         low, high = base or _OFF
-        low, high = self._get((*at, "low"), low), self._get((*at, "high"), high)
+        low, high = self.get(*at, "low", otherwise=low), self.get(*at, "high", otherwise=high)
         if low == 0:
             return None
         if low >= high:
             what = f"low = {kinds.SHARE.write(low)} is not below high = {kinds.SHARE.write(high)}"
             fix = f"hurrying ends at high, and begins at low; low = {kinds.quoted('0%')} turns it off"
-            self._wrong([(*at, "low"), (*at, "high")], what, fix)
+            self.wrong(what, fix, (*at, "low"), (*at, "high"))
         return Watermark(low, high)
 
     def _hooks(self, base: Hooks) -> Hooks:
-        return Hooks(*(self._get(("hooks", key), value) for key, value in zip(HOOKS, base, strict=True)))
+        return Hooks(*(self.get("hooks", key, otherwise=value) for key, value in zip(HOOKS, base, strict=True)))
 
     def _metrics(self, base: Metrics) -> Metrics:
-        metrics = Metrics(*(self._get(("metrics", key), getattr(base, key)) for key in Metrics._fields))
-        allowed = self._get(("metrics", "allow_remote"), False)
+        metrics = Metrics(*(self.get("metrics", key, otherwise=getattr(base, key)) for key in Metrics._fields))
+        allowed = self.get("metrics", "allow_remote", otherwise=False)
         if metrics.http is not None and metrics.http[0] not in _LOCAL_HOSTS and not allowed:
             what = f"http = {kinds.ADDRESS.write(metrics.http)} is open to other machines"
-            self._wrong([("metrics", "http")], what, 'write "127.0.0.1:9817", or add allow_remote = true')
+            self.wrong(what, 'write "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http"))
         if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
             what = f"textfile = {kinds.shown(metrics.textfile)} is none that the node exporter reads"
-            self._wrong([("metrics", "textfile")], what, "its name ends with .prom")
+            self.wrong(what, "its name ends with .prom", ("metrics", "textfile"))
         return metrics
 
 

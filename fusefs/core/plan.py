@@ -15,7 +15,7 @@ from fusefs.core.kinds import Kind
 from fusefs.core.moments import SECOND_NS, CivilTime, is_path, parse_when
 from fusefs.core.selection import DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
 from fusefs.core.swept import Swept
-from fusefs.core.toml_reader import Document, Key, Place, Schema, Settings, Source, read_document, read_settings
+from fusefs.core.toml_reader import Builder, Document, Place, Schema, Source, Table, read_document, read_tables
 
 _FIELDS: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
 _SPAN = re.compile(r"(?:[0-9]+[smhdw])+", re.ASCII)
@@ -193,13 +193,10 @@ def read_plan(sources: Sequence[Source], world: World) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     for source in sources:
         n_before = len(problems)
-        try:
-            document = read_document(source)
-        except BadConfig as error:
-            problems += (one._replace(fix=one.fix.replace("docs/config.md", "docs/plan.md")) for one in error.problems)
-            continue
-        for place, written in _tables(document, problems):
-            rule = _Building(place, written, world, problems).rule()
+        document = read_document(source, problems, "docs/plan.md")
+        problems += _unknown_keys(document)
+        for table in read_tables(document, "rule", RULE, problems):
+            rule = _RuleBuilder(table, world, problems).rule()
             if rule is not None:
                 rules.append(rule)
         problems[n_before:] = sorted(problems[n_before:], key=lambda one: one.line or 0)
@@ -207,6 +204,15 @@ def read_plan(sources: Sequence[Source], world: World) -> tuple[Rule, ...]:
     if problems:
         raise BadConfig(hint="trashd plan --check shows all of them; docs/plan.md", problems=tuple(problems))
     return tuple(rules)
+
+
+def _unknown_keys(document: Document) -> Iterator[Problem]:
+    """What stands above all rules."""
+    for key in document.tree:
+        if key != "rule":
+            fix = "a plan has rules alone: write [[rule]] above each" if key in RULE else "known here: [[rule]]"
+            place = Place(document.name, document.line_of((key,)))
+            yield place.problem(f"unknown key {kinds.bare(key)}", fix)
 
 
 def _swept_lists(rules: Sequence[Rule]) -> Iterator[Problem]:
@@ -228,115 +234,55 @@ def _is_meant(wanted: str, name: str) -> bool:
     return name.startswith(".") <= wanted.startswith(".") and compile_glob(wanted)(name)
 
 
-class _Written(NamedTuple):
-    """What a rule's table sets.
+class _RuleBuilder(Builder):
+    """One rule's settings turned into values, as far as they can be read."""
 
-    wrong        keys with values that can't be read, which is told
-    has_unknown  there are keys that nobody knows, any of which may have been meant as one that is missing
-    """
-
-    settings: Settings
-    wrong: frozenset[Key]
-    has_unknown: bool
-
-
-def _written(table: dict[str, Any], settings: Settings) -> _Written:
-    keys: set[Key] = set()
-    for key, value in table.items():
-        inner = RULE.get(key)
-        if not isinstance(inner, dict):
-            keys.add((key,))
-        else:
-            keys.update((key, name) for name in (value if isinstance(value, dict) else inner))
-    known = {key for key in keys if _is_known(key)}
-    return _Written(settings, frozenset(known - settings.keys()), known != keys)
-
-
-def _is_known(key: Key) -> bool:
-    found: Any = RULE
-    for name in key:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found is not None
-
-
-def _tables(document: Document, problems: list[Problem]) -> Iterator[tuple[Place, _Written]]:
-    """Each [[rule]] of a document: where it begins, and what it sets."""
-    for key in document.tree:
-        if key != "rule":
-            fix = "a plan has rules alone: write [[rule]] above each" if key in RULE else "known here: [[rule]]"
-            place = Place(document.name, document.line_of((key,)))
-            problems.append(place.problem(f"unknown key {kinds.bare(key)}", fix))
-    found = document.tree.get("rule", [])
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        place = Place(document.name, document.line_of(("rule",)))
-        problems.append(place.problem("rule is not a list of tables", "write [[rule]] above each"))
-        return
-    for index, table in enumerate(found):
-        at = ("rule", index)
-        lines = {path[2:]: line for path, line in document.lines.items() if path[:2] == at}
-        settings = read_settings(Document(document.name, table, lines), RULE, problems)
-        yield Place(document.name, document.line_of(at)), _written(table, settings)
-
-
-class _Building:
-    """One rule's settings turned into values, each checked against those beside it, as far as they can be read."""
-
-    def __init__(self, place: Place, written: _Written, world: World, problems: list[Problem]) -> None:
-        self._place = place
-        self._settings, self._wrong_keys, self._has_unknown = written
+    def __init__(self, table: Table, world: World, problems: list[Problem]) -> None:
+        super().__init__(table.settings, problems)
+        self._table = table
         self._world = world
-        self._problems = problems
 
     def rule(self) -> Rule | None:
         """The rule; None if there is a problem."""
-        n_before = len(self._problems)
+        n_before = len(self.problems)
         if self._is_absent("directory"):
             self._lacks("[[rule]] without a directory", 'write directory = "/…" below it')
-        if not any(self._get(key) or self._is_wrong(key) for key in _NARROWS) and not self._has_unknown:
+        if not any(self.get(key) or self._is_wrong(key) for key in _NARROWS) and not self._table.has_unknown:
             fix = 'write older = "30d"; if all of it is meant, write name = "*"'
             self._lacks("[[rule]] that selects nothing in particular", fix)
         age, is_unit = self._age(), self._has("unit")
         selection = self._selection(age, is_unit=is_unit)
         self._check_unit() if is_unit else self._check_types(selection)
         purge, act = self._purge(age), self._act()
-        if len(self._problems) > n_before or self._wrong_keys:
+        if len(self.problems) > n_before or self._table.wrong:
             return None
         return Rule(
-            self._place, self._get("directory"), selection, act, age, is_unit, self._get("max_delete"), purge,
+            self._table.place, self.get("directory"), selection, act, age, is_unit, self.get("max_delete"), purge,
         )  # fmt: skip
 
     def _has(self, *key: str) -> bool:
-        return key in self._settings
+        return key in self.settings
 
     def _is_wrong(self, *key: str) -> bool:
         """Whether it is set to what can't be read: nothing is said of it beside that."""
-        return key in self._wrong_keys
+        return key in self._table.wrong
 
     def _is_absent(self, *key: str) -> bool:
         """Whether nobody wrote it, nor what may have been meant as that."""
-        return not (self._has(*key) or self._is_wrong(*key) or self._has_unknown)
-
-    def _get(self, *key: str, otherwise: Any = None) -> Any:
-        setting = self._settings.get(key)
-        return otherwise if setting is None else setting.value
+        return not (self._has(*key) or self._is_wrong(*key) or self._table.has_unknown)
 
     def _lacks(self, what: str, fix: str) -> None:
         """Note a problem of the rule as a whole."""
-        self._problems.append(self._place.problem(what, fix))
-
-    def _wrong(self, key: str, what: str, fix: str) -> None:
-        """Note a problem at a key that is set, or at one in its table."""
-        place = next(setting.place for at, setting in self._settings.items() if at[0] == key)
-        self._problems.append(place.problem(what, fix))
+        self.problems.append(self._table.place.problem(what, fix))
 
     def _read(self, key: str, read: Callable[[Any], Any], otherwise: Any = None) -> Any:
         """What a text means; the message of who can't read it is the problem."""
         if not self._has(key):
             return otherwise
         try:
-            return read(self._get(key))
+            return read(self.get(key))
         except ValueError as error:
-            self._wrong(key, f"{key}: {error}", "")
+            self.wrong(f"{key}: {error}", "", (key,))
             return otherwise
 
     def _selection(self, age: Age | None, *, is_unit: bool) -> Selection:
@@ -360,7 +306,7 @@ class _Building:
             times=self._times(None if is_unit else age),
             uids=one("user", self._world.uid_of),
             gids=one("group", self._world.gid_of),
-            empty=self._get("empty", otherwise=False),
+            empty=self.get("empty", otherwise=False),
             min_depth=least,
             max_depth=1 if is_unit else most,
         )
@@ -368,7 +314,7 @@ class _Building:
     def _times(self, age: Age | None) -> tuple[TimeBound, ...]:
         newer_ns = self._read("newer", self._moment)
         if self._has("by") and self._is_absent("older") and self._is_absent("newer"):
-            self._wrong("by", "by without older or newer", 'add older = "30d"')
+            self.wrong("by without older or newer", 'add older = "30d"', ("by",))
         older = () if age is None else tuple(TimeBound(field, before_ns=age.before_ns) for field in age.fields)
         newer = () if newer_ns is None else tuple(TimeBound(field, after_ns=newer_ns) for field in self._fields())
         return older + newer
@@ -378,7 +324,7 @@ class _Building:
         return None if older_ns is None else Age(self._fields(), older_ns)
 
     def _fields(self) -> tuple[Field, ...]:
-        return tuple(field for field in _FIELDS if field in self._get("by", otherwise=("mtime",)))
+        return tuple(field for field in _FIELDS if field in self.get("by", otherwise=("mtime",)))
 
     def _moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
         if is_path(text):
@@ -388,52 +334,53 @@ class _Building:
     def _check_unit(self) -> None:
         for key in filter(self._has, _NOT_OF_UNITS):
             fix = "a unit is chosen by its name, owner and age, and taken whole"
-            self._wrong(key, f'{key} with unit = "top"', fix)
+            self.wrong(f'{key} with unit = "top"', fix, (key,))
         if self._is_absent("older"):
-            self._wrong("unit", 'unit = "top" without older', 'add older = "90d": the newest file inside decides')
+            self.wrong('unit = "top" without older', 'add older = "90d": the newest file inside decides', ("unit",))
 
     def _check_types(self, selection: Selection) -> None:
         is_meant = self._is_absent("unit") and not self._is_wrong("empty")
         if selection.types & DIRECTORY and not selection.empty and is_meant:
             fix = 'its own age says nothing of what is in it: add unit = "top", or empty = true'
-            self._wrong("type", "a directory would be taken with all that is in it", fix)
+            self.wrong("a directory would be taken with all that is in it", fix, ("type",))
 
     def _act(self) -> Trash | Delete | Move:
-        action = self._get("action", otherwise="trash")
+        action = self.get("action", otherwise="trash")
         if action != "trash" and self._has("keep_for"):
-            self._wrong("keep_for", f'keep_for with action = "{action}"', "only what is in the trash is kept")
+            self.wrong(f'keep_for with action = "{action}"', "only what is in the trash is kept", ("keep_for",))
         if action != "move" and (self._has("action") or self._is_absent("action")):
             for key in filter(self._has, _OF_MOVE):
-                self._wrong(key, f'{key} without action = "move"', 'add action = "move", or drop it')
+                self.wrong(f'{key} without action = "move"', 'add action = "move", or drop it', (key,))
         elif action == "move" and self._is_absent("move_to"):
-            self._wrong("action", 'action = "move" without move_to', 'add move_to = "/…"')
+            self.wrong('action = "move" without move_to', 'add move_to = "/…"', ("action",))
         match action:
             case "delete":
                 return Delete()
             case "move":
-                get = self._get
+                get = self.get
                 return Move(
                     get("move_to", otherwise=b""), get("flat", otherwise=False), get("if_exists", otherwise="skip"),
                     get("copy", otherwise=False),
                 )  # fmt: skip
             case _:
-                return Trash(self._get("keep_for", otherwise=DEFAULT_RETENTION_S))
+                return Trash(self.get("keep_for", otherwise=DEFAULT_RETENTION_S))
 
     def _purge(self, age: Age | None) -> Purge | None:
-        directory, ahead_s = self._get("purgelist", "directory"), self._get("purgelist", "ahead")
+        directory, ahead_s = self.get("purgelist", "directory"), self.get("purgelist", "ahead")
         if directory is None and ahead_s is None:
             return None
+        keys = [key for key in self.settings if key[0] == "purgelist"]
         if directory is None or ahead_s is None:
             if not self._is_absent("purgelist", "directory" if directory is None else "ahead"):
                 return None
             missing = "directory" if directory is None else "ahead"
-            self._wrong("purgelist", f"purgelist without {missing}", 'write { directory = "/…", ahead = "7d" }')
+            self.wrong(f"purgelist without {missing}", 'write { directory = "/…", ahead = "7d" }', *keys)
             return None
-        if self._is_wrong("older") or (self._has_unknown and not self._has("older")):
+        if self._is_wrong("older") or (self._table.has_unknown and not self._has("older")):
             return None
-        if not _SPAN.fullmatch(self._get("older", otherwise="")):
+        if not _SPAN.fullmatch(self.get("older", otherwise="")):
             fix = 'write older = "30d": only what ages can be told of ahead'
-            self._wrong("purgelist", "purgelist without older, or with a fixed date", fix)
+            self.wrong("purgelist without older, or with a fixed date", fix, *keys)
         elif age is not None and self._world.now_ns - age.before_ns <= ahead_s * SECOND_NS:
-            self._wrong("purgelist", "ahead is not shorter than older", "what is not there yet can't be told of")
+            self.wrong("ahead is not shorter than older", "what is not there yet can't be told of", *keys)
         return Purge(directory, ahead_s)

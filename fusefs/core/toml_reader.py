@@ -73,11 +73,19 @@ def decode_source(name: str, raw: bytes) -> Source:
         raise _bad(name, line, "not UTF-8", "save it as UTF-8") from error
 
 
-def read_document(source: Source) -> Document:
-    """A file's tree.
+def read_document(source: Source, problems: list[Problem], manual: str = "docs/config.md") -> Document:
+    """A file's tree; an empty one, and a problem more, for what is no TOML, or larger than anybody's.
 
-    Raises  BadConfig for what is no TOML, or larger than anybody's
+    manual  what tells how such a file is written
     """
+    try:
+        return _parse(source, manual)
+    except BadConfig as error:
+        problems += error.problems
+        return Document(source.name, {}, {})
+
+
+def _parse(source: Source, manual: str) -> Document:
     name, text = source
     if len(text) > TEXT_MAX_BYTES:
         raise _bad(name, None, f"larger than {TEXT_MAX_BYTES >> 20} MiB", "a configuration is a page or two")
@@ -93,7 +101,7 @@ def read_document(source: Source) -> Document:
             name, None, "arrays or tables within each other, far too deep", "nest no deeper than needed"
         ) from error
     except ValueError as error:
-        raise _not_toml(name, text, str(error)) from error
+        raise _not_toml(name, text, str(error), manual) from error
     return Document(name, tree, _lines(text))
 
 
@@ -101,22 +109,22 @@ def _bad(name: str, line: int | None, what: str, fix: str) -> BadConfig:
     return BadConfig(problems=(Problem(name, line, what, fix),))
 
 
-def _not_toml(name: str, text: str, told: str) -> BadConfig:
+def _not_toml(name: str, text: str, told: str, manual: str) -> BadConfig:
     found = _AT_LINE.search(told)
     line = None if found is None else int(found[1]) if found[1] else text.count("\n") + 1
     what = told if found is None else told[: found.start()]
-    return _bad(name, line, f"not TOML: {what}", _advice(text, line))
+    return _bad(name, line, f"not TOML: {what}", _advice(text, line) or f"see {manual}")
 
 
 def _advice(text: str, line: int | None) -> str:
-    """What is wrong with a line more often than anything else."""
+    """What is wrong with a line more often than anything else; empty for what is none of that."""
     written = text.split("\n")[line - 1].strip() if line else ""
     value = written.partition("=")[2].strip()
     if re.match(r"[0-9]+[A-Za-z%/]", value) or re.match(r"[A-Za-z/*]", value):
         return 'texts stand in quotes: key = "24h"'
     if re.match(r"[\w.-]+\s*:", written):
         return 'a key and its value are joined by =, as in: retention = "24h"'
-    return "see docs/config.md"
+    return ""
 
 
 def _lines(text: str) -> dict[KeyPath, int]:
@@ -277,11 +285,8 @@ class _Reading:
 
     def _tables(self, found: Any, schema: Schema, at: KeyPath, to: Key) -> None:
         name = _dotted(at)
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-            self._wrong(at, f"{name} is not a list of tables", f"write [[{name}]] above each")
-            return
         seen: dict[bytes, Place] = {}
-        for index, table in enumerate(found):
+        for index, table in enumerate(_listed(found, self._place(at), name, self._problems)):
             if len(self._problems) >= PROBLEMS_MAX:
                 return
             here: KeyPath = (*at, index)
@@ -301,6 +306,80 @@ class _Reading:
             self._settings[*to, path] = Setting(path, place)
             rest = {key: value for key, value in table.items() if key != "path"}
             self._table(rest, schema, here, (*to, path))
+
+
+class Table(NamedTuple):
+    """What one of several tables sets, its keys without the array's name.
+
+    place        where it begins
+    wrong        keys with values that can't be read, which is told
+    has_unknown  there are keys that nobody knows, any of which may have been meant as one that is missing
+    """
+
+    place: Place
+    settings: Settings
+    wrong: frozenset[Key]
+    has_unknown: bool
+
+
+def read_tables(document: Document, name: str, schema: Schema, problems: list[Problem]) -> Iterator[Table]:
+    """Each table of an array, as `read_settings` reads a document."""
+    place = Place(document.name, document.line_of((name,)))
+    for index, table in enumerate(_listed(document.tree.get(name, []), place, name, problems)):
+        at = (name, index)
+        lines = {path[2:]: line for path, line in document.lines.items() if path[:2] == at}
+        settings = read_settings(Document(document.name, table, lines), schema, problems)
+        keys = _keys(table, schema)
+        known = {key for key in keys if _is_known(key, schema)}
+        here = Place(document.name, document.line_of(at))
+        yield Table(here, settings, frozenset(known - settings.keys()), known != keys)
+
+
+def _listed(found: Any, place: Place, name: str, problems: list[Problem]) -> list[dict[str, Any]]:
+    """The tables of an array; none, and a problem more, if it is no such thing."""
+    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
+        return found
+    problems.append(place.problem(f"{name} is not a list of tables", f"write [[{name}]] above each"))
+    return []
+
+
+def _keys(table: dict[str, Any], schema: Schema) -> set[Key]:
+    """What a table has, and what is in its own tables; all that may be in one if it is none."""
+    keys: set[Key] = set()
+    for key, value in table.items():
+        inner = schema.get(key)
+        if not isinstance(inner, dict):
+            keys.add((key,))
+        else:
+            keys.update((key, name) for name in (value if isinstance(value, dict) else inner))
+    return keys
+
+
+def _is_known(key: Key, schema: Schema) -> bool:
+    found: Any = schema
+    for name in key:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found is not None
+
+
+class Builder:
+    """Turns settings into values: each is asked for by its key, and checked against those beside it."""
+
+    def __init__(self, settings: Settings, problems: list[Problem]) -> None:
+        """problems: those that come up are added."""
+        self.settings = settings
+        self.problems = problems
+
+    def get(self, *key: str | bytes, otherwise: Any = None) -> Any:
+        """What is set."""
+        setting = self.settings.get(key)
+        return otherwise if setting is None else setting.value
+
+    def wrong(self, what: str, fix: str, *keys: Key) -> None:
+        """Note a problem at the first of these keys that is set; what nobody set can't be wrong."""
+        place = next((self.settings[key].place for key in keys if key in self.settings), None)
+        if place is not None:
+            self.problems.append(place.problem(what, fix))
 
 
 def _schema_in(kind: Kind | Schema | Tables) -> Schema:
