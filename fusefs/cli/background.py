@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from fusefs.core.errors import Exit
 from fusefs.linux.journal import make_handler
 from fusefs.linux.notify import Notifier
 
 Ready = Callable[[], None]
 _SYSLOG = "/dev/log"
-_SIGNALLED = 128
 
 
 def run_in_background(body: Callable[[Ready], int]) -> int:
@@ -49,9 +49,9 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
         return code
     if not code:
         print("trashd: the daemon ended before it was ready", file=sys.stderr)
-        return 1
+        return Exit.FAILED
     print(f"trashd: the daemon was ended by {signal.strsignal(-code)} before it was ready", file=sys.stderr)
-    return _SIGNALLED - code
+    return Exit.SIGNALLED - code
 
 
 def run_in_foreground(body: Callable[[Ready], int]) -> int:

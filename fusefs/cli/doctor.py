@@ -11,7 +11,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.tending import tended
-from fusefs.core.errors import NotFound, Refused, TrashdError, UsageError, from_os
+from fusefs.core.errors import Exit, NotFound, Refused, TrashdError, UsageError, from_os
 from fusefs.core.names import printable
 from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
@@ -23,8 +23,6 @@ from fusefs.store.discover import discover, open_at
 from fusefs.store.find import each_folder
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.listing import Entry
-
-EXIT_PROBLEMS = 1
 
 
 @click.command("doctor", short_help="Check a store, and repair it.", no_args_is_help=True)
@@ -168,7 +166,7 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) 
             print(f"{printable(os.fsencode(problem.where))}: {problem.what}\n  hint: {problem.hint}")
     if not problems and not as_json and sys.stdout.isatty():
         print(f"{printable(path)}: all is well")
-    return EXIT_PROBLEMS if problems else 0
+    return Exit.FAILED if problems else Exit.DONE
 
 
 def _opened(kernel: Kernel, path: bytes) -> Store:

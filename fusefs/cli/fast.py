@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fusefs.cli.output import exit_code, failed, tell_swapped
-from fusefs.core.errors import TrashdError, Unsettled
+from fusefs.core.errors import Exit, TrashdError, Unsettled
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
 from fusefs.store.verbs import swap_path
 
 Verb = Callable[[Kernel, bytes, Options], Swapped]
-_SIGNALLED = 128
-"""An exit code above it names the signal, as in a shell."""
 
 
 class Batch(NamedTuple):
@@ -53,7 +51,7 @@ def swap_all(batch: Batch) -> int:
             swapped = batch.verb(kernel, path, batch.options)
             tell_swapped(swapped, json_lines=batch.json_lines, kept=batch.kept)
             code = batch.after(swapped)
-            if code > _SIGNALLED:
+            if code > Exit.SIGNALLED:
                 return code
             codes.append(code or (Unsettled.exit_code if swapped.warnings else 0))
         except TrashdError as error:

@@ -6,8 +6,8 @@ from importlib import import_module
 
 import click
 
-from fusefs.cli.output import EXIT_PIPE, failed, wants_json
-from fusefs.core.errors import UsageError
+from fusefs.cli.output import failed, wants_json
+from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 
 _COMMANDS = {
     "init": "fusefs.cli.init",
@@ -51,20 +51,17 @@ class Lazy(click.Group):
         return command
 
 
-EXIT_CODES = """\b
-Exit codes:
-  0 done                       8 somebody else is working on it
-  1 something went wrong       9 something else has the name now
-  2 wrong command line        10 not finished; everything was kept
-  3 refused                   11 the kernel refused (full, I/O error…)
-  4 not permitted             12 the user's process was stopped
-  5 not found, not running    13 some of many items failed
-  6 no store can be used      14 a volume's reaper needs help
-  7 a record can't be understood
-"""
+def _tell_exit_codes() -> str:
+    """Those that are no signal's, in two columns."""
+    told = [(str(code), words) for code, words in EXIT_CODES.items()]
+    half = (len(told) + 1) // 2
+    rows = [f"{code:>3} {words}" for code, words in told[:half]]
+    for index, (code, words) in enumerate(told[half:]):
+        rows[index] = f"{rows[index]:<28}{code:>4} {words}"
+    return "\n".join(["\b", "Exit codes:", *rows, ""])
 
 
-@click.command(cls=Lazy, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Lazy, epilog=_tell_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trashd", prog_name="trashd")
 def trashd() -> None:
     """Empty huge directories at once, and take it back if that was a mistake.
@@ -91,7 +88,7 @@ def dispatch(arguments: list[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.Abort:
-        return 130
+        return Exit.INTERRUPTED
     except SystemExit as end:
-        return EXIT_PIPE if end.code else 0  # click's own: nobody reads its output any more; what a shell asked is told
+        return Exit.PIPE if end.code else 0  # click's own: nobody reads its output any more; what a shell asked is told
     return code if isinstance(code, int) else 0

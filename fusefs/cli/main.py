@@ -42,7 +42,7 @@ def _open_stderr() -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of a command line; what it prints is out when this returns."""
     from fusefs.cli import output
-    from fusefs.core.errors import TrashdError
+    from fusefs.core.errors import Exit, TrashdError
 
     try:
         code = _run(arguments)
@@ -53,11 +53,11 @@ def run(arguments: list[str]) -> int:
         return output.failed(error, as_json=output.wants_json(arguments))
     except OSError as error:
         if isinstance(error, BrokenPipeError):
-            return output.EXIT_PIPE
+            return Exit.PIPE
         return output.failed(_told(error), as_json=output.wants_json(arguments))
     except KeyboardInterrupt:
         _refuses(_flush)
-        return output.EXIT_INTERRUPTED
+        return Exit.INTERRUPTED
 
 
 def _told(error: OSError) -> TrashdError:

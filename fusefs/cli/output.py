@@ -16,8 +16,6 @@ from fusefs.core.record import Method
 if TYPE_CHECKING:
     from fusefs.store.swap import Swapped
 
-EXIT_PIPE = 141
-EXIT_INTERRUPTED = 130
 _NAMED_MAX = 5
 
 

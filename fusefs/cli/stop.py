@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Self
 
+from fusefs.core.errors import Exit
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -38,7 +40,7 @@ class Stop(AbstractContextManager["Stop"]):
 
     def exit_code(self) -> int:
         """128 and the signal's number, as shells tell it."""
-        return 128 + self._number[0]
+        return Exit.SIGNALLED + self._number[0]
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         if self._is_asked:

@@ -11,10 +11,58 @@ from typing import NamedTuple
 from fusefs.core.names import printable
 
 
+class Exit:
+    """How a command ended, for the shell; plain numbers, since to make an Enum of so many delays each swap.
+
+    FAILED     what no other says; doctor: it found something
+    SIGNALLED  and the signal's number, as shells tell it
+    """
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    NOT_PERMITTED = 4
+    NOT_FOUND = 5
+    NO_STORE = 6
+    BAD_RECORD = 7
+    BUSY = 8
+    OCCUPIED = 9
+    UNSETTLED = 10
+    KERNEL_REFUSED = 11
+    AUTHORITY_LOST = 12
+    INCOMPLETE = 13
+    UNWELL = 14
+    SIGNALLED = 128
+    INTERRUPTED = 130
+    PIPE = 141
+    TERMINATED = 143
+
+
+EXIT_CODES = {
+    Exit.DONE: "done",
+    Exit.FAILED: "something went wrong",
+    Exit.USAGE: "wrong command line",
+    Exit.REFUSED: "refused",
+    Exit.NOT_PERMITTED: "not permitted",
+    Exit.NOT_FOUND: "not found, not running",
+    Exit.NO_STORE: "no store can be used",
+    Exit.BAD_RECORD: "a record can't be understood",
+    Exit.BUSY: "somebody else is working on it",
+    Exit.OCCUPIED: "something else has the name now",
+    Exit.UNSETTLED: "not finished; everything was kept",
+    Exit.KERNEL_REFUSED: "the kernel refused (full, I/O error…)",
+    Exit.AUTHORITY_LOST: "the user's process was stopped",
+    Exit.INCOMPLETE: "some of many items failed",
+    Exit.UNWELL: "a volume's reaper needs help",
+}
+"""What each code says in a few words, for `trashd --help`; README.md and trashd(1) begin alike, and say more."""
+
+
 class TrashdError(Exception):
     """Something went wrong"""
 
-    exit_code = 1
+    exit_code = Exit.FAILED
     errno = _errno.EIO
     hint = ""
 
@@ -33,7 +81,7 @@ class TrashdError(Exception):
 class UsageError(TrashdError):
     """The command line doesn't make sense"""
 
-    exit_code = 2
+    exit_code = Exit.USAGE
     errno = _errno.EINVAL
     hint = "see --help"
 
@@ -58,7 +106,7 @@ class Problem(NamedTuple):
 class BadConfig(TrashdError):
     """The configuration has problems"""
 
-    exit_code = 2
+    exit_code = Exit.USAGE
     errno = _errno.EINVAL
     hint = "trashd config check shows all of them"
 
@@ -71,7 +119,7 @@ class BadConfig(TrashdError):
 class Refused(TrashdError):
     """Refused"""
 
-    exit_code = 3
+    exit_code = Exit.REFUSED
     errno = _errno.EPERM
 
 
@@ -124,7 +172,7 @@ class OtherFilesystem(Refused):
 class NotPermitted(TrashdError):
     """Not permitted"""
 
-    exit_code = 4
+    exit_code = Exit.NOT_PERMITTED
     errno = _errno.EACCES
     hint = "to move it takes write permission on its parent, and on itself if it is a directory; to look, on the way"
 
@@ -139,7 +187,7 @@ class NotProven(NotPermitted):
 class NotFound(TrashdError):
     """Not found"""
 
-    exit_code = 5
+    exit_code = Exit.NOT_FOUND
     errno = _errno.ENOENT
     hint = "trashd list shows what there is"
 
@@ -159,7 +207,7 @@ class DaemonGone(NotFound):
 class NoStore(TrashdError):
     """No trash store can be used"""
 
-    exit_code = 6
+    exit_code = Exit.NO_STORE
     errno = _errno.ENOENT
     hint = "an administrator makes one with: trashd init VOLUME"
 
@@ -200,7 +248,7 @@ class NoLocks(NoStore):
 class BadRecord(TrashdError):
     """A record can't be understood, so its container is kept as it is"""
 
-    exit_code = 7
+    exit_code = Exit.BAD_RECORD
     errno = _errno.EBADMSG
     hint = WAY_OUT
 
@@ -208,7 +256,7 @@ class BadRecord(TrashdError):
 class Busy(TrashdError):
     """Somebody else is working on it"""
 
-    exit_code = 8
+    exit_code = Exit.BUSY
     errno = _errno.EAGAIN
     hint = "try again when that command has ended"
 
@@ -216,7 +264,7 @@ class Busy(TrashdError):
 class Occupied(TrashdError):
     """Something else has the name now"""
 
-    exit_code = 9
+    exit_code = Exit.OCCUPIED
     errno = _errno.EEXIST
     hint = "restore it elsewhere with --to PATH"
 
@@ -224,7 +272,7 @@ class Occupied(TrashdError):
 class Unsettled(TrashdError):
     """What happened is not what was meant; everything was kept"""
 
-    exit_code = 10
+    exit_code = Exit.UNSETTLED
     errno = _errno.ESTALE
     hint = "trashd doctor VOLUME says where everything is; nothing was deleted"
 
@@ -232,7 +280,7 @@ class Unsettled(TrashdError):
 class KernelRefused(TrashdError):
     """The kernel refused"""
 
-    exit_code = 11
+    exit_code = Exit.KERNEL_REFUSED
 
     def __init__(self, detail: str | bytes = "", hint: str = "", number: int = _errno.EIO) -> None:
         """number: the errno that came up, kept as this error's own."""
@@ -243,7 +291,7 @@ class KernelRefused(TrashdError):
 class AuthorityLost(TrashdError):
     """The process that acts for the user ended or was stopped"""
 
-    exit_code = 12
+    exit_code = Exit.AUTHORITY_LOST
     errno = _errno.ECHILD
     hint = "its owner can stop it; run the command again, or let the user do it"
 
@@ -251,13 +299,13 @@ class AuthorityLost(TrashdError):
 class Incomplete(TrashdError):
     """Some items failed"""
 
-    exit_code = 13
+    exit_code = Exit.INCOMPLETE
 
 
 class Unwell(TrashdError):
     """A volume's reaper needs somebody's help"""
 
-    exit_code = 14
+    exit_code = Exit.UNWELL
     hint = "trashd status shows its last errors"
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import pyfuse3
 import trio
 
-from fusefs.core.errors import Busy, NotPermitted, Refused
+from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
 from fusefs.core.fastpaths import FastPath
 from fusefs.core.mountstats import Gauges
 from fusefs.core.names import printable
@@ -57,7 +57,6 @@ must never end one between a reply and the next request."""
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
 _GC_THRESHOLDS = (2000, 5, 20_000)
-_EXIT_LOST = 1
 _SHARED_S = 1.0
 _BELIEVED_LESS = "and may write to files behind this one: what is told of names and attributes is believed for a second"
 
@@ -179,7 +178,7 @@ class _Service(Adapter):
             raise self._refusal
         if mount_of_device(attached.mount.device):
             _log.error("%s: the connection was aborted; the mount stays, dead, until trashd mount --replace", path)
-            return _EXIT_LOST
+            return Exit.FAILED
         return 0
 
     def _see_offer(self) -> None:
