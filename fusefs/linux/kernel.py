@@ -32,6 +32,8 @@ _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
 _PATH_MAX = 4000
+"""Of what one call walks: the kernel's own limit is 4096, with the byte that ends it."""
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _open_gate(_call: str) -> None:
@@ -57,6 +59,19 @@ class Kernel:
         """An fd for a path that a person named, links followed as they expect."""
         self._gate("open")
         return Fd(os.open(path, flags | os.O_CLOEXEC))
+
+    def open_long(self, path: bytes) -> Fd:
+        """A directory (O_PATH) by a path of any length; links followed where it fits into PATH_MAX.
+
+        A longer one is spelled out: name by name, across mounts but through no link.
+        """
+        if len(path) <= _PATH_MAX:
+            return self.open_path(path)
+        fd = self.open_path(b"/")
+        for name in os.path.normpath(os.path.join(os.getcwdb(), path))[1:].split(b"/"):
+            with fd:
+                fd = Fd(os.open(name, _STEP, dir_fd=fd))
+        return fd
 
     def open_beneath(self, dir_fd: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Fd:
         """An fd for a relative path of any length: no link, no mount, no `..` on the way.

@@ -16,7 +16,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, place_below, read_mounts
 from fusefs.store.layout import Store, open_store
-from fusefs.store.scope import Scope, mount_of, open_long, plain_scope, real_path, split_typed
+from fusefs.store.scope import Scope, mount_of, plain_scope, real_path, split_typed
 from fusefs.store.sides import Sides
 
 
@@ -99,7 +99,7 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
     directory, name = split_typed(path)
     with ExitStack() as owned:
         try:
-            with open_long(kernel, directory) as wanted:
+            with kernel.open_long(directory) as wanted:
                 mounts = read_mounts()
                 mount = mount_of(kernel, wanted, mounts, directory)
                 real = real_path(wanted, directory)

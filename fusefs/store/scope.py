@@ -15,8 +15,6 @@ from fusefs.linux.mountinfo import Mount, Place, below, place_below, place_of, r
 from fusefs.store.layout import is_stores_own
 from fusefs.store.sides import DIRECTORY, Sides
 
-_PATH_MAX = 4000
-
 
 class Scope(NamedTuple):
     """A directory whose entries something is done to, opened; on the backing filesystem, if a mount of ours shows it.
@@ -73,7 +71,7 @@ def find_scope(kernel: Kernel, path: bytes) -> Scope:
     """
     directory, name = split_typed(path)
     try:
-        with open_long(kernel, directory) as above, _open_named(above, name, path) as wanted:
+        with kernel.open_long(directory) as above, _open_named(above, name, path) as wanted:
             scope = scope_of(kernel, wanted, os.path.join(directory, name))
     except OSError as error:
         raise from_os(error, path) from error
@@ -137,28 +135,6 @@ def split_typed(path: bytes) -> tuple[bytes, Name]:
         if not name:
             raise Refused(path, "the root directory has no parent in which its name could stay")
     return directory or b".", Name(name)
-
-
-def open_long(kernel: Kernel, path: bytes) -> Fd:
-    """A directory by a path of any length, links followed."""
-    if len(path) <= _PATH_MAX:
-        return kernel.open_path(path)
-    absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
-    with kernel.open_path(b"/") as root:
-        return _open_chunks(root, absolute[1:])
-
-
-def _open_chunks(dir_fd: Fd, path: bytes) -> Fd:
-    """A directory beneath, across mounts but through no link: a path this long is spelled out."""
-    fd = dir_fd
-    for name in path.split(b"/"):
-        try:
-            following = Fd(os.open(name, DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
-        finally:
-            if fd is not dir_fd:
-                fd.close()
-        fd = following
-    return fd
 
 
 def real_path(fd: Fd, typed: bytes) -> bytes:
