@@ -17,13 +17,9 @@ from fusefs.linux import libc
 from fusefs.linux.fd import Fd
 from fusefs.linux.xattrs import get_of
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_held = ctypes.PyDLL(None, use_errno=True)
-"""Other threads wait meanwhile: where a call takes less than giving up Python's lock and getting it back."""
-_statx = _libc.statx
-_statx_held = _held.statx
-_name_to_handle_held = _held.name_to_handle_at
-_close_held = _held.close
+_statx = libc.statx_call
+_name_to_handle = libc.name_to_handle_at_held
+_close = libc.close_held
 
 _STATX_SIZE = 256
 _STATX = struct.Struct("=II8xIIIHxxQQQ8xqI4xqI4xqI4xqI4xQQ")
@@ -123,7 +119,7 @@ class Looker:
         """The file handle of what was looked at just now, so nobody has to wait for it; empty where there are none."""
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
-        if _name_to_handle_held(dir_fd, name, handle, self._mount_id, flags) < 0:
+        if _name_to_handle(dir_fd, name, handle, self._mount_id, flags) < 0:
             return libc.no_handle(name)
         return handle.raw[: _HANDLE_HEAD.size + _handle_size(handle)[0]]
 
@@ -148,7 +144,7 @@ def peek_at(fd: int) -> tuple[Attributes, bytes]:
 
 def close_path(fd: int) -> None:
     """Close what was opened as a path alone, for which nothing has to wait."""
-    _close_held(fd)
+    _close(fd)
 
 
 def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
@@ -172,12 +168,12 @@ def peek_closely(
 def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:
     """Set the times of what an fd of any kind holds; None leaves one as it is."""
     times = _TIMES.pack(*_timespec(atime_ns), *_timespec(mtime_ns))
-    libc.checked(_libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, times, 0))
+    libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, times, 0)
 
 
 def set_times_to_now(fd: int) -> None:
     """The same to this moment, which whoever may write to it may do."""
-    libc.checked(_libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, None, 0))
+    libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, None, 0)
 
 
 def _timespec(ns: int | None) -> tuple[int, int]:
@@ -190,4 +186,4 @@ def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:
     mount_fd  any fd on that mount
     Raises    OSError: ESTALE if it is gone, EPERM without CAP_DAC_READ_SEARCH
     """
-    return Fd(libc.checked(_libc.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC)))
+    return Fd(libc.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC))

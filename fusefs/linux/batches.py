@@ -15,9 +15,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
-_statx = ctypes.PyDLL(None, use_errno=True).statx
+_statx = libc.statx_held
 """With Python's lock: a local filesystem answers sooner than that is had back."""
-_statx_unlocked = ctypes.CDLL(None, use_errno=True).statx
 _AT_NO_AUTOMOUNT, _AT_STATX_DONT_SYNC = 0x800, 0x4000
 # Python's own numbers would be made into these at each call.
 _AS_IT_IS = ctypes.c_int(libc.AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC)
@@ -135,7 +134,7 @@ def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
 def _look_closely(dir_fd: int, name: str, wanted: int) -> Looked:
     told = ctypes.create_string_buffer(_STATX_SIZE)
     with Fd(libc.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, _BENEATH)) as fd:
-        libc.checked(_statx_unlocked(fd, b"", _BY_FD, wanted, told))
+        libc.checked(libc.statx_call(fd, b"", _BY_FD, wanted, told))
     return Looked(name, *_STATX.unpack_from(told))
 
 

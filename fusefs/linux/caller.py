@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from typing import NamedTuple, Protocol
@@ -10,7 +9,6 @@ from typing import NamedTuple, Protocol
 from fusefs.linux import libc
 from fusefs.linux.capabilities import Capability
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _CLONE_FS = 0x200
 _STATUS_BYTES = 1 << 12
 _ALL = -1
@@ -139,4 +137,4 @@ def have_own_umask() -> None:
 
     Source  unshare(2), CLONE_FS; the C library's function takes a thread, and needs no privilege
     """
-    libc.checked(_libc.unshare(_CLONE_FS))
+    libc.unshare(_CLONE_FS)

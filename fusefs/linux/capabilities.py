@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import struct
-from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from fusefs.linux.libc import checked, prctl
+from fusefs.linux.libc import capget, capset, prctl
 
 _PR_CAPBSET_DROP = 24
 _PR_GET_SECUREBITS = 27
@@ -22,11 +19,6 @@ _SETS = struct.Struct("=6I")  # effective, permitted, inheritable; then the same
 
 _N_KEPT = 64
 _HEADER = struct.pack("=Ii", _VERSION_3, 0)
-_NR_SETGROUPS = {"aarch64": 159, "loongarch64": 159, "ppc64le": 81, "riscv64": 159, "s390x": 206, "x86_64": 116}
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_held = ctypes.PyDLL(None, use_errno=True)
-"""For calls that have nothing to wait for."""
 
 
 class Capability(IntEnum):
@@ -100,21 +92,8 @@ def _ours() -> int:
 
 def take_up(sets: bytes) -> None:
     """Give this thread the capabilities that it had, or fewer."""
-    checked(_held.capset(_HEADER, sets))
-
-
-def set_groups(groups: Sequence[int]) -> None:
-    """Have this thread, and no other one, be in groups: the C library's function takes all threads along.
-
-    Raises  OSError ENOSYS: nobody has told us this machine's number of the call
-    """
-    number = _NR_SETGROUPS.get(os.uname().machine)
-    if number is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    checked(_held.syscall(number, len(groups), struct.pack(f"={len(groups)}I", *groups)))
+    capset(_HEADER, sets)
 
 
 def _sets() -> bytes:
-    sets = ctypes.create_string_buffer(_SETS.size)
-    checked(_held.capget(_HEADER, sets))
-    return sets.raw
+    return capget(_HEADER, _SETS.size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
@@ -10,9 +9,7 @@ import time
 from typing import Self
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import checked
-
-_libc = ctypes.CDLL(None, use_errno=True)
+from fusefs.linux.libc import timerfd_create, timerfd_settime
 
 _ABSTIME, _CANCEL_ON_SET = 1, 2
 _TIMER = struct.Struct("=qqqq")
@@ -28,7 +25,7 @@ class ClockWatch:
     """
 
     def __init__(self) -> None:
-        self._timer = Fd(checked(_libc.timerfd_create(time.CLOCK_REALTIME, os.O_CLOEXEC | os.O_NONBLOCK)))
+        self._timer = Fd(timerfd_create(time.CLOCK_REALTIME, os.O_CLOEXEC | os.O_NONBLOCK))
         self._arm()
 
     def fileno(self) -> int:
@@ -52,4 +49,4 @@ class ClockWatch:
 
     def _arm(self) -> None:
         never = _TIMER.pack(0, 0, _NEVER_S, 0)
-        checked(_libc.timerfd_settime(self._timer, _ABSTIME | _CANCEL_ON_SET, never, None))
+        timerfd_settime(self._timer, _ABSTIME | _CANCEL_ON_SET, never)

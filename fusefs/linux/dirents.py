@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
@@ -11,9 +10,8 @@ from typing import NamedTuple
 
 from fusefs.core.entries import Dirent
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import checked
+from fusefs.linux.libc import getdents64
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _SIZE, _LEAST_SIZE = 32768, 512
 _HEAD = struct.Struct("=QqHB")
 """struct linux_dirent64: inode number, offset of the next entry, length of this one, type; then the name."""
@@ -41,11 +39,10 @@ def read_on(fd: int) -> Block | None:
 
     Nothing is read ahead: another process that gets the fd goes on exactly there.
     """
-    buffer = ctypes.create_string_buffer(_SIZE)
-    size = checked(_libc.getdents64(fd, buffer, ctypes.c_size_t(_SIZE)))
-    if not size:
+    raw = getdents64(fd, _SIZE)
+    if not raw:
         return None
-    raw = buffer.raw
+    size = len(raw)
     head_at, end_of_name = _HEAD.unpack_from, raw.index
     names: list[bytes] = []
     inos: list[int] = []
@@ -121,9 +118,8 @@ class Dirents:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
     def _read(self, room: int) -> list[Dirent]:
-        buffer = ctypes.create_string_buffer(room)
-        size = checked(_libc.getdents64(self.fd, buffer, ctypes.c_size_t(room)))
-        raw = buffer.raw
+        raw = getdents64(self.fd, room)
+        size = len(raw)
         head_at, end_of_name = _HEAD.unpack_from, raw.index
         found = []
         at = 0

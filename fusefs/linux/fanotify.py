@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
 from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import checked
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fanotify_mark.argtypes = (ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p)
+from fusefs.linux.libc import fanotify_init, fanotify_mark
 
 FAN_MODIFY = 0x2
 FAN_ATTRIB = 0x4
@@ -70,10 +66,10 @@ def watch_filesystem(dir_fd: int) -> Fd:
             EOPNOTSUPP on a filesystem without an id or handles
     """
     flags = _FAN_CLOEXEC | _FAN_NONBLOCK | _FAN_REPORT_DFID_NAME_TARGET
-    watch = Fd(checked(_libc.fanotify_init(flags, os.O_RDONLY | os.O_CLOEXEC)))
+    watch = Fd(fanotify_init(flags, os.O_RDONLY | os.O_CLOEXEC))
     try:
         how = _FAN_MARK_ADD | _FAN_MARK_FILESYSTEM | _FAN_MARK_ONLYDIR
-        checked(_libc.fanotify_mark(watch, how, _ALL, dir_fd, b"."))
+        fanotify_mark(watch, how, _ALL, dir_fd, b".")
     except BaseException:
         watch.close()
         raise

@@ -7,14 +7,14 @@ from then on, and nothing of ours rests on either.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple, NoReturn, ParamSpec, TypeVar
 
-from fusefs.linux.capabilities import at_rest, set_groups, take_up, with_effective
+from fusefs.linux.capabilities import at_rest, take_up, with_effective
+from fusefs.linux.libc import setfsgid, setfsuid, setgroups
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,12 +23,6 @@ NO_GROUP = 0xFFFF_FFFE
 """The last one there can be, which nothing belongs to."""
 NO_ID = 0xFFFF_FFFF
 """No id: who asks for it stays who he is, and is told who that is."""
-
-_held = ctypes.PyDLL(None)
-"""For calls that have nothing to wait for."""
-_setfsuid, _setfsgid = _held.setfsuid, _held.setfsgid
-_setfsuid.argtypes = _setfsgid.argtypes = (ctypes.c_uint,)
-_setfsuid.restype = _setfsgid.restype = ctypes.c_uint
 
 
 class Identity(NamedTuple):
@@ -83,29 +77,29 @@ def call_as(who: Identity, act: Callable[P, R], /, *args: P.args, **kwargs: P.kw
             if umask is not None:
                 own_umask = os.umask(umask)
             if groups:
-                set_groups(groups)
+                setgroups(groups)
             if gid:
-                own_gid = _setfsgid(gid)
+                own_gid = setfsgid(gid)
             if uid:
-                own_uid = _setfsuid(uid)
+                own_uid = setfsuid(uid)
             if effective:
                 take_up(effective)
             # Neither says whether it has worked.
-            if (gid and _setfsgid(NO_ID) != gid) or (uid and _setfsuid(NO_ID) != uid):
+            if (gid and setfsgid(NO_ID) != gid) or (uid and setfsuid(NO_ID) != uid):
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
             return act(*args, **kwargs)
         finally:
             if own_uid >= 0:
-                _setfsuid(own_uid)
+                setfsuid(own_uid)
             if own_gid >= 0:
-                _setfsgid(own_gid)
+                setfsgid(own_gid)
             if effective:
                 take_up(at_rest())
             if groups:
-                set_groups(())
+                setgroups(())
             if own_umask >= 0:
                 os.umask(own_umask)
-            is_itself = not (gid and _setfsgid(NO_ID) != own_gid) and not (uid and _setfsuid(NO_ID) != own_uid)
+            is_itself = not (gid and setfsgid(NO_ID) != own_gid) and not (uid and setfsuid(NO_ID) != own_uid)
     finally:
         if not is_itself:
             _end()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from enum import IntFlag
 from typing import NamedTuple
 
+from fusefs.linux import libc
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import checked
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.inotify_add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
 
 _KNOWN = 0xFFC4
 _EVENT = struct.Struct("=iIII")
@@ -51,7 +47,7 @@ class Event(NamedTuple):
 
 def open_inotify() -> Fd:
     """An inotify instance that never blocks."""
-    return Fd(checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)))
+    return Fd(libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def watch(inotify: Fd, dir_fd: int, wanted: Happened) -> int:
@@ -62,12 +58,12 @@ def watch(inotify: Fd, dir_fd: int, wanted: Happened) -> int:
     """
     # The way through /proc leads to the directory that was opened, whatever its name leads to now.
     mask = int(wanted | Happened.DELETE_SELF | Happened.MOVE_SELF) | _ONLYDIR
-    return checked(_libc.inotify_add_watch(inotify, b"/proc/self/fd/%d" % dir_fd, mask))
+    return libc.inotify_add_watch(inotify, b"/proc/self/fd/%d" % dir_fd, mask)
 
 
 def unwatch(inotify: Fd, number: int) -> None:
     """Take a watch off. Raises  OSError: EINVAL if it is gone already"""
-    checked(_libc.inotify_rm_watch(inotify, number))
+    libc.inotify_rm_watch(inotify, number)
 
 
 def read_events(inotify: Fd) -> list[Event]:

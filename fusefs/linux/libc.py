@@ -1,4 +1,7 @@
-"""System calls that Python's os has no function for, by ctypes: thin, typed, OSError only."""
+"""System calls that Python's os has no function for, by ctypes: thin, typed, OSError only.
+
+All of them are here: one place says which function is called how, and whether Python's lock is held meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,10 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Callable
-from typing import NamedTuple
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_held = ctypes.PyDLL(None, use_errno=True)
-"""Other threads wait meanwhile: giving up Python's lock and getting it back takes as long as a tenth of a rename."""
+from collections.abc import Callable, Sequence
+from ctypes import c_char_p, c_int, c_long, c_size_t, c_uint, c_uint64, c_ulong
+from functools import partial
+from typing import Any, NamedTuple
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
@@ -31,13 +32,105 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 
-_NR_OPENAT2 = 437  # one number on every architecture, as all calls since Linux 5.0
 _STATX_BTIME = 0x800
 _STATX_MNT_ID = 0x1000
 _MAX_HANDLE_SZ = 128
 _HANDLE_HEAD = struct.Struct("=Ii")
 """struct file_handle: size, type; then the handle itself."""
+_HOW = struct.Struct("=QQQ")
+_HOW_SIZE = c_size_t(_HOW.size)
+"""struct open_how: flags, mode, how the path is walked."""
 _ATTEMPTS = 128
+
+_NUMBERS = {
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
+    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "openat2": 437, "mount_setattr": 442, "getxattrat": 464,
+}  # fmt: skip
+"""Calls that the C library may have no function for: one number on every architecture, as all since Linux 5.0."""
+_NUMBERS_BY_MACHINE = {
+    "ioprio_set": {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282},
+    "setgroups": {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206, "loongarch64": 159},
+}
+"""Older ones. The C library's setgroups takes all threads along."""
+_PROTOTYPES: dict[str, tuple[type, ...]] = {
+    "capget": (c_char_p, c_char_p),
+    "faccessat": (c_int, c_char_p, c_int, c_int),
+    "fallocate": (c_int, c_int, c_long, c_long),
+    "fanotify_init": (c_uint, c_uint),
+    "fanotify_mark": (c_int, c_uint, c_uint64, c_int, c_char_p),
+    "fsconfig": (c_int, c_uint, c_char_p, c_char_p, c_int),
+    "fsmount": (c_int, c_uint, c_uint),
+    "fsopen": (c_char_p, c_uint),
+    "getdents64": (c_int, c_char_p, c_size_t),
+    "inotify_add_watch": (c_int, c_char_p, c_uint),
+    "inotify_init1": (c_int,),
+    "inotify_rm_watch": (c_int, c_int),
+    "io_uring_register": (c_uint, c_uint, c_char_p, c_uint),
+    "io_uring_setup": (c_uint, c_char_p),
+    "ioctl": (c_int, c_ulong, c_char_p),
+    "ioprio_set": (c_int, c_int, c_int),
+    "mount": (c_char_p, c_char_p, c_char_p, c_ulong, c_char_p),
+    "mount_setattr": (c_int, c_char_p, c_uint, c_char_p, c_size_t),
+    "move_mount": (c_int, c_char_p, c_int, c_char_p, c_uint),
+    "open_by_handle_at": (c_int, c_char_p, c_int),
+    "open_tree": (c_int, c_char_p, c_uint),
+    "prctl": (c_int, c_ulong, c_ulong, c_ulong, c_ulong),
+    "setfsgid": (c_uint,),
+    "setfsuid": (c_uint,),
+    "setgroups": (c_int, c_char_p),
+    "syncfs": (c_int,),
+    "timerfd_create": (c_int, c_int),
+    "timerfd_settime": (c_int, c_int, c_char_p, c_char_p),
+    "umount2": (c_char_p, c_int),
+    "unshare": (c_int,),
+    "utimensat": (c_int, c_char_p, c_char_p, c_int),
+}
+_OFTEN = frozenset({
+    "capset", "close", "fstatfs", "getxattrat", "io_uring_enter", "name_to_handle_at", "openat2", "renameat2", "statx",
+})  # fmt: skip
+"""What is called for each entry of a tree has no prototype: with one a statx takes 2.7 us instead of 1.3 (measured).
+
+Numbers that fit into C's int, bytes and buffers are passed rightly without one; a size is to be a c_size_t.
+"""
+_RESULTS = {"setfsgid": c_uint, "setfsuid": c_uint}
+"""All others return C's int; by number, a long."""
+
+
+class _Library(ctypes.CDLL):
+    """The C library. A function is looked up, and gets its prototype, when it is called first."""
+
+    def __getitem__(self, name_or_ordinal: Any) -> Any:
+        """A function by its name. Raises  KeyError: it has no prototype here; OSError ENOSYS: nor a number"""
+        name = name_or_ordinal
+        number = _NUMBERS.get(name)
+        if name in _NUMBERS_BY_MACHINE and (number := _NUMBERS_BY_MACHINE[name].get(os.uname().machine)) is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        function = super().__getitem__(name if number is None else "syscall")
+        function.restype = _RESULTS.get(name, c_int) if number is None else c_long
+        if name not in _OFTEN:
+            function.argtypes = _PROTOTYPES[name] if number is None else (c_long, *_PROTOTYPES[name])
+        return function if number is None else partial(function, number)
+
+
+class _LibraryHeld(_Library, ctypes.PyDLL):
+    """The C library, called with Python's lock held: other threads wait meanwhile."""
+
+
+_libc = _Library(None, use_errno=True)
+_held = _LibraryHeld(None, use_errno=True)
+"""For calls that wait for nothing: giving up Python's lock and getting it back takes as long as a tenth of a rename."""
+
+Function = Callable[..., int]
+"""A function itself, for very many calls in a row: negative after a failure, the errno is ctypes' then."""
+statx_call: Function = _libc.statx
+statx_held: Function = _held.statx
+name_to_handle_at_held: Function = _held.name_to_handle_at
+close_held: Function = _held.close
+getxattrat: Function = _libc.getxattrat
+_quiet = _LibraryHeld(None)
+"""For calls that don't fail, or don't say so."""
+setfsuid: Function = _quiet.setfsuid
+setfsgid: Function = _quiet.setfsgid
 
 
 def checked(result: int, name: bytes | None = None) -> int:
@@ -58,9 +151,9 @@ def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -
 
     EAGAIN (a rename elsewhere raced the walk) is tried again, as openat2(2) asks for.
     """
-    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    how = _HOW.pack(flags | os.O_CLOEXEC, mode, resolve)
     for _ in range(_ATTEMPTS):
-        fd: int = _libc.syscall(_NR_OPENAT2, dir_fd, path, how, ctypes.c_size_t(len(how)))
+        fd: int = _libc.openat2(dir_fd, path, how, _HOW_SIZE)
         if fd >= 0 or ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
             break
     return checked(fd, path)
@@ -71,11 +164,11 @@ def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: i
     checked(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
 
 
-def renaming() -> Callable[[int, bytes, int, bytes, int], int]:
-    """renameat2(2) itself, for very many in a row: negative after a failure, the errno is ctypes' then."""
+def renaming() -> Function:
+    """renameat2(2) itself, for very many in a row."""
     from threading import active_count  # a swap is spared it
 
-    call: Callable[[int, bytes, int, bytes, int], int] = (_held if active_count() == 1 else _libc).renameat2
+    call: Function = (_held if active_count() == 1 else _libc).renameat2
     return call
 
 
@@ -135,7 +228,7 @@ def format_handle(handle: bytes) -> str:
 def getdents_types(fd: int) -> set[int]:
     """The d_type values in the first buffer of a directory's listing; the fd's position moves."""
     buffer = ctypes.create_string_buffer(4096)
-    size = checked(_libc.getdents64(fd, buffer, ctypes.c_size_t(len(buffer))))
+    size = checked(_libc.getdents64(fd, buffer, len(buffer)))
     found, at = set(), 0
     while at < size:
         length, kind = struct.unpack_from("=HB", buffer, at + 16)
@@ -178,7 +271,7 @@ def open_unnamed(dir_fd: int) -> int:
 
 def fallocate(fd: int, mode: int, offset: int, size: int) -> None:
     """fallocate(2); a signal does not end it."""
-    while _libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(size)) < 0:
+    while _libc.fallocate(fd, mode, offset, size) < 0:
         number = ctypes.get_errno()
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number))
@@ -187,15 +280,150 @@ def fallocate(fd: int, mode: int, offset: int, size: int) -> None:
 def ioctl(fd: int, request: int, buffer: bytearray) -> None:
     """ioctl(2) with a buffer that the kernel reads, writes, or both."""
     argument = (ctypes.c_char * len(buffer)).from_buffer(buffer)
-    checked(_libc.ioctl(fd, ctypes.c_ulong(request), argument))
+    checked(_libc.ioctl(fd, request, argument))
 
 
 def prctl(option: int, argument: int = 0) -> int:
     """prctl(2) with one argument."""
-    zero = ctypes.c_ulong(0)
-    return checked(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
+    return checked(_libc.prctl(option, argument, 0, 0, 0))
 
 
 def syncfs(fd: int) -> None:
     """syncfs(2): everything of that filesystem is durable."""
     checked(_libc.syncfs(fd))
+
+
+def getdents64(fd: int, size: int) -> bytes:
+    """Entries of a directory as struct linux_dirent64, in so many bytes at most; none at the end."""
+    buffer = ctypes.create_string_buffer(size)
+    return ctypes.string_at(buffer, checked(_libc.getdents64(fd, buffer, size)))
+
+
+def utimensat(dir_fd: int, path: bytes, times: bytes | None, flags: int) -> None:
+    """utimensat(2). times: two of struct timespec; None: now"""
+    checked(_libc.utimensat(dir_fd, path, times, flags))
+
+
+def open_by_handle_at(mount_fd: int, handle: bytes, flags: int) -> int:
+    """open_by_handle_at(2)."""
+    return checked(_libc.open_by_handle_at(mount_fd, handle, flags))
+
+
+def inotify_init1(flags: int) -> int:
+    """inotify_init1(2)."""
+    return checked(_libc.inotify_init1(flags))
+
+
+def inotify_add_watch(fd: int, path: bytes, mask: int) -> int:
+    """inotify_add_watch(2)."""
+    return checked(_libc.inotify_add_watch(fd, path, mask))
+
+
+def inotify_rm_watch(fd: int, watch: int) -> None:
+    """inotify_rm_watch(2)."""
+    checked(_libc.inotify_rm_watch(fd, watch))
+
+
+def fanotify_init(flags: int, event_flags: int) -> int:
+    """fanotify_init(2)."""
+    return checked(_libc.fanotify_init(flags, event_flags))
+
+
+def fanotify_mark(fd: int, flags: int, mask: int, dir_fd: int, path: bytes) -> None:
+    """fanotify_mark(2)."""
+    checked(_libc.fanotify_mark(fd, flags, mask, dir_fd, path))
+
+
+def timerfd_create(clock: int, flags: int) -> int:
+    """timerfd_create(2)."""
+    return checked(_libc.timerfd_create(clock, flags))
+
+
+def timerfd_settime(fd: int, flags: int, wanted: bytes) -> None:
+    """timerfd_settime(2). wanted: struct itimerspec"""
+    checked(_libc.timerfd_settime(fd, flags, wanted, None))
+
+
+def mount(source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None) -> None:
+    """mount(2)."""
+    checked(_libc.mount(source, target, kind, flags, data))
+
+
+def umount2(target: bytes, flags: int) -> None:
+    """umount2(2)."""
+    checked(_libc.umount2(target, flags), target)
+
+
+def open_tree(dir_fd: int, path: bytes, flags: int) -> int:
+    """open_tree(2), Linux 5.2."""
+    return checked(_libc.open_tree(dir_fd, path, flags))
+
+
+def move_mount(from_fd: int, path: bytes, to_fd: int, to_path: bytes, flags: int) -> None:
+    """move_mount(2), Linux 5.2."""
+    checked(_libc.move_mount(from_fd, path, to_fd, to_path, flags))
+
+
+def fsopen(kind: bytes, flags: int) -> int:
+    """fsopen(2), Linux 5.2."""
+    return checked(_libc.fsopen(kind, flags))
+
+
+def fsconfig(fd: int, command: int, key: bytes | None, value: bytes | None) -> None:
+    """fsconfig(2), Linux 5.2, of what needs no number beside it."""
+    checked(_libc.fsconfig(fd, command, key, value, 0))
+
+
+def fsmount(fd: int, flags: int, attributes: int) -> int:
+    """fsmount(2), Linux 5.2."""
+    return checked(_libc.fsmount(fd, flags, attributes))
+
+
+def mount_setattr(dir_fd: int, path: bytes, flags: int, attributes: bytes) -> None:
+    """mount_setattr(2), Linux 5.12. attributes: struct mount_attr"""
+    checked(_libc.mount_setattr(dir_fd, path, flags, attributes, len(attributes)))
+
+
+def io_uring_setup(n_entries: int, parameters: ctypes.Array[ctypes.c_char]) -> int:
+    """io_uring_setup(2). parameters: struct io_uring_params, read and written"""
+    return checked(_libc.io_uring_setup(n_entries, parameters))
+
+
+def io_uring_register(fd: int, operation: int, argument: ctypes.Array[ctypes.c_char], n_arguments: int) -> None:
+    """io_uring_register(2). argument: read, and may be written"""
+    checked(_libc.io_uring_register(fd, operation, argument, n_arguments))
+
+
+def io_uring_enter(
+    fd: int, n_to_submit: int, n_wanted: int, flags: int, argument: ctypes.Array[ctypes.c_char] | None = None
+) -> None:
+    """io_uring_enter(2). argument: with IORING_ENTER_EXT_ARG, struct io_uring_getevents_arg"""
+    size = c_size_t(0 if argument is None else len(argument))
+    checked(_libc.io_uring_enter(fd, n_to_submit, n_wanted, flags, argument, size))
+
+
+def unshare(flags: int) -> None:
+    """unshare(2), of the calling thread."""
+    checked(_libc.unshare(flags))
+
+
+def capget(header: bytes, size: int) -> bytes:
+    """capget(2), of the calling thread: so many bytes of its sets."""
+    sets = ctypes.create_string_buffer(size)
+    checked(_held.capget(header, sets))
+    return sets.raw
+
+
+def capset(header: bytes, sets: bytes) -> None:
+    """capset(2), of the calling thread."""
+    checked(_held.capset(header, sets))
+
+
+def setgroups(groups: Sequence[int]) -> None:
+    """setgroups(2), of this thread alone. Raises  OSError ENOSYS: this machine's number of the call is unknown"""
+    checked(_held.setgroups(len(groups), struct.pack(f"={len(groups)}I", *groups)))
+
+
+def ioprio_set(which: int, who: int, priority: int) -> None:
+    """ioprio_set(2). Raises  OSError ENOSYS: this machine's number of the call is unknown"""
+    checked(_libc.ioprio_set(which, who, priority))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from collections.abc import Mapping
 
+from fusefs.linux import libc
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import AT_EMPTY_PATH, checked
+from fusefs.linux.libc import AT_EMPTY_PATH
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -23,8 +23,6 @@ MNT_FORCE = 1
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
-# One number on every architecture.
-_NR_OPEN_TREE, _NR_MOVE_MOUNT, _NR_FSOPEN, _NR_FSCONFIG, _NR_FSMOUNT, _NR_MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
@@ -40,8 +38,6 @@ _OF_A_MOUNT = {
 _ATTRIBUTES_OF_ATIME = 0x70
 _FUSE_DEVICE = b"/dev/fuse"
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def clone_tree(dir_fd: int, *, with_inner: bool = False) -> Fd:
     """A new mount of the directory that an fd holds, mounted nowhere yet.
@@ -50,7 +46,7 @@ def clone_tree(dir_fd: int, *, with_inner: bool = False) -> Fd:
     Source      open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | (_AT_RECURSIVE if with_inner else 0)
-    return Fd(checked(_libc.syscall(_NR_OPEN_TREE, int(dir_fd), b"", flags)))
+    return Fd(libc.open_tree(dir_fd, b"", flags))
 
 
 def make_private(mount_fd: int, flags: int = 0) -> None:
@@ -83,8 +79,7 @@ def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int, 
     if (wanted | cleared) & _OF_A_MOUNT[MS_NOATIME]:  # one of several, of which one must be said
         cleared |= _ATTRIBUTES_OF_ATIME
     attributes = struct.pack("=QQQQ", wanted, cleared, propagation, 0)
-    size = ctypes.c_size_t(len(attributes))
-    checked(_libc.syscall(_NR_MOUNT_SETATTR, int(mount_fd), b"", AT_EMPTY_PATH | at, attributes, size))
+    libc.mount_setattr(mount_fd, b"", AT_EMPTY_PATH | at, attributes)
 
 
 def _attributes(flags: int) -> int:
@@ -100,18 +95,18 @@ def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags:
     Source   fsopen(2), fsconfig(2), fsmount(2); Linux 5.2
     """
     switches = {name: b"" for flag, name in _OF_A_FILESYSTEM.items() if flags & flag}
-    with Fd(checked(_libc.syscall(_NR_FSOPEN, kind, _CLOEXEC))) as context:
+    with Fd(libc.fsopen(kind, _CLOEXEC)) as context:
         for name, value in {b"source": source, **options, **switches}.items():
             command = _FSCONFIG_SET_STRING if value else _FSCONFIG_SET_FLAG
-            checked(_libc.syscall(_NR_FSCONFIG, int(context), command, name, value or None, 0))
-        checked(_libc.syscall(_NR_FSCONFIG, int(context), _FSCONFIG_CMD_CREATE, None, None, 0))
-        return Fd(checked(_libc.syscall(_NR_FSMOUNT, int(context), _CLOEXEC, _attributes(flags))))
+            libc.fsconfig(context, command, name, value or None)
+        libc.fsconfig(context, _FSCONFIG_CMD_CREATE, None, None)
+        return Fd(libc.fsmount(context, _CLOEXEC, _attributes(flags)))
 
 
 def move_mount(mount_fd: int, target_fd: int) -> None:
     """Mount on the directory that an fd holds what clone_tree or new_mount gave."""
     flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
-    checked(_libc.syscall(_NR_MOVE_MOUNT, int(mount_fd), b"", int(target_fd), b"", flags))
+    libc.move_mount(mount_fd, b"", target_fd, b"", flags)
 
 
 def open_fuse() -> Fd:
@@ -122,7 +117,7 @@ def open_fuse() -> Fd:
 def mount(source: bytes, target_fd: int, kind: bytes, flags: int, data: bytes) -> None:
     """mount(2) on the directory that an fd holds, whatever its path leads to by now."""
     target = f"/proc/self/fd/{int(target_fd)}".encode()
-    checked(_libc.mount(source, target, kind, ctypes.c_ulong(flags), data))
+    libc.mount(source, target, kind, flags, data)
 
 
 def remount(point_fd: int, flags: int) -> None:
@@ -132,9 +127,9 @@ def remount(point_fd: int, flags: int) -> None:
     """
     target = f"/proc/self/fd/{int(point_fd)}".encode()
     usual = 0 if flags & MS_NOATIME else _MS_RELATIME  # who says nothing of access leaves it as it is
-    checked(_libc.mount(None, target, None, ctypes.c_ulong(_MS_REMOUNT | usual | flags), None))
+    libc.mount(None, target, None, _MS_REMOUNT | usual | flags, None)
 
 
 def unmount(point: bytes, flags: int = 0) -> None:
     """umount2(2), not following a link; the topmost mount at that point."""
-    checked(_libc.umount2(point, flags | UMOUNT_NOFOLLOW), point)
+    libc.umount2(point, flags | UMOUNT_NOFOLLOW)

@@ -6,15 +6,11 @@ the journal): the pacer does that. It counts where processors are short, and for
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 from contextlib import suppress
 
-from fusefs.linux.libc import checked
+from fusefs.linux.libc import ioprio_set
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_NR_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_IDLE = 3 << 13
 _NICEST = 19
@@ -26,7 +22,5 @@ def be_idle() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, _NICEST)
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    number = _NR_IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        with suppress(OSError):
-            checked(_libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE))
+    with suppress(OSError):
+        ioprio_set(_IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)

@@ -15,14 +15,12 @@ import mmap
 import struct
 from typing import Self
 
+from fusefs.linux import libc
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import checked, failure
 
 OPENAT, STATX, READ, GETXATTR = 18, 21, 22, 44
 """Operations. Names and paths are read when they are submitted; what else they need, when they are done."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_NR_SETUP, _NR_ENTER, _NR_REGISTER = 425, 426, 427
 _SETUP_SINGLE_ISSUER, _SETUP_DEFER_TASKRUN = 1 << 12, 1 << 13
 _ENTER_GETEVENTS, _ENTER_EXT_ARG = 1 << 0, 1 << 3
 _REGISTER_IOWQ_MAX_WORKERS = 19
@@ -35,6 +33,8 @@ _SQE = struct.Struct("=BBHiQQIIQ8xQ8x")
 third address."""
 _CQE = struct.Struct("=QiI")
 """struct io_uring_cqe: token, result, flags."""
+_MOST = struct.Struct("=II")
+"""Workers for what ends by itself, and for the rest."""
 _TIMESPEC = struct.Struct("=qq")
 _WAIT = struct.Struct("=QIIQ")
 """struct io_uring_getevents_arg: signal mask and its size, padding, address of a timespec."""
@@ -56,16 +56,16 @@ class Ring:
         """
         parameters = ctypes.create_string_buffer(_PARAMETERS.size)
         _SETUP_FLAGS.pack_into(parameters, 0, _SETUP_SINGLE_ISSUER | _SETUP_DEFER_TASKRUN)
-        self._fd = Fd(checked(_libc.syscall(_NR_SETUP, n_entries, parameters)))
+        self._fd = Fd(libc.io_uring_setup(n_entries, parameters))
         try:
-            most = (ctypes.c_uint * 2)(n_workers, n_workers)  # of those that end by themselves, and of others
-            checked(_libc.syscall(_NR_REGISTER, self._fd, _REGISTER_IOWQ_MAX_WORKERS, most, len(most)))
+            most = ctypes.create_string_buffer(_MOST.pack(n_workers, n_workers), _MOST.size)
+            libc.io_uring_register(self._fd, _REGISTER_IOWQ_MAX_WORKERS, most, 2)
             self._map(*_PARAMETERS.unpack(parameters))
         except BaseException:
             self._fd.close()
             raise
         self._timespec = ctypes.create_string_buffer(_TIMESPEC.size)
-        self._wait = ctypes.create_string_buffer(_WAIT.pack(0, 0, 0, ctypes.addressof(self._timespec)))
+        self._wait = ctypes.create_string_buffer(_WAIT.pack(0, 0, 0, ctypes.addressof(self._timespec)), _WAIT.size)
 
     def _map(self, n_sqes: int, n_cqes: int, *fields: int) -> None:
         sq_head, sq_tail, _, _, _, _, sq_array, _, _ = fields[5:14]
@@ -125,14 +125,15 @@ class Ring:
         """
         words = self._words
         n_new = (words[self._sq_tail] - words[self._sq_head]) & _ONES
-        arguments: tuple[object, ...] = (_ENTER_GETEVENTS, None, ctypes.c_size_t(0))
+        flags, wait = _ENTER_GETEVENTS, None
         if timeout_s < math.inf:
             _TIMESPEC.pack_into(self._timespec, 0, int(timeout_s), int(timeout_s % 1 * 1e9))
-            arguments = (_ENTER_GETEVENTS | _ENTER_EXT_ARG, self._wait, ctypes.c_size_t(_WAIT.size))
-        if _libc.syscall(_NR_ENTER, self._fd, n_new, n_results, *arguments) < 0:
-            error = failure()
+            flags, wait = _ENTER_GETEVENTS | _ENTER_EXT_ARG, self._wait
+        try:
+            libc.io_uring_enter(self._fd, n_new, n_results, flags, wait)
+        except OSError as error:
             if error.errno not in _TO_TRY_AGAIN:
-                raise error
+                raise
         head, tail = words[self._cq_head], words[self._cq_tail]
         found = []
         while head != tail:

@@ -15,20 +15,13 @@ from functools import lru_cache
 from fusefs.core.xattrs import NAMES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.libc import AT_SYMLINK_NOFOLLOW
+from fusefs.linux.libc import AT_SYMLINK_NOFOLLOW, getxattrat
 from fusefs.linux.mountinfo import read_mounts
 
-_NR_GETXATTRAT = 464  # one number on every architecture, as all calls since Linux 5.0
 _ARGUMENTS = struct.Struct("=QII")
+_ARGUMENTS_SIZE = ctypes.c_size_t(_ARGUMENTS.size)
 """struct xattr_args: where the value goes, how much room is there, flags."""
 _ROOM, _ROOM_MAX = 256, 65536
-
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-_syscall.restype = ctypes.c_long
-_syscall.argtypes = (
-    *(ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.c_long),
-    *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t),
-)
 
 
 class _Room:
@@ -39,8 +32,7 @@ class _Room:
         self._arguments = _ARGUMENTS.pack(ctypes.addressof(self._value), size, 0)
 
     def get(self, dir_fd: int, name: bytes, xattr: bytes) -> bytes | int:
-        arguments = self._arguments
-        size = _syscall(_NR_GETXATTRAT, dir_fd, name, AT_SYMLINK_NOFOLLOW, xattr, arguments, len(arguments))
+        size = getxattrat(dir_fd, name, AT_SYMLINK_NOFOLLOW, xattr, self._arguments, _ARGUMENTS_SIZE)
         return self._value.raw[:size] if size >= 0 else ctypes.get_errno()
 
 
