@@ -21,20 +21,17 @@ _statx = libc.statx_call
 _name_to_handle = libc.name_to_handle_at_held
 _close = libc.close_held
 
-_STATX_SIZE = 256
-_STATX = struct.Struct("=II8xIIIHxxQQQ8xqI4xqI4xqI4xqI4xQQ")
-"""struct statx without its attributes; a device's two numbers are read as one."""
-_unpacked = _STATX.unpack_from
-_DEVICE = struct.Struct("=II")
-_RDEV_AT = 128
-_DEV_AT = 136
-_BTIME = 0x800
-WANTED = 0x7FF | _BTIME  # the basic stats, and the birth time
+_unpacked = libc.statx_fields(
+    "mask", "blksize", "nlink", "uid", "gid", "mode", "ino", "size", "blocks", "atime_s", "atime_ns", "btime_s",
+    "btime_ns", "ctime_s", "ctime_ns", "mtime_s", "mtime_ns", "rdev", "dev",
+).unpack_from  # fmt: skip
+_BTIME = libc.STATX_BTIME
+_device_number = libc.device_number
+WANTED = libc.STATX_BASIC_STATS | _BTIME
 BY_NAME = libc.AT_SYMLINK_NOFOLLOW
 BY_FD = libc.AT_SYMLINK_NOFOLLOW | libc.AT_EMPTY_PATH
-_HANDLE_HEAD = struct.Struct("=Ii")
+_HANDLE_HEAD, _MAX_HANDLE_SZ = libc.HANDLE_HEAD, libc.MAX_HANDLE_SZ
 _handle_size = struct.Struct("=I").unpack_from
-_MAX_HANDLE_SZ = 128
 _NANO = 1_000_000_000
 _TIMES = struct.Struct("=qqqq")
 _UTIME_OMIT = (1 << 30) - 2
@@ -48,11 +45,9 @@ class Looker:
         """asks: another machine, or a daemon, if that takes one; else what the kernel knows is told."""
         sync = 0 if asks else libc.AT_STATX_DONT_SYNC
         self._by_name, self._by_fd = BY_NAME | sync, BY_FD | sync
-        self._statx = ctypes.create_string_buffer(_STATX_SIZE)
+        self._statx = ctypes.create_string_buffer(libc.STATX_SIZE)
         self._handle = ctypes.create_string_buffer(_HANDLE_HEAD.size + _MAX_HANDLE_SZ)
         self._mount_id = ctypes.byref(ctypes.c_int())
-        self._raw_dev = -1
-        self._dev = 0
         self.address = ctypes.addressof(self._statx)
         """Where somebody else may have the kernel write a statx, for `seen` and `peeked`."""
 
@@ -103,17 +98,12 @@ class Looker:
             mask, blksize, nlink, uid, gid, mode, ino, size, blocks, atime_s, atime_ns, btime_s, btime_ns,
             ctime_s, ctime_ns, mtime_s, mtime_ns, rdev, dev,
         ) = _unpacked(self._statx)  # fmt: skip
-        if dev != self._raw_dev:
-            self._raw_dev, self._dev = dev, self._number(_DEV_AT)
         # Attributes' own constructor takes twice as long.
         return tuple.__new__(Attributes, (
-            self._dev, ino, mode, nlink, uid, gid, rdev and self._number(_RDEV_AT), size, blocks, blksize,
+            _device_number(dev), ino, mode, nlink, uid, gid, rdev and _device_number(rdev), size, blocks, blksize,
             atime_s * _NANO + atime_ns, mtime_s * _NANO + mtime_ns, ctime_s * _NANO + ctime_ns,
             btime_s * _NANO + btime_ns if mask & _BTIME else 0,
         ))  # fmt: skip
-
-    def _number(self, at: int) -> int:
-        return os.makedev(*_DEVICE.unpack_from(self._statx, at))
 
     def handle_of(self, dir_fd: int, name: bytes, flags: int = 0) -> bytes:
         """The file handle of what was looked at just now, so nobody has to wait for it; empty where there are none."""

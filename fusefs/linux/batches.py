@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -17,14 +16,15 @@ from fusefs.linux.kernel import Kernel, Refused
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
 _statx = libc.statx_held
 """With Python's lock: a local filesystem answers sooner than that is had back."""
-_AT_NO_AUTOMOUNT, _AT_STATX_DONT_SYNC = 0x800, 0x4000
 # Python's own numbers would be made into these at each call.
-_AS_IT_IS = ctypes.c_int(libc.AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC)
+_AS_IT_IS = ctypes.c_int(libc.AT_SYMLINK_NOFOLLOW | libc.AT_NO_AUTOMOUNT | libc.AT_STATX_DONT_SYNC)
 _BY_FD = ctypes.c_int(libc.AT_SYMLINK_NOFOLLOW | libc.AT_EMPTY_PATH)
-_BASIC, _BTIME, _MOUNT_ROOT = 0x7FF, 0x800, 0x2000
+_BASIC, _BTIME, _MOUNT_ROOT = libc.STATX_BASIC_STATS, libc.STATX_BTIME, libc.STATX_ATTR_MOUNT_ROOT
 _WANTED = ctypes.c_uint(_BASIC | _BTIME)
-_STATX = struct.Struct("=I4xQ4xIIH2xQQ8xQqI4xqI4xqI4xqI12xII")
-_STATX_SIZE = 256
+_STATX = libc.statx_fields(
+    "mask", "attributes", "uid", "gid", "mode", "ino", "size", "attributes_mask", "atime_s", "atime_ns", "btime_s",
+    "btime_ns", "ctime_s", "ctime_ns", "mtime_s", "mtime_ns", "dev",
+)  # fmt: skip
 _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NANO = 1_000_000_000
 
@@ -52,13 +52,12 @@ class Looked(NamedTuple):
     ctime_rest_ns: int
     mtime_s: int
     mtime_rest_ns: int
-    dev_major: int
-    dev_minor: int
+    dev: int
 
     @property
     def st_dev(self) -> int:
         """The device."""
-        return os.makedev(self.dev_major, self.dev_minor)
+        return libc.device_number(self.dev)
 
     @property
     def st_atime_ns(self) -> int:
@@ -118,7 +117,7 @@ def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
     says that it is one.
     Source  statx(2): AT_STATX_DONT_SYNC, STATX_ATTR_MOUNT_ROOT (Linux 5.8)
     """
-    fd, told = ctypes.c_int(dir_fd), ctypes.create_string_buffer(_STATX_SIZE)
+    fd, told = ctypes.c_int(dir_fd), ctypes.create_string_buffer(libc.STATX_SIZE)
     into, unpack = ctypes.byref(told), _STATX.unpack_from
 
     def glance(name: str) -> Looked | None:
@@ -132,7 +131,7 @@ def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
 
 
 def _look_closely(dir_fd: int, name: str, wanted: int) -> Looked:
-    told = ctypes.create_string_buffer(_STATX_SIZE)
+    told = ctypes.create_string_buffer(libc.STATX_SIZE)
     with Fd(libc.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, _BENEATH)) as fd:
         libc.checked(libc.statx_call(fd, b"", _BY_FD, wanted, told))
     return Looked(name, *_STATX.unpack_from(told))

@@ -11,13 +11,22 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from ctypes import c_char_p, c_int, c_long, c_size_t, c_uint, c_uint64, c_ulong
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
 AT_SYMLINK_NOFOLLOW = 0x100
+AT_NO_AUTOMOUNT = 0x800
 AT_STATX_DONT_SYNC = 0x4000
+STATX_BASIC_STATS = 0x7FF
+STATX_BTIME = 0x800
+STATX_MNT_ID = 0x1000
+STATX_ATTR_MOUNT_ROOT = 0x2000
+STATX_SIZE = 256
+MAX_HANDLE_SZ = 128
+HANDLE_HEAD = struct.Struct("=Ii")
+"""struct file_handle: size, type; then the handle itself."""
 FUSE_MAGIC = 0x65735546
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
 """What a filesystem says that has no files without a name."""
@@ -32,15 +41,21 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 
-_STATX_BTIME = 0x800
-_STATX_MNT_ID = 0x1000
-_MAX_HANDLE_SZ = 128
-_HANDLE_HEAD = struct.Struct("=Ii")
-"""struct file_handle: size, type; then the handle itself."""
 _HOW = struct.Struct("=QQQ")
 _HOW_SIZE = c_size_t(_HOW.size)
 """struct open_how: flags, mode, how the path is walked."""
 _ATTEMPTS = 128
+_STATX = {
+    "mask": "I", "blksize": "I", "attributes": "Q", "nlink": "I", "uid": "I", "gid": "I", "mode": "H", "_mode": "2s",
+    "ino": "Q", "size": "Q", "blocks": "Q", "attributes_mask": "Q",
+    "atime_s": "q", "atime_ns": "I", "_atime": "4s", "btime_s": "q", "btime_ns": "I", "_btime": "4s",
+    "ctime_s": "q", "ctime_ns": "I", "_ctime": "4s", "mtime_s": "q", "mtime_ns": "I", "_mtime": "4s",
+    "rdev": "Q", "dev": "Q", "mnt_id": "Q",
+}  # fmt: skip
+"""struct statx, in its order; what is called like a field with a `_` fills up. A device's two numbers are read as one:
+see `device_number`."""
+_WORD, _TWO_NUMBERS = struct.Struct("=Q"), struct.Struct("=II")
+_NANO = 1_000_000_000
 
 _NUMBERS = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
@@ -181,7 +196,20 @@ class Statx(NamedTuple):
     dev: int
 
 
-_STATX = struct.Struct("=IIQIIIHxxQQQQ" + 4 * "qIi" + "IIIIQ")
+def statx_fields(*wanted: str) -> struct.Struct:
+    """What takes these fields out of a struct statx, and no others; in the struct's order, whatever theirs."""
+    return struct.Struct(
+        "=" + "".join(code if name in wanted else f"{struct.calcsize(code)}x" for name, code in _STATX.items())
+    )
+
+
+@lru_cache(maxsize=32)
+def device_number(raw: int) -> int:
+    """A device as os.stat tells it, of a struct statx's."""
+    return os.makedev(*_TWO_NUMBERS.unpack(_WORD.pack(raw)))
+
+
+_TOLD = statx_fields("mask", "ino", "btime_s", "btime_ns", "dev", "mnt_id")
 
 
 def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
@@ -189,13 +217,11 @@ def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
 
     asks  a daemon or a server, too, which may hang: else only what the kernel knows of its birth is told
     """
-    buffer = ctypes.create_string_buffer(256)
+    buffer = ctypes.create_string_buffer(STATX_SIZE)
     flags = AT_SYMLINK_NOFOLLOW | (0 if asks else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)
-    checked(_libc.statx(fd, path, flags, 0x7FF | _STATX_BTIME | _STATX_MNT_ID, buffer), path)
-    f = _STATX.unpack_from(buffer)
-    mask, ino, btime_s, btime_ns = f[0], f[7], f[14], f[15]
-    btime = btime_s * 1_000_000_000 + btime_ns if mask & _STATX_BTIME else 0
-    return Statx(ino, btime, f[27], os.makedev(f[25], f[26]))
+    checked(_libc.statx(fd, path, flags, STATX_BASIC_STATS | STATX_BTIME | STATX_MNT_ID, buffer), path)
+    mask, ino, btime_s, btime_ns, dev, mnt_id = _TOLD.unpack_from(buffer)
+    return Statx(ino, btime_s * _NANO + btime_ns if mask & STATX_BTIME else 0, mnt_id, device_number(dev))
 
 
 def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
@@ -204,13 +230,13 @@ def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
     Returns  empty where there is none to be had: EOPNOTSUPP on overlayfs and some network filesystems, EPERM and
              ENOSYS under a container's seccomp filter
     """
-    buffer = ctypes.create_string_buffer(_HANDLE_HEAD.pack(_MAX_HANDLE_SZ, 0), _HANDLE_HEAD.size + _MAX_HANDLE_SZ)
+    buffer = ctypes.create_string_buffer(HANDLE_HEAD.pack(MAX_HANDLE_SZ, 0), HANDLE_HEAD.size + MAX_HANDLE_SZ)
     mount_id = ctypes.c_int()
     flags = 0 if name else AT_EMPTY_PATH
     if _libc.name_to_handle_at(dir_fd, name, buffer, ctypes.byref(mount_id), flags) < 0:
         return no_handle(name)
-    size: int = _HANDLE_HEAD.unpack_from(buffer)[0]
-    return buffer.raw[: _HANDLE_HEAD.size + size]
+    size: int = HANDLE_HEAD.unpack_from(buffer)[0]
+    return buffer.raw[: HANDLE_HEAD.size + size]
 
 
 def no_handle(name: bytes) -> bytes:
@@ -222,7 +248,7 @@ def no_handle(name: bytes) -> bytes:
 
 def format_handle(handle: bytes) -> str:
     """A file handle as `type:hex`; empty for none."""
-    return f"{_HANDLE_HEAD.unpack_from(handle)[1]}:{handle[_HANDLE_HEAD.size :].hex()}" if handle else ""
+    return f"{HANDLE_HEAD.unpack_from(handle)[1]}:{handle[HANDLE_HEAD.size :].hex()}" if handle else ""
 
 
 def getdents_types(fd: int) -> set[int]:
