@@ -117,7 +117,7 @@ def open_registered(kernel: Kernel, word: Word, mounts: list[Mount]) -> Store | 
     line, of = word.line, None if word.uid == os.geteuid() else word.uid
     try:
         base = open_way(kernel, line.path, mounts, trusted_on_the_way(os.geteuid()))
-        shown = shown_of(kernel, base, line.path, mounts)
+        shown = shown_of(kernel, base, mounts)
         store = open_store(kernel, shown.fd, line.path, shown.mounted, of=of)
     except (OSError, TrashdError):
         return None

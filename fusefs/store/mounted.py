@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, Self, TypeVar
+from typing import TypeVar
 
 from fusefs.core.errors import NoBacking, NotFound, from_os
 from fusefs.core.names import STORE, Name, RelPath, printable
@@ -21,57 +21,23 @@ from fusefs.linux.mountinfo import Mount, Place, below, place_of, read_mounts, v
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 from fusefs.store.locate import Victim, open_victim, victim_in
 from fusefs.store.scope import Scope, find_mount
-from fusefs.store.sides import DIRECTORY, OUT_OF_REACH, is_shown_as
+from fusefs.store.sides import DIRECTORY, OUT_OF_REACH, Sides, is_shown_as
 
 T = TypeVar("T")
 
 
-class Shown(NamedTuple):
-    """A backing directory and the same one in a mount of ours.
-
-    fd       on the backing filesystem (O_PATH)
-    path     for people
-    mounted  in the mount (O_PATH); None if none of ours shows it
-    """
-
-    fd: Fd
-    path: bytes
-    mounted: Fd | None
-
-    def __enter__(self) -> Self:
-        """Own its fds for the block."""
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Close them."""
-        self.fd.close()
-        if self.mounted is not None:
-            self.mounted.close()
-
-    def beneath(self, kernel: Kernel, path: bytes) -> Shown:
-        """A directory beneath it, on both sides; empty for itself. Raises  OSError"""
-        fd = kernel.open_beneath(self.fd, path or b".", DIRECTORY)
-        try:
-            mounted = None if self.mounted is None else kernel.open_beneath(self.mounted, path or b".", DIRECTORY)
-        except BaseException:
-            fd.close()
-            raise
-        return Shown(fd, os.path.join(self.path, path) if path else self.path, mounted)
-
-
-def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> Shown:
-    """The backing directory of a path that a person named: that itself, unless a mount of ours is there.
+def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> Sides:
+    """The directory at a path that a person named, on both sides if a mount of ours shows it.
 
     Raises  OSError; NoBacking
     """
     mounts = read_mounts() if mounts is None else mounts
-    return shown_of(kernel, kernel.open_path(path), path, mounts)
+    return shown_of(kernel, kernel.open_path(path), mounts)
 
 
-def shown_of(kernel: Kernel, fd: Fd, path: bytes, mounts: list[Mount]) -> Shown:
-    """The same of a directory that is open (O_PATH), which becomes the result's, or is closed.
+def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> Sides:
+    """An open directory (O_PATH) on both sides, if a mount of ours shows it; takes over the fd.
 
-    path    for people
     Raises  OSError; NoBacking
     """
     with ExitStack() as owned:
@@ -79,16 +45,27 @@ def shown_of(kernel: Kernel, fd: Fd, path: bytes, mounts: list[Mount]) -> Shown:
         mount = find_mount(kernel, fd, mounts) if any(one.is_ours() for one in mounts) else None
         if mount is not None:
             real = os.readlink(b"/proc/self/fd/%d" % fd)
-            root = find_root(kernel, real, mount, mounts)
-            if root is not None:
+            found = find_root(kernel, real, mount, mounts)
+            if found is not None:
+                root, root_path = found
                 with root:
-                    return root.beneath(kernel, below(real, root.path))
+                    return _open_both(kernel, root, below(real, root_path))
         owned.pop_all()
-        return Shown(fd, path, None)
+        return Sides(fd)
 
 
-def find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> Shown | None:
-    """What a mount of ours shows that a path lies in, or the backing tree of one; its root as in that path.
+def _open_both(kernel: Kernel, root: Sides, path: bytes) -> Sides:
+    """A directory beneath what a mount shows, whatever it shows there; empty for that itself. Raises  OSError"""
+    assert root.mounted is not None
+    with ExitStack() as owned:
+        fd = owned.enter_context(kernel.open_beneath(root.fd, path or b".", DIRECTORY))
+        mounted = kernel.open_beneath(root.mounted, path or b".", DIRECTORY)
+        owned.pop_all()
+    return Sides(fd, mounted)
+
+
+def find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[Sides, bytes] | None:
+    """What a mount of ours shows that a path lies in, or the backing tree of one; its root, and that as in the path.
 
     path    a directory's, absolute and without links
     mount   what that directory is on
@@ -97,7 +74,7 @@ def find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) ->
     """
     if mount.is_ours():
         try:
-            return _open_root(kernel, mount, mounts)
+            return _open_root(kernel, mount, mounts), mount.point
         except OSError as error:
             is_dead = error.errno == errno.ENOTCONN
             raise _no_backing(mount, error.strerror or "", from_os(error, path).hint if is_dead else "") from error
@@ -109,7 +86,7 @@ def find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) ->
         with suppress(OSError, NoBacking):
             rest = below(place.path, view.backing.path)
             root = path[: len(path) - len(rest)].rstrip(b"/") if rest else path
-            return _open_root(kernel, view.mount, mounts)._replace(path=root or b"/")
+            return _open_root(kernel, view.mount, mounts), root or b"/"
     return None
 
 
@@ -153,22 +130,23 @@ def _found_in_mount(
     find: Callable[[Scope], T],
 ) -> T | None:
     """What `find` makes of a directory on both sides; it takes over the fds, unless it raises."""
-    root = find_root(kernel, real, mount, mounts)
-    if root is None:
+    shown = find_root(kernel, real, mount, mounts)
+    if shown is None:
         return None
+    root, root_path = shown
     with ExitStack() as owned:
         owned.enter_context(root)
         try:
-            above = owned.enter_context(root.beneath(kernel, below(real, root.path)))
+            above = owned.enter_context(_open_both(kernel, root, below(real, root_path)))
             assert above.mounted is not None
             if not is_shown_as(kernel.fstat(above.fd), kernel.fstat(above.mounted)):
                 raise _no_backing(mount, "it shows another directory there than its source has")
             if not _is_same(kernel, above, wanted):
                 raise NotFound(path, "its directory was moved meanwhile")
-            on, place = _place_of_root(kernel, root, mounts)
-            parent = RelPath(below(real, root.path))
+            on, place = _place_of_root(kernel, root, root_path, mounts)
+            parent = RelPath(below(real, root_path))
             found = find(
-                Scope(root.fd, root.path, place, parent, above.fd, on, tuple(mounts), root.mounted, above.mounted)
+                Scope(root.fd, root_path, place, parent, above.fd, on, tuple(mounts), root.mounted, above.mounted)
             )
         except (OSError, NoBacking):
             if mount.is_ours():
@@ -178,14 +156,14 @@ def _found_in_mount(
     return found
 
 
-def _is_same(kernel: Kernel, directory: Shown, wanted: Fd) -> bool:
+def _is_same(kernel: Kernel, directory: Sides, wanted: Fd) -> bool:
     """Whether an fd holds one of the two sides; a mount's fds are all of one superblock."""
     st = kernel.fstat(wanted)
     assert directory.mounted is not None
     return any(os.path.samestat(st, kernel.fstat(fd)) for fd in (directory.fd, directory.mounted))
 
 
-def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Shown:
+def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Sides:
     """What a mount of ours shows at its mount point, on both sides. Raises  OSError; NoBacking"""
     if mount.owner not in trusted_owners(os.geteuid()):
         raise _no_backing(mount, f"it was mounted by uid {mount.owner}")
@@ -206,7 +184,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Shown:
             except OSError as error:
                 raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
         owned.pop_all()
-        return Shown(backing, mount.point, mounted)
+        return Sides(backing, mounted)
 
 
 def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]) -> Fd:
@@ -228,7 +206,7 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
         return Fd(os.dup(backing))
 
 
-def _place_of_root(kernel: Kernel, root: Shown, mounts: list[Mount]) -> tuple[Mount, Place]:
+def _place_of_root(kernel: Kernel, root: Sides, root_path: bytes, mounts: list[Mount]) -> tuple[Mount, Place]:
     """What the backing side of a mount's root is on, and its place there.
 
     Raises  NotFound: the mount is another one by now
@@ -241,7 +219,7 @@ def _place_of_root(kernel: Kernel, root: Shown, mounts: list[Mount]) -> tuple[Mo
     for view in views(mounts, trusted_owners(os.geteuid())):
         if view.mount.mnt_id == mnt_id:
             return view.mount, view.backing  # it was given to us in a clone that is mounted nowhere
-    raise NotFound(root.path, "it was unmounted meanwhile")
+    raise NotFound(root_path, "it was unmounted meanwhile")
 
 
 def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:

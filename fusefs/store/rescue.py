@@ -43,7 +43,7 @@ from fusefs.store.find import act_on, each_folder, opened_folder
 from fusefs.store.folders import MOUNTED
 from fusefs.store.layout import FRESH, RECORD, TREE, UNMOUNT, UserFolder, is_stores_own
 from fusefs.store.listing import Entry, unreadable
-from fusefs.store.mounted import Shown, open_shown
+from fusefs.store.mounted import open_shown
 from fusefs.store.recover import may_be_alive, recover
 from fusefs.store.sides import Sides, between, open_shown_as
 from fusefs.store.visible import Visible
@@ -239,7 +239,7 @@ def _give_up(folder: UserFolder, state: State, name: Name, note: str) -> Contain
         return take_in(folder, state_fd, name, origin=None, retention_s=0, note=note)
 
 
-def _take_out(folder: UserFolder, entry: Entry, above: Shown, name: Name, to: bytes) -> tuple[bytes, ...]:
+def _take_out(folder: UserFolder, entry: Entry, above: Sides, name: Name, to: bytes) -> tuple[bytes, ...]:
     """Rename it; the first names in it. Raises  TrashdError, OSError; it is where it was then"""
     kernel, store = folder.store.kernel, folder.store
     old = os.path.basename(entry.path)
@@ -256,7 +256,7 @@ def _take_out(folder: UserFolder, entry: Entry, above: Shown, name: Name, to: by
         mounted = open_shown_as(kernel, _same_mount(kernel, store.mounted, above.mounted), upper, state_fd)
         if mounted is not None:
             owned.enter_context(mounted)
-        source, target = between(Sides(state_fd, mounted), Sides(above.fd, above.mounted))
+        source, target = between(Sides(state_fd, mounted), above)
         try:
             kernel.rename_free(source, old, target, name)
         except FileExistsError as error:
@@ -308,7 +308,7 @@ def _lock(kernel: Kernel, thing: Fd, owned: ExitStack) -> None:
 
 
 @contextmanager
-def _open_target(kernel: Kernel, to: bytes) -> Iterator[tuple[Shown, Name]]:
+def _open_target(kernel: Kernel, to: bytes) -> Iterator[tuple[Sides, Name]]:
     """The directory in which something is to get a name, and the name. Raises  TrashdError"""
     parent, name = os.path.split(to.rstrip(b"/"))
     if name in (b"", b".", b".."):
