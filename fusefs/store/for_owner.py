@@ -28,7 +28,7 @@ from fusefs.store.container import Held, dissolve, move
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.pointers import add_pointer
-from fusefs.store.sides import open_shown_as
+from fusefs.store.sides import Sides, open_shown_as
 from fusefs.store.stage import Options, identify_at, stage_as
 from fusefs.store.swap import Adopted, Swapped, swap
 from fusefs.store.verbs import into_a_store, own_folder, point_own
@@ -43,7 +43,7 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
     def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
         uid = victim.stat.st_uid
-        visible = Direct(kernel, victim.parent_fd, victim.name, victim.mounted_parent)
+        visible = Direct(kernel, victim.parent.sides, victim.name)
         with own_folder(store) as own:
             if uid == own.uid:
                 return swap(own, victim, relative, options, visible)
@@ -166,7 +166,7 @@ class _Giver:
             mounted = open_shown_as(kernel, his.store.mounted, his.way_to(State.STAGE, name), there)
             if mounted is not None:
                 owned.enter_context(mounted)
-            Direct(kernel, there, TREE, mounted).make(Move.BACK, held)
+            Direct(kernel, Sides(there, mounted), TREE).make(Move.BACK, held)
             if kernel.is_named(self._tree, held.fd, TREE):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem says 0 and does nothing
         self.taken = container

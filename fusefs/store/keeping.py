@@ -230,7 +230,7 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[Sides, Sides]:
     kernel = held.folder.store.kernel
     assert fresh is not None
     name = TREE if held.record.method is Method.EXCHANGE else FRESH
-    shown = open_shown_as(kernel, victim.mounted_parent, victim.name, victim.fd)
+    shown = open_shown_as(kernel, victim.parent.sides.mounted, victim.name, victim.fd)
     inside = open_shown_as(kernel, held.folder.store.mounted, join(held.way(), name), fresh)
     for fd in (shown, inside):
         if fd is not None:

@@ -7,65 +7,31 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from fusefs.core.errors import IsMountPoint, NoStore, TrashdError, Untrusted, from_os
 from fusefs.core.names import STORE, Name, RelPath, join
 from fusefs.core.record import Staying
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, Place, place_below, read_mounts
+from fusefs.linux.mountinfo import Place, place_below, read_mounts
 from fusefs.store.layout import Store, open_store
 from fusefs.store.scope import Scope, mount_of, plain_scope, real_path, split_typed
-from fusefs.store.sides import Sides
-
-
-class Located(Protocol):
-    """What stores are looked for: something in a directory, which is the lowest that could hold one."""
-
-    @property
-    def root_fd(self) -> Fd: ...
-
-    @property
-    def root_path(self) -> bytes: ...
-
-    @property
-    def parent(self) -> RelPath: ...
-
-    @property
-    def mounted_root(self) -> Fd | None: ...
-
-    def path(self) -> bytes: ...
+from fusefs.store.sides import wholly_beneath
 
 
 class Victim(NamedTuple):
     """What a person named, opened: always on the backing filesystem, if it is seen through a mount of ours.
 
-    root_fd         the highest directory of its mount that we reach, or what a mount of ours shows; nothing below it
-                    is opened by path
-    root_path       that directory's path, for people
-    root_place      where it is in its filesystem
-    parent          its parent, relative to `root_fd`; empty if it is that directory
-    parent_fd       the parent (O_PATH)
-    fd              itself (O_PATH): as long as it is open, its inode number means it and nothing else
-    mount           what it is on
-    mounted_root    the root as a mount of ours shows it (O_PATH); None where none does
-    mounted_parent  the same for the parent
-    staying         what of it stays in view when it is swapped; None for nothing
+    parent   the directory that it is in
+    fd       itself (O_PATH): as long as it is open, its inode number means it and nothing else
+    staying  what of it stays in view when it is swapped; None for nothing
     """
 
-    root_fd: Fd
-    root_path: bytes
-    root_place: Place
-    parent: RelPath
-    parent_fd: Fd
+    parent: Scope
     name: Name
     fd: Fd
     stat: os.stat_result
-    mount: Mount
-    mounts: tuple[Mount, ...]
-    mounted_root: Fd | None = None
-    mounted_parent: Fd | None = None
     staying: Staying | None = None
 
     def __enter__(self) -> Self:
@@ -74,17 +40,16 @@ class Victim(NamedTuple):
 
     def __exit__(self, *_error: object) -> None:
         """Close them."""
-        for fd in (self.root_fd, self.parent_fd, self.fd, self.mounted_root, self.mounted_parent):
-            if fd is not None:
-                fd.close()
+        with self.parent:
+            self.fd.close()
 
     def path(self) -> bytes:
         """Its path, links resolved."""
-        return os.path.join(self.root_path, self.parent, self.name)
+        return os.path.join(self.parent.root_path, self.parent.relative, self.name)
 
     def place(self) -> Place:
         """Where it is in its filesystem, whatever namespace one looks from."""
-        return place_below(self.root_place, join(self.parent, self.name))
+        return place_below(self.parent.root_place, join(self.parent.relative, self.name))
 
     def is_directory(self) -> bool:
         """Whether it is a directory; a link to one is not."""
@@ -119,26 +84,13 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
 
 def victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
     """The victim that has a name in a directory; takes over its fds, unless it raises as `open_victim`."""
-    fd = open_victim(kernel, scope.parent_fd, name, path)
+    fd = open_victim(kernel, scope.sides.fd, name, path)
     try:
         seen = kernel.fstat(fd)
     except BaseException:
         fd.close()
         raise
-    return Victim(
-        scope.root_fd,
-        scope.root_path,
-        scope.root_place,
-        scope.parent,
-        scope.parent_fd,
-        name,
-        fd,
-        seen,
-        scope.mount,
-        scope.mounts,
-        scope.mounted_root,
-        scope.mounted_parent,
-    )
+    return Victim(scope, name, fd, seen)
 
 
 def open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
@@ -151,19 +103,19 @@ def open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
         raise
 
 
-def ancestors(victim: Located) -> Iterator[tuple[RelPath, bytes]]:
-    """The directories that could hold the victim's store, highest first: relative and full path."""
-    yield RelPath(b""), victim.root_path
-    names = victim.parent.split(b"/") if victim.parent else []
+def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
+    """The directories that could hold the store of what is in a directory, highest first: relative and full path."""
+    yield RelPath(b""), scope.root_path
+    names = scope.relative.split(b"/") if scope.relative else []
     for count in range(1, len(names) + 1):
         path = RelPath(b"/".join(names[:count]))
-        yield path, os.path.join(victim.root_path, path)
+        yield path, os.path.join(scope.root_path, path)
 
 
-def existing_stores(kernel: Kernel, victim: Located, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
-    """The trusted stores among the victim's ancestors, highest first; whoever takes one closes it."""
-    for relative, path in ancestors(victim):
-        base = open_ancestor(kernel, victim, relative)
+def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
+    """The trusted stores among those directories, highest first; whoever takes one closes it."""
+    for relative, path in ancestors(scope):
+        base = wholly_beneath(kernel, scope.root, relative)
         try:
             store = open_store(kernel, base.fd, path, base.mounted)
         except Untrusted as error:
@@ -171,15 +123,6 @@ def existing_stores(kernel: Kernel, victim: Located, untrusted: list[Untrusted])
             continue
         if store is not None:
             yield relative, store
-
-
-def open_ancestor(kernel: Kernel, victim: Located, relative: RelPath) -> Sides:
-    """One of the directories above the victim. Raises  OSError ESTALE if its mount shows another one there"""
-    base = Sides(victim.root_fd, victim.mounted_root).beneath(kernel, relative)
-    if victim.mounted_root is not None and base.mounted is None:
-        base.fd.close()
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), relative)
-    return base
 
 
 class Offered(NamedTuple):
@@ -193,23 +136,25 @@ class Offered(NamedTuple):
     is_made: bool
 
 
-def stores_for(kernel: Kernel, victim: Located) -> Iterator[Offered]:
-    """The stores to try, best first: those that are there, then those that we may make; highest first in both.
+def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]:
+    """The stores to try for something in a directory, or for all that is in it, best first: those that are there, then
+    those that we may make; highest first in both.
 
+    wanted  the path of what a store is wanted for, for people
     Whoever asks for the next one says that the last could not take it: one that was made for it goes again.
     Raises  NoStore, or what making the last one met, after the last
     """
     untrusted: list[Untrusted] = []
     bases = set()
-    for relative, store in existing_stores(kernel, victim, untrusted):
+    for relative, store in existing_stores(kernel, scope, untrusted):
         bases.add(relative)
         yield Offered(relative, store, is_made=False)
-    last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
-    for relative, path in ancestors(victim):
+    last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
+    for relative, path in ancestors(scope):
         if relative in bases:
             continue
         try:
-            made = _make_missing(kernel, victim, relative, path)
+            made = _make_missing(kernel, scope, relative, path)
         except Untrusted as error:
             last = error
         except PermissionError:
@@ -217,14 +162,14 @@ def stores_for(kernel: Kernel, victim: Located) -> Iterator[Offered]:
         else:
             if made is not None:
                 yield Offered(relative, made, is_made=True)
-                unmake_at(kernel, victim, relative)
+                unmake_at(kernel, scope, relative)
     raise last
 
 
-def _make_missing(kernel: Kernel, victim: Located, relative: RelPath, path: bytes) -> Store | None:
+def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:
     """A new store at an ancestor; None if there is somebody else's: not to be trusted, not to be made again."""
     with ExitStack() as owned:
-        base = owned.enter_context(open_ancestor(kernel, victim, relative))
+        base = owned.enter_context(wholly_beneath(kernel, scope.root, relative))
         try:
             kernel.stat(base.fd, STORE)
         except FileNotFoundError:
@@ -238,9 +183,9 @@ def _make_missing(kernel: Kernel, victim: Located, relative: RelPath, path: byte
     return None
 
 
-def unmake_at(kernel: Kernel, victim: Located, relative: RelPath) -> None:
+def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath) -> None:
     """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
     from fusefs.store.unmake import unmake_store
 
-    with suppress(OSError, TrashdError), open_ancestor(kernel, victim, relative) as base:
-        unmake_store(kernel, base, os.path.join(victim.root_path, relative))
+    with suppress(OSError, TrashdError), wholly_beneath(kernel, scope.root, relative) as base:
+        unmake_store(kernel, base, os.path.join(scope.root_path, relative))

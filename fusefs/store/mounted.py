@@ -104,9 +104,9 @@ def find_mounted(
         found = victim_in(kernel, scope, name, path)
         with ExitStack() as owned:
             owned.enter_context(found.fd)
-            assert scope.mounted_parent is not None
+            assert scope.sides.mounted is not None
             # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
-            open_victim(kernel, scope.mounted_parent, name, path).close()
+            open_victim(kernel, scope.sides.mounted, name, path).close()
             owned.pop_all()
         return found
 
@@ -144,10 +144,8 @@ def _found_in_mount(
             if not _is_same(kernel, above, wanted):
                 raise NotFound(path, "its directory was moved meanwhile")
             on, place = _place_of_root(kernel, root, root_path, mounts)
-            parent = RelPath(below(real, root_path))
-            found = find(
-                Scope(root.fd, root_path, place, parent, above.fd, on, tuple(mounts), root.mounted, above.mounted)
-            )
+            relative = RelPath(below(real, root_path))
+            found = find(Scope(root, root_path, place, relative, above, on, tuple(mounts)))
         except (OSError, NoBacking):
             if mount.is_ours():
                 raise

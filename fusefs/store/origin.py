@@ -63,7 +63,7 @@ class Origin:
         # Not opened before it is needed: to look at what needs no repair there, nobody waits for a mount's daemon.
         mounted = open_shown_as(self._kernel, self._held.folder.store.mounted, self._upper, self.parent_fd)
         try:
-            yield Direct(self._kernel, self.parent_fd, self.name, mounted)
+            yield Direct(self._kernel, Sides(self.parent_fd, mounted), self.name)
         finally:
             if mounted is not None:
                 mounted.close()

@@ -63,8 +63,8 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
         holders = {holder.pid for held in holders_of([victim.path()]) for holder in held.holders}
         return Preflight(
             path=victim.path(),
-            filesystem=_type(victim.mount),
-            mount_point=victim.mount.point,
+            filesystem=_type(victim.parent.mount),
+            mount_point=victim.parent.mount.point,
             store=found.path,
             exists=found.exists,
             method="unknown" if found.volume is None else "exchange" if found.volume.exchange else "two-rename",

@@ -29,7 +29,8 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
         yield from _mounted(victim)
         if holds_store(kernel, victim.fd, b""):
             yield IsStore(os.path.join(victim.path(), STORE), "move that store's orphans back or reap them first")
-        for lower in stores_below(kernel, victim.root_fd, victim.root_path, join(victim.parent, victim.name)):
+        above = victim.parent
+        for lower in stores_below(kernel, above.root.fd, above.root_path, join(above.relative, victim.name)):
             yield _holds(os.path.join(victim.path(), lower))
 
 
@@ -39,9 +40,9 @@ def _holds(directory: bytes) -> IsStore:
 
 
 def _mounted(victim: Victim) -> Iterator[TrashdError]:
-    here = _places(victim.place(), victim.mounts)
+    here = _places(victim.place(), victim.parent.mounts)
     for place in here:
-        for mount in mounts_inside(place, victim.mounts):
+        for mount in mounts_inside(place, victim.parent.mounts):
             yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
     # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root
     # may look into others' namespaces; for users the kernel's own check of this namespace has to do.

@@ -373,7 +373,7 @@ def restore_inside(claim: Claim, inside: RelPath, elsewhere: Destination | None)
                 assert isinstance(names, Direct)
             else:
                 target = stack.enter_context(way_back(kernel, held, tree, parents))
-                names = Direct(kernel, target.fd, name, target.mounted)
+                names = Direct(kernel, target, name)
             if loan(kernel.fstat(thing)) is not None:
                 # A loan needs a record of it, and a record has room for its tree's alone.
                 raise NotPermitted(path, f"moving it needs write permission on it: chmod u+w {_there(held, inside)}")

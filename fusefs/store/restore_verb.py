@@ -57,7 +57,7 @@ def restore_by_id(
     except OSError as error:
         raise from_os(error, to) from error
     with above:
-        visible = Direct(kernel, above.fd, Name(name), above.mounted)
+        visible = Direct(kernel, above, Name(name))
         body = partial(_elsewhere, entry, within, to, above.fd)
         return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible), to)
 

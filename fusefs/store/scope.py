@@ -19,26 +19,23 @@ from fusefs.store.sides import DIRECTORY, Sides
 class Scope(NamedTuple):
     """A directory whose entries something is done to, opened; on the backing filesystem, if a mount of ours shows it.
 
-    root_fd         the highest directory of its mount that we reach, or what a mount of ours shows; nothing below it
-                    is opened by path
-    root_path       that directory's path, for people
-    root_place      where it is in its filesystem
-    parent          the directory itself, relative to `root_fd`; empty if it is that directory
-    parent_fd       the directory itself (O_PATH)
-    mount           what it is on
-    mounted_root    the root as a mount of ours shows it (O_PATH); None where none does
-    mounted_parent  the same for the directory itself
+    root        the highest directory of its mount that we reach, or what a mount of ours shows; nothing below it is
+                opened by path
+    root_path   that directory's path, for people
+    root_place  where it is in its filesystem
+    relative    the directory itself, relative to `root`; empty if it is that directory
+    sides       the directory itself
+    mount       what it is on
+    mounts      all that we saw when it was opened
     """
 
-    root_fd: Fd
+    root: Sides
     root_path: bytes
     root_place: Place
-    parent: RelPath
-    parent_fd: Fd
+    relative: RelPath
+    sides: Sides
     mount: Mount
     mounts: tuple[Mount, ...]
-    mounted_root: Fd | None = None
-    mounted_parent: Fd | None = None
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -46,21 +43,16 @@ class Scope(NamedTuple):
 
     def __exit__(self, *_error: object) -> None:
         """Close them."""
-        for fd in (self.root_fd, self.parent_fd, self.mounted_root, self.mounted_parent):
-            if fd is not None:
-                fd.close()
+        with self.root, self.sides:
+            pass
 
     def path(self) -> bytes:
         """Its path, links resolved."""
-        return os.path.join(self.root_path, self.parent) if self.parent else self.root_path
+        return os.path.join(self.root_path, self.relative) if self.relative else self.root_path
 
     def place(self) -> Place:
         """Where it is in its filesystem, whatever namespace one looks from."""
-        return place_below(self.root_place, self.parent)
-
-    def sides(self) -> Sides:
-        """It on both sides, whose fds stay this one's."""
-        return Sides(self.parent_fd, self.mounted_parent)
+        return place_below(self.root_place, self.relative)
 
 
 def find_scope(kernel: Kernel, path: bytes) -> Scope:
@@ -116,12 +108,13 @@ def plain_scope(kernel: Kernel, wanted: Fd, typed: bytes, real: bytes, mount: Mo
     with ExitStack() as owned:
         root_fd, root_path = _open_root(kernel, mount, real)
         owned.enter_context(root_fd)
-        parent = RelPath(below(real, root_path))
-        fd = owned.enter_context(kernel.open_beneath(root_fd, parent or b".", DIRECTORY))
+        relative = RelPath(below(real, root_path))
+        fd = owned.enter_context(kernel.open_beneath(root_fd, relative or b".", DIRECTORY))
         if not os.path.samestat(kernel.fstat(wanted), kernel.fstat(fd)):
             raise NotFound(typed, "its directory was moved meanwhile")
         owned.pop_all()
-    return Scope(root_fd, root_path, place_of(root_path, mount), parent, fd, mount, tuple(mounts))
+    root_place = place_of(root_path, mount)
+    return Scope(Sides(root_fd), root_path, root_place, relative, Sides(fd), mount, tuple(mounts))
 
 
 def split_typed(path: bytes) -> tuple[bytes, Name]:

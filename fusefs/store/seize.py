@@ -24,7 +24,8 @@ from fusefs.store.layout import RECORD, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.passed_over import not_proven
 from fusefs.store.remove import remove
-from fusefs.store.scope import mount_of
+from fusefs.store.scope import Scope, mount_of
+from fusefs.store.sides import Sides
 from fusefs.store.stage import Options, Taken
 from fusefs.store.swap import Swapped
 from fusefs.store.verbs import explain
@@ -66,7 +67,7 @@ def seize(
         try:
             # It looks again after the rename: what was put to the name meanwhile is given back.
             options = Options(retention_s, note, taken=_taken(kernel, fd, folder.uid))
-            return remove(own, victim, victim.parent, options, Direct(kernel, parent, name))
+            return remove(own, victim, victim.parent.relative, options, Direct(kernel, victim.parent.sides, name))
         except OSError as error:
             raise explain(error, victim) from error
 
@@ -97,4 +98,5 @@ def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
     mount = mount_of(kernel, fd, mounts, store.base_path)
     relative = RelPath(join(folder.way(), _QUARANTINE))
     place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base_fd), mount)
-    return Victim(store.base_fd, store.base_path, place, relative, parent, name, fd, st, mount, tuple(mounts))
+    above = Scope(Sides(store.base_fd), store.base_path, place, relative, Sides(parent), mount, tuple(mounts))
+    return Victim(above, name, fd, st)

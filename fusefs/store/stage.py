@@ -220,7 +220,7 @@ def _record(
         volume=folder.store.volume.id,
         method=method,
         origin=join(relative, victim.name),
-        parent=kernel.identify(victim.parent_fd),
+        parent=kernel.identify(victim.parent.sides.fd),
         fresh=None if fresh is None else _known(kernel, fresh),
         victim=kernel.identify(victim.fd),
         host=host_id(),

@@ -33,7 +33,7 @@ from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
 from fusefs.store.scope import Scope
-from fusefs.store.sides import DIRECTORY, READABLE, Sides
+from fusefs.store.sides import DIRECTORY, READABLE, Sides, check_wholly
 from fusefs.store.stage import Options, Staged, stage_as
 from fusefs.store.verbs import own_folder, point_to, volume_to_tell
 
@@ -60,7 +60,7 @@ class Basket(NamedTuple):
         upper   path of the directory in the one that is swept
         Raises  OSError: ENOENT if that directory is not there any more
         """
-        return ways.into(self.tree).wholly(upper, partial(self._make_way, ways.into(Sides(self.scope.parent_fd))))
+        return ways.into(self.tree).wholly(upper, partial(self._make_way, ways.into(Sides(self.scope.sides.fd))))
 
     def _make_way(self, models: Anchors, above: Sides, way: bytes, missing: bytes) -> None:
         kernel = self.held.folder.store.kernel
@@ -106,7 +106,7 @@ def open_basket(kernel: Kernel, scope: Scope, options: Options) -> Iterator[Bask
         try:
             basket = _open_first(kernel, scope, options, owned)
         except OSError as error:
-            if error.errno == errno.ESTALE and scope.mounted_root is not None:
+            if error.errno == errno.ESTALE and scope.root.mounted is not None:
                 raise NoBacking(scope.root_path + b": it shows another directory than its source") from error
             raise from_os(error, scope.path()) from error
         yield basket
@@ -115,7 +115,7 @@ def open_basket(kernel: Kernel, scope: Scope, options: Options) -> Iterator[Bask
 def _open_first(kernel: Kernel, scope: Scope, options: Options, owned: ExitStack) -> Basket:
     crossed = False
     try:
-        for relative, store, is_made in stores_for(kernel, scope):
+        for relative, store, is_made in stores_for(kernel, scope, scope.path()):
             with ExitStack() as opened:
                 opened.enter_context(store)
                 if relative:
@@ -154,13 +154,13 @@ def _open(
     owned: ExitStack,
 ) -> Basket | None:
     """The container in one store; None if nothing can be renamed into it from there."""
-    origin = RelPath(below(scope.parent, relative))
+    origin = RelPath(below(scope.relative, relative))
     name = os.path.basename(scope.path())
     draft = partial(_record, folder, scope, origin, options)
     staged = owned.enter_context(stage_as(folder, name, Method.SWEEP, draft))
     assert staged.fresh is not None
     try:
-        wanted = _likeness_of(kernel, scope.parent_fd)
+        wanted = _likeness_of(kernel, scope.sides.fd)
         if wanted is not None:
             apply_likeness(kernel, staged.fresh, wanted)
         if not _can_take(kernel, scope, staged.held):
@@ -183,7 +183,7 @@ def _record(
         volume=folder.store.volume.id,
         method=Method.SWEEP,
         origin=origin,
-        parent=kernel.identify(scope.parent_fd),
+        parent=kernel.identify(scope.sides.fd),
         fresh=None,
         victim=kernel.identify(tree),
         host=host_id(),
@@ -204,13 +204,9 @@ def _discard(staged: Staged) -> None:
 
 def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> Sides:
     """The container's tree, on both sides if the directory that is swept is. Raises  OSError ESTALE if it can't be"""
-    if scope.mounted_parent is None:
+    if scope.sides.mounted is None:
         return Sides(kernel.open_beneath(staged.held.fd, TREE, DIRECTORY))
-    tree = open_inside(staged.held, TREE)
-    if tree.mounted is None:
-        tree.fd.close()
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), scope.path())
-    return tree
+    return check_wholly(scope.sides, open_inside(staged.held, TREE), scope.path())
 
 
 def _likeness_of(kernel: Kernel, model: Fd) -> Likeness | None:
@@ -236,7 +232,7 @@ def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:
     Where that can't be tried, the first renames will tell.
     """
     try:
-        with kernel.create_unnamed(scope.parent_fd) as probe:
+        with kernel.create_unnamed(scope.sides.fd) as probe:
             kernel.link_unnamed(probe, held.fd, RECORD_NEW)
             kernel.unlink(held.fd, RECORD_NEW)
     except OSError as error:

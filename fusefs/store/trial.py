@@ -19,9 +19,9 @@ from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
 from fusefs.linux.likeness import Difference, Likeness, apply_likeness, differences, is_frozen, read_likeness
 from fusefs.store.folders import open_user, why_not
 from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
-from fusefs.store.locate import Victim, ancestors, existing_stores, open_ancestor
+from fusefs.store.locate import Victim, ancestors, existing_stores
 from fusefs.store.reserve import is_stocked
-from fusefs.store.sides import FULL
+from fusefs.store.sides import FULL, wholly_beneath
 from fusefs.store.verbs import explain
 from fusefs.store.visible import NO_EXCHANGE
 from fusefs.store.volume import unfinished
@@ -55,7 +55,7 @@ def try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> Found:
     untrusted: list[Untrusted] = []
     bases = set()
     crossed: Found | None = None
-    for relative, store in existing_stores(kernel, victim, untrusted):
+    for relative, store in existing_stores(kernel, victim.parent, untrusted):
         bases.add(relative)
         with store:
             there = Found(os.path.join(store.base_path, STORE), True, store.volume)
@@ -69,7 +69,7 @@ def try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> Found:
                     return there._replace(error=_told(error, victim))
                 crossed = there
     last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
-    for relative, path in ancestors(victim):
+    for relative, path in ancestors(victim.parent):
         if relative in bases:
             continue
         there = Found(os.path.join(path, STORE), False, None)
@@ -89,7 +89,7 @@ def try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> Found:
 
 def first_store(kernel: Kernel, victim: Victim) -> Found:
     """The store that would be tried first, of those that are there; nothing is tried."""
-    for _relative, store in existing_stores(kernel, victim, []):
+    for _relative, store in existing_stores(kernel, victim.parent, []):
         with store:
             return Found(os.path.join(store.base_path, STORE), True, store.volume)
     return Found(None, False, None)
@@ -110,7 +110,7 @@ def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: Found,
     Raises  OSError as making it is refused
     """
     with ExitStack() as owned:
-        base = owned.enter_context(open_ancestor(kernel, victim, relative))
+        base = owned.enter_context(wholly_beneath(kernel, victim.parent.root, relative))
         try:
             kernel.stat(base.fd, STORE)
         except FileNotFoundError:
@@ -195,7 +195,7 @@ def _try_way(
         wanted = _likeness(kernel, victim)
         lacking = () if wanted is None else _try_likeness(kernel, victim, made, wanted, unlike=unlike)
     _refuse_unmovable(victim)
-    parent = victim.parent_fd
+    parent = victim.parent.sides.fd
     with (
         _same_times(kernel, parent),
         _made(kernel, fresh, room, (parent, beside)) as made,
@@ -266,8 +266,9 @@ def told(lacking: tuple[Difference, ...]) -> list[str]:
 
 def _refuse_unmovable(victim: Victim) -> None:
     """Raise NotPermitted if the victim may not be moved: what a look at modes and flags tells."""
-    uid, parent, own = os.geteuid(), b"/proc/self/fd/%d" % victim.parent_fd, b"/proc/self/fd/%d" % victim.fd
-    if is_frozen(victim.fd) or is_frozen(victim.parent_fd):
+    uid, parent_fd = os.geteuid(), victim.parent.sides.fd
+    parent, own = b"/proc/self/fd/%d" % parent_fd, b"/proc/self/fd/%d" % victim.fd
+    if is_frozen(victim.fd) or is_frozen(parent_fd):
         raise explain(PermissionError(errno.EPERM, os.strerror(errno.EPERM)), victim)
     if not os.access(parent, _WRITE_SEARCH, effective_ids=True):
         raise NotPermitted(victim.path(), "you may not write in its parent directory")
@@ -287,14 +288,15 @@ def _try_lower_layer(kernel: Kernel, victim: Victim, filled: Name, fd: Fd) -> No
     Raises  OSError EXDEV
     Source  fs/overlayfs/dir.c, ovl_rename
     """
+    parent = victim.parent.sides.fd
     kernel.mkdir(fd, _INSIDE)
     try:
-        kernel.rename(victim.parent_fd, victim.name, victim.parent_fd, filled)
+        kernel.rename(parent, victim.name, parent, filled)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     else:  # somebody put an empty one there at that moment
-        kernel.rename_free(victim.parent_fd, filled, victim.parent_fd, victim.name)
+        kernel.rename_free(parent, filled, parent, victim.name)
     finally:
         kernel.rmdir(fd, _INSIDE)
 

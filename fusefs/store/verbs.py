@@ -14,10 +14,11 @@ from fusefs.linux.likeness import is_frozen
 from fusefs.linux.mountinfo import Mount, below
 from fusefs.store.folders import NOT_MADE, open_user
 from fusefs.store.layout import Store, UserFolder
-from fusefs.store.locate import Located, Victim, existing_stores, find_victim, stores_for
+from fusefs.store.locate import Victim, existing_stores, find_victim, stores_for
 from fusefs.store.made import way_out
 from fusefs.store.refuse import refusals
 from fusefs.store.registry import is_remembered, place_of_store, remember
+from fusefs.store.scope import Scope
 from fusefs.store.stage import Options, restock
 from fusefs.store.swap import Swapped, swap
 from fusefs.store.visible import Direct, Visible
@@ -50,7 +51,7 @@ def _own(
 ) -> Transact:
     def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
         with own_folder(store) as folder:
-            visible = Direct(store.kernel, victim.parent_fd, victim.name, victim.mounted_parent)
+            visible = Direct(store.kernel, victim.parent.sides, victim.name)
             return transaction(folder, victim, relative, options, visible)
 
     return transact
@@ -97,18 +98,18 @@ def into_a_store(
 def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, point: Point) -> Swapped:
     crossed = False
     try:
-        for relative, store, _is_made in stores_for(kernel, victim):
+        for relative, store, _is_made in stores_for(kernel, victim.parent, victim.path()):
             with store:
                 try:
                     if relative:
-                        point_to(kernel, victim, relative, lambda upper, lower: point(upper, victim, lower))
-                    done = transact(store, victim, RelPath(below(victim.parent, relative)))
+                        point_to(kernel, victim.parent, relative, lambda upper, lower: point(upper, victim, lower))
+                    done = transact(store, victim, RelPath(below(victim.parent.relative, relative)))
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise
                     crossed = True
                 else:
-                    volume = volume_to_tell(store, victim.mounts)
+                    volume = volume_to_tell(store, victim.parent.mounts)
                     return done._replace(volume=volume, unnoted=_unnoted(store, volume))
     except NoStore as error:
         if not crossed:
@@ -163,9 +164,9 @@ def own_folder(store: Store) -> UserFolder:
     return folder
 
 
-def point_to(kernel: Kernel, victim: Located, relative: RelPath, leave: Callable[[Store, RelPath], None]) -> None:
+def point_to(kernel: Kernel, scope: Scope, relative: RelPath, leave: Callable[[Store, RelPath], None]) -> None:
     """Leave a pointer to a lower store in the user's folder of the highest one, before the lower one is used."""
-    for upper, store in existing_stores(kernel, victim, []):
+    for upper, store in existing_stores(kernel, scope, []):
         with store:
             if upper != relative and len(upper) < len(relative):
                 leave(store, RelPath(below(relative, upper)))
@@ -175,10 +176,10 @@ def point_to(kernel: Kernel, victim: Located, relative: RelPath, leave: Callable
 def explain(error: OSError, victim: Victim) -> TrashdError:
     """The error for a person, with the reason where the kernel's word hides it."""
     if error.errno in (errno.EPERM, errno.EACCES):
-        for fd, what in ((victim.fd, "it"), (victim.parent_fd, "the directory that it is in")):
+        for fd, what in ((victim.fd, "it"), (victim.parent.sides.fd, "the directory that it is in")):
             if is_frozen(fd):
                 hint = f"{what} is immutable or append-only (lsattr -d); chattr -ia first, as root"
                 return NotPermitted(victim.path(), hint)
-    if error.errno == errno.ESTALE and victim.mounted_root is not None:
-        return NoBacking(victim.root_path + b": it shows another directory than its source")
+    if error.errno == errno.ESTALE and victim.parent.root.mounted is not None:
+        return NoBacking(victim.parent.root_path + b": it shows another directory than its source")
     return from_os(error, victim.path())

@@ -16,7 +16,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import Held
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.sides import DIRECTORY, is_shown_as, patiently, refresh
+from fusefs.store.sides import DIRECTORY, Sides, is_shown_as, patiently, refresh
 
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
 """What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
@@ -48,19 +48,18 @@ class Visible(Protocol):
 
 
 class Direct:
-    """By our own authority, with the fd of the parent.
+    """By our own authority, with the parent opened.
 
     Where a mount of ours shows both the parent and the store, the renames are done on the mount's names: the kernel
     then moves its own dentries along, and the mount's clients see it at once. What is looked at, here or to verify,
     is on the backing filesystem.
     """
 
-    def __init__(self, kernel: Kernel, parent_fd: Fd, name: Name, mounted: Fd | None = None) -> None:
-        """parent_fd, mounted: the parent on the backing filesystem and in a mount of ours; open as long as this is."""
+    def __init__(self, kernel: Kernel, parent: Sides, name: Name) -> None:
+        """parent: open as long as this is."""
         self._kernel = kernel
-        self._parent_fd = parent_fd
+        self._parent_fd, self._mounted = parent
         self._name = name
-        self._mounted = mounted
 
     def make(self, move: Move, held: Held) -> None:
         """See Visible; ESTALE if the mount shows another container."""

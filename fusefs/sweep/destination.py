@@ -39,11 +39,11 @@ class Destination:
     def __init__(self, kernel: Kernel, top: Top, scope: Scope, *, flat: bool) -> None:
         self._kernel = kernel
         self._top = top
-        self._root = Sides(scope.sides().names())
+        self._root = Sides(scope.sides.names())
         self._flat = flat
         self.path = scope.path()
-        self.identified = identify(kernel, scope.parent_fd)
-        self.is_distant = _is_distant(kernel, top.sides, scope.sides())
+        self.identified = identify(kernel, scope.sides.fd)
+        self.is_distant = _is_distant(kernel, top.sides, scope.sides)
         # A tree kept below a directory that the swept one is in may lead back into that.
         self._way_back = b"" if flat or not is_inside(top.path, self.path) else below(top.path, self.path)
 
@@ -89,7 +89,7 @@ def open_destination(kernel: Kernel, top: Top, path: bytes, *, flat: bool, copie
     """
     with _found(kernel, path) as scope:
         _refuse_others_way(kernel, scope, path)
-        if os.path.samestat(kernel.fstat(scope.parent_fd), kernel.fstat(top.sides.fd)):
+        if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise UsageError("--move-to is the swept directory itself")
         try:
             destination = Destination(kernel, top, scope, flat=flat)
@@ -111,7 +111,7 @@ def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
     """Whoever can put a link on the way would choose for us where things go. Raises  Refused, NotFound"""
     with found_directory(kernel, path, scope.mounts) as found:
         seen = kernel.fstat(found.fd)
-        if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides()):
+        if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides):
             raise NotFound(path, "its directory was moved meanwhile")
 
 

@@ -161,7 +161,7 @@ def _carry_out(
 
 def _check_holds_none(kernel: Kernel, scope: Scope, ways: Mapping[bytes, frozenset[Identified]]) -> None:
     """No purge lists lie in a directory, by whatever path. Raises  Refused: they would be taken, or told of"""
-    for side in scope.sides():
+    for side in scope.sides:
         here = None if side is None else identify(kernel, side)
         for path, way in ways.items():
             if here in way:
@@ -182,7 +182,7 @@ class _Rule:
         self._scope = scope
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
         # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
-        here = identify(kernel, scope.sides().names())
+        here = identify(kernel, scope.sides.names())
         self._request = Request(found.path, rule.selection, _act(rule), most=rule.most, inode=here)
 
     def entries(self) -> Swept:
@@ -203,7 +203,7 @@ class _Rule:
     def units(self) -> Swept:
         """Each of the directory's own entries as a whole."""
         assert self._rule.age is not None
-        sides, age, stops = self._scope.sides(), self._rule.age, self._how.wishes.stops
+        sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
         with open_quietly(self._kernel, sides.fd, b".") as fd:
             why = Keepers(holds=self._how.runs).spares(self._kernel, Sides(fd, sides.mounted), b"")
             if why is not None:

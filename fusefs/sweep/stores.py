@@ -19,7 +19,7 @@ def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
     Raises  what `find_scope` does
     """
     with find_scope(kernel, directory) as scope:
-        return frozenset(stores_below(kernel, scope.root_fd, scope.root_path, scope.parent))
+        return frozenset(stores_below(kernel, scope.root.fd, scope.root_path, scope.relative))
 
 
 def without_stores(

@@ -24,7 +24,7 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
             somebody else can change would lead root wherever he likes
     """
     with find_scope(kernel, directory) as scope:
-        sides = scope.sides()
+        sides = scope.sides
         if inode is not None:
             is_it = inode == identify(kernel, sides.names())
         elif os.geteuid() == 0:

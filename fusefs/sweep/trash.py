@@ -30,7 +30,7 @@ def open_trash(kernel: Kernel, top: Top, to: ToTrash) -> Iterator[Action]:
     Raises  TrashdError; nothing is left behind then
     """
     with find_scope(kernel, top.path) as scope:
-        if not os.path.samestat(kernel.fstat(scope.parent_fd), kernel.fstat(top.sides.fd)):
+        if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise NotFound(top.path, "it was moved meanwhile")
         with open_basket(kernel, scope, to.options or Options()) as basket:
             yield _Trash(basket, noted_stores(kernel, top.path))

@@ -80,5 +80,5 @@ def test_mounts_root_is_swept(mount: Mounted, job: Path) -> None:
 def test_directory_has_both_sides_whichever_path_was_typed(mount: Mounted, job: Path) -> None:
     for path in both(mount, job):
         with find_scope(Kernel(), raw(path)) as scope:
-            assert scope.mounted_parent is not None
-            assert os.fstat(scope.parent_fd).st_dev == (mount.backing / "job").stat().st_dev
+            assert scope.sides.mounted is not None
+            assert os.fstat(scope.sides.fd).st_dev == (mount.backing / "job").stat().st_dev

@@ -40,7 +40,7 @@ def gather(
     refused: list[tuple[str, int]] = []
     n_done = 0
     with find_scope(kernel, raw(directory)) as scope:
-        top = Top(scope.path(), scope.sides())
+        top = Top(scope.path(), scope.sides)
         with open_trash(kernel, top, ToTrash(options)) as action:
             for upper, paths in groupby(names, os.path.dirname):
                 wanted = [os.path.basename(path) for path in paths]
@@ -55,7 +55,7 @@ def take(kernel: Kernel, scope: Scope, action: Action, upper: bytes, names: list
     """Let an action take names of one directory; what it refused."""
     refused: list[tuple[str, int]] = []
     try:
-        sides = scope.sides().beneath(kernel, upper)
+        sides = scope.sides.beneath(kernel, upper)
     except FileNotFoundError:
         return [(name, errno.ENOENT) for name in names]
     with sides, kernel.open_dir(sides.fd) as readable, Ways(kernel) as ways:

@@ -45,7 +45,7 @@ def move(
     found: Refusals = {}
     with ExitStack() as owned:
         scope = owned.enter_context(find_scope(kernel, os.fsencode(source)))
-        top = Top(scope.path(), scope.sides())
+        top = Top(scope.path(), scope.sides)
         ways = owned.enter_context(Ways(kernel))
         action = owned.enter_context(open_move(kernel, top, to))
         for upper, names in [("", _dirs(source))] if whole else _walk(source, action):

@@ -30,8 +30,8 @@ def job(volume: Path) -> Path:
 
 def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job: Path) -> None:
     kernel = Kernel()
-    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides()), ToTrash()) as action:
-        with scope.sides().beneath(kernel, b"sub/deep") as sides:
+    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides), ToTrash()) as action:
+        with scope.sides.beneath(kernel, b"sub/deep") as sides:
             os.rename(job / "sub", volume / "outside")
             taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False, Ways(kernel)), ["c.log"])
         assert list(taken.refused) == [("c.log", errno.ENOENT)]
@@ -41,10 +41,10 @@ def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job:
 
 def test_directory_that_is_in_the_container_by_now_loses_nothing(volume: Path, job: Path) -> None:
     kernel = Kernel()
-    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides()), ToTrash()) as action:
-        with scope.sides().beneath(kernel, b"sub") as sides, Ways(kernel) as ways:
+    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides), ToTrash()) as action:
+        with scope.sides.beneath(kernel, b"sub") as sides, Ways(kernel) as ways:
             (job / "sub/empty").mkdir()
-            here = Here(kernel, scope.sides(), b"", True, lambda: False, ways)
+            here = Here(kernel, scope.sides, b"", True, lambda: False, ways)
             assert action.take(here, ["sub"]).refused == []
             # Whoever had it open goes on in there.
             taken = action.take(Here(kernel, sides, b"sub", True, lambda: False, ways), ["empty"])
@@ -59,8 +59,8 @@ def test_directory_that_its_names_go_to_by_now_loses_nothing(volume: Path, job: 
     kernel = Kernel()
     (volume / "archive").mkdir()
     to = ToMove(raw(volume / "archive"), if_exists=if_exists)
-    with find_scope(kernel, raw(job)) as scope, open_move(kernel, Top(raw(job), scope.sides()), to) as action:
-        with scope.sides().beneath(kernel, b"sub/deep") as sides, Ways(kernel) as ways:
+    with find_scope(kernel, raw(job)) as scope, open_move(kernel, Top(raw(job), scope.sides), to) as action:
+        with scope.sides.beneath(kernel, b"sub/deep") as sides, Ways(kernel) as ways:
             os.rename(job / "sub", volume / "archive/sub")
             taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False, ways), ["c.log"])
         assert list(taken.refused) == [("c.log", errno.ENOENT)]

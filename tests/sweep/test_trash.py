@@ -180,7 +180,7 @@ def test_deep_tree_is_taken_and_restored(volume: Path) -> None:
 def test_what_appears_under_a_name_that_was_taken_is_left(volume: Path, job: Path) -> None:
     with (
         find_scope(Kernel(), raw(job)) as scope,
-        open_trash(Kernel(), Top(raw(job), scope.sides()), ToTrash()) as action,
+        open_trash(Kernel(), Top(raw(job), scope.sides), ToTrash()) as action,
     ):
         assert take(Kernel(), scope, action, b"", ["a.log"]) == []
         (job / "a.log").write_bytes(b"again")
@@ -194,7 +194,7 @@ def test_what_appears_under_a_name_that_was_taken_is_left(volume: Path, job: Pat
 def test_two_workers_make_each_directory_once(volume: Path) -> None:
     wide = make_tree(volume / "wide", {f"d{n}": {f"f{m}": b"x" for m in range(4)} for n in range(30)})
     kernel = Kernel()
-    with find_scope(kernel, raw(wide)) as scope, open_trash(kernel, Top(raw(wide), scope.sides()), ToTrash()) as action:
+    with find_scope(kernel, raw(wide)) as scope, open_trash(kernel, Top(raw(wide), scope.sides), ToTrash()) as action:
 
         def work(half: int) -> None:
             for n in range(30):
@@ -219,7 +219,7 @@ def test_locked_as_long_as_a_worker_lives(volume: Path, job: Path) -> None:
     kernel = Kernel()
     ready, told = os.pipe()
     waits, ends = os.pipe()
-    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides()), ToTrash()) as action:
+    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides), ToTrash()) as action:
         take(kernel, scope, action, b"", ["a.log"])
         pid = os.fork()
         if pid == 0:
