@@ -7,6 +7,8 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
+from fusefs.linux.kernel import Kernel
+
 OURS = b"fuse.trashd"
 """The type of our own mounts; their source is the path of the backing tree."""
 TOP = b".trashd@"
@@ -95,6 +97,12 @@ def _owner(super_options: bytes) -> int:
 
 def _plain(field: bytes) -> bytes:
     return re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), field) if b"\\" in field else field
+
+
+def find_mount(kernel: Kernel, fd: int, mounts: Iterable[Mount]) -> Mount | None:
+    """What an fd is on; None if we don't see that mounted (a chroot). Raises  OSError"""
+    mnt_id = kernel.statx(fd).mnt_id
+    return next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
 
 
 def is_inside(path: bytes, directory: bytes) -> bool:

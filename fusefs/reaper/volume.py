@@ -14,7 +14,7 @@ from fusefs.core.status import Phase
 from fusefs.linux.claims import is_claimed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, View, below, covering, find_place, read_mounts, views
+from fusefs.linux.mountinfo import Mount, View, below, covering, find_mount, find_place, read_mounts, views
 from fusefs.linux.places import SYSTEM_RUNTIME
 from fusefs.reaper.status import read_status
 from fusefs.reaper.vouched import open_base, open_folder, open_vouched, seen_by_all, take_own_census
@@ -27,7 +27,6 @@ from fusefs.store.lines import Line
 from fusefs.store.made import way_out
 from fusefs.store.mounted import open_shown, refuse_mounted
 from fusefs.store.registry import is_remembered
-from fusefs.store.scope import find_mount
 from fusefs.store.upgrade import tidied
 from fusefs.store.verbs import own_folder
 

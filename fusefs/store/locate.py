@@ -1,4 +1,4 @@
-"""From a path that a person typed to the victim's fds, and to the stores that could take it."""
+"""From a path that a person typed to what it means, opened on both sides, and to the stores that could take it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
-from fusefs.core.errors import IsMountPoint, NoStore, TrashdError, Untrusted, from_os
+from fusefs.core.errors import (
+    IsMountPoint,
+    IsStore,
+    NoBacking,
+    NoStore,
+    NotADirectory,
+    NotFound,
+    Refused,
+    TrashdError,
+    Untrusted,
+    from_os,
+)
 from fusefs.core.names import STORE, Name, RelPath, join
 from fusefs.core.record import Staying
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Place, place_below, read_mounts
-from fusefs.store.layout import Store, open_store
-from fusefs.store.scope import Scope, mount_of, plain_scope, real_path, split_typed
-from fusefs.store.sides import wholly_beneath
+from fusefs.linux.mountinfo import Mount, Place, below, find_mount, place_below, place_of, read_mounts
+from fusefs.store.layout import Store, is_stores_own, open_store
+from fusefs.store.sides import DIRECTORY, Scope, Sides, wholly_beneath
 
 
 class Victim(NamedTuple):
@@ -61,39 +71,36 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
 
     Raises  NotFound, IsMountPoint, NoStore, or what the kernel said
     """
-    directory, name = split_typed(path)
-    with ExitStack() as owned:
-        try:
-            with kernel.open_long(directory) as wanted:
-                mounts = read_mounts()
-                mount = mount_of(kernel, wanted, mounts, directory)
-                real = real_path(wanted, directory)
-                if any(one.is_ours() for one in mounts):
-                    from fusefs.store.mounted import find_mounted  # a swap where nothing is mounted is spared it
-
-                    found = find_mounted(kernel, path, real, name, wanted, mount, mounts)
-                    if found is not None:
-                        return found
-                scope = owned.enter_context(plain_scope(kernel, wanted, path, real, mount, mounts))
-            victim = victim_in(kernel, scope, name, path)
-        except OSError as error:
-            raise from_os(error, path) from error
-        owned.pop_all()
-    return victim
-
-
-def victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
-    """The victim that has a name in a directory; takes over its fds, unless it raises as `open_victim`."""
-    fd = open_victim(kernel, scope.sides.fd, name, path)
+    directory, name = _split(path)
     try:
+        with kernel.open_long(directory) as wanted:
+            led = _Led.by(kernel, wanted, directory, path)
+            scope = led.mounted_scope(kernel)
+            if scope is not None:
+                try:
+                    return _victim_in(kernel, scope, name, path)
+                except (OSError, NoBacking):
+                    if led.mount.is_ours():
+                        raise
+            return _victim_in(kernel, led.plain_scope(kernel), name, path)
+    except OSError as error:
+        raise from_os(error, path) from error
+
+
+def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
+    """The victim that has a name in a directory; takes over that. Raises  IsMountPoint, OSError"""
+    with ExitStack() as owned:
+        owned.enter_context(scope)
+        fd = owned.enter_context(_open_victim(kernel, scope.sides.fd, name, path))
         seen = kernel.fstat(fd)
-    except BaseException:
-        fd.close()
-        raise
+        if scope.sides.mounted is not None:
+            # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
+            _open_victim(kernel, scope.sides.mounted, name, path).close()
+        owned.pop_all()
     return Victim(scope, name, fd, seen)
 
 
-def open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
+def _open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
     """What has a name. Raises  IsMountPoint, OSError"""
     try:
         return kernel.open_beneath(parent_fd, name, os.O_PATH | os.O_NOFOLLOW)
@@ -101,6 +108,136 @@ def open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
         if error.errno == errno.EXDEV:
             raise IsMountPoint(path) from error
         raise
+
+
+def find_scope(kernel: Kernel, path: bytes) -> Scope:
+    """The directory at a path; links in its parents are followed, as a person expects, its own name is not.
+
+    Raises  NotADirectory if it is a link or no directory; Refused for `/`; IsStore if it lies in a trash store;
+            NotFound, NoStore, or what the kernel said
+    """
+    directory, name = _split(path)
+    try:
+        with kernel.open_long(directory) as above, _open_named(above, name, path) as wanted:
+            scope = scope_of(kernel, wanted, os.path.join(directory, name))
+    except OSError as error:
+        raise from_os(error, path) from error
+    if any(is_stores_own(one) for one in scope.place().path.split(b"/")):
+        with scope:
+            raise IsStore(scope.path())
+    return scope
+
+
+def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
+    """A directory by its name in another one: what is mounted there, if anything is."""
+    try:
+        return Fd(os.open(name, DIRECTORY | os.O_CLOEXEC, dir_fd=above))
+    except NotADirectoryError as error:
+        raise NotADirectory(path, "name the directory itself") from error
+
+
+def scope_of(kernel: Kernel, wanted: Fd, typed: bytes) -> Scope:
+    """The scope of a directory that a path led to.
+
+    wanted  the directory, on whichever side the path was; it stays the caller's
+    Raises  OSError; NotFound, NoStore
+    """
+    led = _Led.by(kernel, wanted, typed, typed)
+    return led.mounted_scope(kernel) or led.plain_scope(kernel)
+
+
+class _Led(NamedTuple):
+    """Where a typed path led: an open directory, which stays its caller's.
+
+    path   as it was typed, for errors
+    fd     the directory, on whichever side the path was
+    real   its path without links
+    mount  what it is on
+    """
+
+    path: bytes
+    fd: Fd
+    real: bytes
+    mount: Mount
+    mounts: list[Mount]
+
+    @classmethod
+    def by(cls, kernel: Kernel, fd: Fd, directory: bytes, path: bytes) -> Self:
+        """directory: its own path as it was typed; path: of what is wanted there. Raises  OSError; NoStore"""
+        mounts = read_mounts()
+        mount = mount_of(kernel, fd, mounts, directory)
+        return cls(path, fd, _real_path(fd, directory), mount, mounts)
+
+    def mounted_scope(self, kernel: Kernel) -> Scope | None:
+        """On both sides; None if no mount of ours shows it. Raises  OSError; NotFound, NoBacking"""
+        if not any(one.is_ours() for one in self.mounts):
+            return None
+        from fusefs.store.mounted import find_mounted  # who has nothing mounted is spared it
+
+        return find_mounted(kernel, self.path, self.real, self.fd, self.mount, self.mounts)
+
+    def plain_scope(self, kernel: Kernel) -> Scope:
+        """Where no mount of ours shows it. Raises  OSError; NotFound, NoStore"""
+        with ExitStack() as owned:
+            root, root_path = _open_root(kernel, self.mount, self.real)
+            owned.enter_context(root)
+            relative = RelPath(below(self.real, root_path))
+            fd = owned.enter_context(kernel.open_beneath(root, relative or b".", DIRECTORY))
+            if not os.path.samestat(kernel.fstat(self.fd), kernel.fstat(fd)):
+                raise NotFound(self.path, "its directory was moved meanwhile")
+            owned.pop_all()
+        place = place_of(root_path, self.mount)
+        return Scope(Sides(root), root_path, place, relative, Sides(fd), self.mount, tuple(self.mounts))
+
+
+def _split(path: bytes) -> tuple[bytes, Name]:
+    """Directory and last component; `.` and `..` are told by what they mean."""
+    stripped = path.rstrip(b"/")
+    directory, name = os.path.split(stripped)
+    if name in (b"", b".", b".."):
+        if not path:
+            raise NotFound(path, "the path is empty")
+        directory, name = os.path.split(os.path.realpath(path))
+        if not name:
+            raise Refused(path, "the root directory has no parent in which its name could stay")
+    return directory or b".", Name(name)
+
+
+def _real_path(fd: Fd, typed: bytes) -> bytes:
+    """Where an open directory is, without links."""
+    try:
+        return os.readlink(b"/proc/self/fd/%d" % fd)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+    return os.path.normpath(os.path.join(os.getcwdb(), typed))
+
+
+def mount_of(kernel: Kernel, fd: Fd, mounts: list[Mount], path: bytes) -> Mount:
+    """What an fd is on, which a path led to. Raises  NoStore if we don't see that mounted"""
+    mount = find_mount(kernel, fd, mounts)
+    if mount is None:
+        raise NoStore(path, "its mount is not visible from here (a chroot?): run trashd outside of it")
+    return mount
+
+
+def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
+    """The mount's root, or the highest directory on the way to `path` that is not mounted over or closed to us."""
+    rest = below(path, mount.point).split(b"/")
+    for count in range(len(rest) + 1):
+        candidate = os.path.join(mount.point, *rest[:count])
+        try:
+            fd = kernel.open_path(candidate)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.ENOENT):
+                continue
+            raise
+        with ExitStack() as owned:
+            owned.enter_context(fd)
+            if kernel.statx(fd).mnt_id == mount.mnt_id:
+                owned.pop_all()
+                return fd, candidate
+    raise NoStore(path)
 
 
 def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:

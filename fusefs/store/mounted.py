@@ -2,28 +2,22 @@
 
 All of the store's work is done on the backing directory. Only what others see move is moved by its mounted name, so
 that the kernel moves its own dentries along; so whoever names the backing path of a mounted tree goes through the
-mount as well (design, section 1).
+mount as well.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import TypeVar
 
 from fusefs.core.errors import NoBacking, NotFound, from_os
-from fusefs.core.names import STORE, Name, RelPath, printable
+from fusefs.core.names import STORE, RelPath, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.mountinfo import Mount, Place, below, place_of, read_mounts, views
+from fusefs.linux.mountinfo import Mount, Place, below, find_mount, place_of, read_mounts, views
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
-from fusefs.store.locate import Victim, open_victim, victim_in
-from fusefs.store.scope import Scope, find_mount
-from fusefs.store.sides import DIRECTORY, OUT_OF_REACH, Sides, is_shown_as
-
-T = TypeVar("T")
+from fusefs.store.sides import DIRECTORY, OUT_OF_REACH, Scope, Sides, is_shown_as
 
 
 def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> Sides:
@@ -45,7 +39,7 @@ def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> Sides:
         mount = find_mount(kernel, fd, mounts) if any(one.is_ours() for one in mounts) else None
         if mount is not None:
             real = os.readlink(b"/proc/self/fd/%d" % fd)
-            found = find_root(kernel, real, mount, mounts)
+            found = _find_root(kernel, real, mount, mounts)
             if found is not None:
                 root, root_path = found
                 with root:
@@ -64,7 +58,7 @@ def _open_both(kernel: Kernel, root: Sides, path: bytes) -> Sides:
     return Sides(fd, mounted)
 
 
-def find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[Sides, bytes] | None:
+def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[Sides, bytes] | None:
     """What a mount of ours shows that a path lies in, or the backing tree of one; its root, and that as in the path.
 
     path    a directory's, absolute and without links
@@ -91,67 +85,35 @@ def find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) ->
 
 
 def find_mounted(
-    kernel: Kernel, path: bytes, real: bytes, name: Name, wanted: Fd, mount: Mount, mounts: list[Mount]
-) -> Victim | None:
-    """The victim at a path that a mount of ours shows; None if none does, or if the path is the backing one, can't.
+    kernel: Kernel, path: bytes, real: bytes, wanted: Fd, mount: Mount, mounts: list[Mount]
+) -> Scope | None:
+    """The scope of a directory that a mount of ours shows; None if none does, or if the path is the backing one, can't.
 
-    path    as it was typed, for errors; real, its directory's; name, in that
+    path    as it was typed, for errors; real, that of the directory
     wanted  that directory as the path led to it, and `mount` what it is on
     Raises  TrashdError, OSError
     """
-
-    def victim(scope: Scope) -> Victim:
-        found = victim_in(kernel, scope, name, path)
-        with ExitStack() as owned:
-            owned.enter_context(found.fd)
-            assert scope.sides.mounted is not None
-            # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
-            open_victim(kernel, scope.sides.mounted, name, path).close()
-            owned.pop_all()
-        return found
-
-    return _found_in_mount(kernel, path, real, wanted, mount, mounts, victim)
-
-
-def find_mounted_scope(
-    kernel: Kernel, path: bytes, real: bytes, wanted: Fd, mount: Mount, mounts: list[Mount]
-) -> Scope | None:
-    """The same of a directory itself, whose path `real` is."""
-    return _found_in_mount(kernel, path, real, wanted, mount, mounts, lambda scope: scope)
-
-
-def _found_in_mount(
-    kernel: Kernel,
-    path: bytes,
-    real: bytes,
-    wanted: Fd,
-    mount: Mount,
-    mounts: list[Mount],
-    find: Callable[[Scope], T],
-) -> T | None:
-    """What `find` makes of a directory on both sides; it takes over the fds, unless it raises."""
-    shown = find_root(kernel, real, mount, mounts)
+    shown = _find_root(kernel, real, mount, mounts)
     if shown is None:
         return None
     root, root_path = shown
+    relative = RelPath(below(real, root_path))
     with ExitStack() as owned:
         owned.enter_context(root)
         try:
-            above = owned.enter_context(_open_both(kernel, root, below(real, root_path)))
-            assert above.mounted is not None
-            if not is_shown_as(kernel.fstat(above.fd), kernel.fstat(above.mounted)):
+            sides = owned.enter_context(_open_both(kernel, root, relative))
+            assert sides.mounted is not None
+            if not is_shown_as(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
                 raise _no_backing(mount, "it shows another directory there than its source has")
-            if not _is_same(kernel, above, wanted):
+            if not _is_same(kernel, sides, wanted):
                 raise NotFound(path, "its directory was moved meanwhile")
             on, place = _place_of_root(kernel, root, root_path, mounts)
-            relative = RelPath(below(real, root_path))
-            found = find(Scope(root, root_path, place, relative, above, on, tuple(mounts)))
         except (OSError, NoBacking):
             if mount.is_ours():
                 raise
             return None
         owned.pop_all()
-    return found
+    return Scope(root, root_path, place, relative, sides, on, tuple(mounts))
 
 
 def _is_same(kernel: Kernel, directory: Sides, wanted: Fd) -> bool:

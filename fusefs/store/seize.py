@@ -21,11 +21,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import place_of, read_mounts
 from fusefs.store.claim import Lost
 from fusefs.store.layout import RECORD, UserFolder
-from fusefs.store.locate import Victim
+from fusefs.store.locate import Victim, mount_of
 from fusefs.store.passed_over import not_proven
 from fusefs.store.remove import remove
-from fusefs.store.scope import Scope, mount_of
-from fusefs.store.sides import Sides
+from fusefs.store.sides import Scope, Sides
 from fusefs.store.stage import Options, Taken
 from fusefs.store.swap import Swapped
 from fusefs.store.verbs import explain

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self, TypeVar
 
+from fusefs.core.names import RelPath
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import Mount, Place, place_below
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -68,6 +70,45 @@ class Sides(NamedTuple):
             mounted = open_shown_as(kernel, self.mounted, path, fd)
             owned.pop_all()
         return Sides(fd, mounted)
+
+
+class Scope(NamedTuple):
+    """A directory whose entries something is done to, opened; on the backing filesystem, if a mount of ours shows it.
+
+    root        the highest directory of its mount that we reach, or what a mount of ours shows; nothing below it is
+                opened by path
+    root_path   that directory's path, for people
+    root_place  where it is in its filesystem
+    relative    the directory itself, relative to `root`; empty if it is that directory
+    sides       the directory itself
+    mount       what it is on
+    mounts      all that we saw when it was opened
+    """
+
+    root: Sides
+    root_path: bytes
+    root_place: Place
+    relative: RelPath
+    sides: Sides
+    mount: Mount
+    mounts: tuple[Mount, ...]
+
+    def __enter__(self) -> Self:
+        """Own its fds for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close them."""
+        with self.root, self.sides:
+            pass
+
+    def path(self) -> bytes:
+        """Its path, links resolved."""
+        return os.path.join(self.root_path, self.relative) if self.relative else self.root_path
+
+    def place(self) -> Place:
+        """Where it is in its filesystem, whatever namespace one looks from."""
+        return place_below(self.root_place, self.relative)
 
 
 def wholly_beneath(kernel: Kernel, sides: Sides, path: bytes) -> Sides:

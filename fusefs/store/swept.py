@@ -32,8 +32,7 @@ from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
-from fusefs.store.scope import Scope
-from fusefs.store.sides import DIRECTORY, READABLE, Sides, check_wholly
+from fusefs.store.sides import DIRECTORY, READABLE, Scope, Sides, check_wholly
 from fusefs.store.stage import Options, Staged, stage_as
 from fusefs.store.verbs import own_folder, point_to, volume_to_tell
 

@@ -18,7 +18,7 @@ from fusefs.store.locate import Victim, existing_stores, find_victim, stores_for
 from fusefs.store.made import way_out
 from fusefs.store.refuse import refusals
 from fusefs.store.registry import is_remembered, place_of_store, remember
-from fusefs.store.scope import Scope
+from fusefs.store.sides import Scope
 from fusefs.store.stage import Options, restock
 from fusefs.store.swap import Swapped, swap
 from fusefs.store.visible import Direct, Visible

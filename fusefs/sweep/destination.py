@@ -22,8 +22,8 @@ from fusefs.linux.private import Private
 from fusefs.store.alike import make_alike
 from fusefs.store.anchors import Anchors, Ways
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
-from fusefs.store.scope import Scope, find_scope
-from fusefs.store.sides import Sides
+from fusefs.store.locate import find_scope
+from fusefs.store.sides import Scope, Sides
 from fusefs.sweep.directories import found_directory
 from fusefs.sweep.request import Top, identify
 

@@ -20,8 +20,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.pace import Leads
 from fusefs.reaper.paced import led_in
-from fusefs.store.scope import Scope, scope_of
-from fusefs.store.sides import Sides
+from fusefs.store.locate import scope_of
+from fusefs.store.sides import Scope, Sides
 from fusefs.store.stage import Options
 from fusefs.sweep.directories import Directory, Passed, find_directories
 from fusefs.sweep.guard import Keepers, Locking

@@ -10,7 +10,8 @@ from fusefs.core.errors import NotFound
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
 from fusefs.store.layout import trusted_owners
-from fusefs.store.scope import Scope, find_scope
+from fusefs.store.locate import find_scope
+from fusefs.store.sides import Scope
 from fusefs.sweep.directories import found_directory
 from fusefs.sweep.request import Identified, Top, identify
 

@@ -14,8 +14,8 @@ from fusefs.core.names import Name, RelPath
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, with_room
+from fusefs.store.locate import find_scope
 from fusefs.store.merge import bring
-from fusefs.store.scope import find_scope
 from fusefs.store.sides import FULL, Sides, between, is_same
 from fusefs.store.stage import Options
 from fusefs.store.swept import Basket, open_basket

@@ -14,7 +14,8 @@ from fusefs.core.names import ContainerId
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.anchors import Ways
-from fusefs.store.scope import Scope, find_scope
+from fusefs.store.locate import find_scope
+from fusefs.store.sides import Scope
 from fusefs.store.stage import Options
 from fusefs.sweep.request import Action, Here, Top, ToTrash
 from fusefs.sweep.trash import open_trash

@@ -11,7 +11,7 @@ from pathlib import Path
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.anchors import Ways
-from fusefs.store.scope import find_scope
+from fusefs.store.locate import find_scope
 from fusefs.store.sides import Sides, open_shown_as
 from fusefs.sweep.move import open_move
 from fusefs.sweep.request import Action, Here, IfExists, Taken, ToMove, Top

@@ -11,7 +11,7 @@ import pytest
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.anchors import Ways
-from fusefs.store.scope import find_scope
+from fusefs.store.locate import find_scope
 from fusefs.sweep.move import open_move
 from fusefs.sweep.request import Here, IfExists, ToMove, Top, ToTrash
 from fusefs.sweep.trash import open_trash

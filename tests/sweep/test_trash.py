@@ -17,7 +17,7 @@ from fusefs.core.record import Method
 from fusefs.core.selection import Selection
 from fusefs.core.wire import decode
 from fusefs.linux.kernel import Kernel
-from fusefs.store.scope import find_scope
+from fusefs.store.locate import find_scope
 from fusefs.store.stage import Options
 from fusefs.sweep.request import Request, Top, ToTrash
 from fusefs.sweep.run import run

@@ -16,7 +16,7 @@ OURS = {
     "linux.places",
     "store.ballast", "store.below", "store.container", "store.folders", "store.inner", "store.layout", "store.lines",
     "store.locate", "store.made", "store.refuse", "store.registered", "store.registry", "store.reserve", "store.stage",
-    "store.scope", "store.sides", "store.swap", "store.verbs", "store.visible",
+    "store.sides", "store.swap", "store.verbs", "store.visible",
 }  # fmt: skip
 """What a swap needs of the product. What one of these imports for another command's sake belongs into a function, or
 into a module of its own."""
