@@ -7,8 +7,8 @@ from fusefs.core.names import RelPath
 from fusefs.core.record import Method
 from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.locate import Victim
-from fusefs.store.stage import Options, lend, stage, unstage
-from fusefs.store.swap import Swapped, finish, give_back
+from fusefs.store.stage import Options, lend, stage
+from fusefs.store.swap import Swapped, finish, give_back, unstage
 from fusefs.store.visible import Move, Visible
 
 

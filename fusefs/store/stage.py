@@ -22,7 +22,6 @@ from fusefs.store.ballast import FOR_USER, ensure_ballast, with_room
 from fusefs.store.container import (
     Held,
     create_record,
-    dissolve,
     fill_record,
     make_directory,
     new_id,
@@ -287,24 +286,6 @@ def take_back(held: Held, fd: Fd, mode: int | None, visible: Visible | None = No
         kernel.chmod(fd, mode)
     if visible is not None:
         visible.refresh(held)
-
-
-def unstage(staged: Staged, victim: Victim, visible: Visible) -> None:
-    """Undo a staging whose victim never came: links, loan, prepared directory, record, container, in this order.
-
-    Raises  OSError if it came after all (a kernel may say that a rename failed which it did): the container
-            stays as it is then, and recovery decides
-    """
-    kernel = staged.held.folder.store.kernel
-    if victim.staying is not None:
-        from fusefs.store.keeping import withdraw  # a plain swap is spared it
-
-        withdraw(staged, victim)
-    take_back(staged.held, victim.fd, staged.held.record.lent_mode, visible)
-    for name in (TREE, FRESH):
-        if staged.fresh is not None and kernel.is_named(staged.fresh, staged.held.fd, name):
-            kernel.rmdir(staged.held.fd, name)
-    dissolve(staged.held)
 
 
 def restock(folder: UserFolder) -> None:

@@ -12,7 +12,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, printable
 from fusefs.core.record import Method
 from fusefs.linux.likeness import Difference, apply_likeness, differences, read_likeness
-from fusefs.store.container import Held, move
+from fusefs.store.container import Held, dissolve, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.stage import (
@@ -22,7 +22,6 @@ from fusefs.store.stage import (
     lend,
     stage,
     take_back,
-    unstage,
 )
 from fusefs.store.visible import NO_EXCHANGE, Move, Visible
 
@@ -145,6 +144,24 @@ def _keep(staged: Staged, victim: Victim) -> Keeping | None:
     from fusefs.store.keeping import keep  # a plain swap is spared it
 
     return keep(staged, victim)
+
+
+def unstage(staged: Staged, victim: Victim, visible: Visible) -> None:
+    """Undo a staging whose victim never came: links, loan, prepared directory, record, container, in this order.
+
+    Raises  OSError if it came after all (a kernel may say that a rename failed which it did): the container
+            stays as it is then, and recovery decides
+    """
+    kernel = staged.held.folder.store.kernel
+    if victim.staying is not None:
+        from fusefs.store.keeping import withdraw  # a plain swap is spared it
+
+        withdraw(staged, victim)
+    take_back(staged.held, victim.fd, staged.held.record.lent_mode, visible)
+    for name in (TREE, FRESH):
+        if staged.fresh is not None and kernel.is_named(staged.fresh, staged.held.fd, name):
+            kernel.rmdir(staged.held.fd, name)
+    dissolve(staged.held)
 
 
 def _has_fresh(staged: Staged) -> bool:
