@@ -1,19 +1,55 @@
-"""`trashd check`: what a swap would do, told without doing it."""
+"""`trashd check`: what a swap would do, told without doing it, and what only trying tells of it.
+
+Tried are whether its store could be made, and whether a rename leads there. All that is made for it is empty, ours,
+and gone again at the end; the victim stays where it is.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
-from fusefs.core.errors import NotKept, TrashdError, from_os
-from fusefs.linux.kernel import Kernel
-from fusefs.linux.likeness import project_of
+from fusefs.core.errors import (
+    CrossesBoundary,
+    NoStore,
+    NotAlike,
+    NotKept,
+    NotPermitted,
+    TrashdError,
+    Untrusted,
+    from_os,
+)
+from fusefs.core.names import STORE, Name, RelPath
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
+from fusefs.linux.likeness import (
+    Difference,
+    Likeness,
+    apply_likeness,
+    differences,
+    is_frozen,
+    project_of,
+    read_likeness,
+)
 from fusefs.linux.mountinfo import Mount
+from fusefs.store.folders import open_user, why_not
 from fusefs.store.holders import holders_of
 from fusefs.store.keeping import choose, hindrances
-from fusefs.store.locate import Victim, find_victim
+from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
+from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim
 from fusefs.store.refuse import refusals
-from fusefs.store.trial import first_store, told, try_stores
+from fusefs.store.reserve import is_stocked
+from fusefs.store.sides import FULL, wholly_beneath
+from fusefs.store.verbs import explain
+from fusefs.store.visible import NO_EXCHANGE
+from fusefs.store.volume import unfinished
+
+_WRITE_SEARCH = os.W_OK | os.X_OK
+_INSIDE = Name(b"inside")
 
 
 class Preflight(NamedTuple):
@@ -57,7 +93,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
         if keep and victim.is_directory():
             kept, more = _kept(kernel, victim, keep)
             reasons += more
-        found = first_store(kernel, victim) if reasons else try_stores(kernel, victim, unlike=unlike)
+        found = _first_store(kernel, victim) if reasons else _try_stores(kernel, victim, unlike=unlike)
         if found.error is not None:
             reasons.append(found.error)
         holders = {holder.pid for held in holders_of([victim.path()]) for holder in held.holders}
@@ -70,7 +106,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             method="unknown" if found.volume is None else "exchange" if found.volume.exchange else "two-rename",
             project=_project(kernel, victim),
             refusals=tuple((reason.message(), reason.hint) for reason in reasons),
-            unlike=tuple(told(found.unlike)),
+            unlike=tuple(_in_words(found.unlike)),
             n_holders=len(holders),
             kept=kept,
             exit_code=reasons[0].exit_code if reasons else 0,
@@ -95,3 +131,286 @@ def _project(kernel: Kernel, victim: Victim) -> int | None:
     with suppress(OSError), kernel.open_dir(victim.fd) as readable:
         return project_of(kernel, readable)
     return None
+
+
+class _Found(NamedTuple):
+    """The store that would take a victim.
+
+    path    of the `.trashd`; None if none would
+    exists  whether it is there already
+    volume  what its volume.json says, or would say
+    unlike  what of the likeness can't be had there
+    error   why swap would be refused; None if it would not
+    """
+
+    path: bytes | None
+    exists: bool
+    volume: Volume | None
+    unlike: tuple[Difference, ...] = ()
+    error: TrashdError | None = None
+
+
+def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
+    """Try the stores in the order in which a swap does, up to the one that could take the victim.
+
+    unlike  accept a fresh directory that is not quite like it
+    """
+    untrusted: list[Untrusted] = []
+    bases = set()
+    crossed: _Found | None = None
+    for relative, store in existing_stores(kernel, victim.parent, untrusted):
+        bases.add(relative)
+        with store:
+            there = _Found(os.path.join(store.base_path, STORE), True, store.volume)
+            try:
+                with _room_in(store) as room:
+                    return there._replace(
+                        unlike=_try_way(kernel, victim, room, exchanges=store.volume.exchange, unlike=unlike)
+                    )
+            except (OSError, TrashdError) as error:
+                if not _is_crossed(error):
+                    return there._replace(error=_told(error, victim))
+                crossed = there
+    last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
+    for relative, path in ancestors(victim.parent):
+        if relative in bases:
+            continue
+        there = _Found(os.path.join(path, STORE), False, None)
+        try:
+            made = _try_making(kernel, victim, relative, there, unlike=unlike)
+        except PermissionError:
+            continue  # not ours to make one there
+        except (OSError, TrashdError) as error:
+            return there._replace(error=_told(error, victim))
+        if made is not None and not _is_crossed(made.error):
+            return made
+        crossed = made or crossed
+    if crossed is not None:
+        return crossed._replace(error=CrossesBoundary(victim.path()))
+    return _Found(None, False, None, error=last)
+
+
+def _first_store(kernel: Kernel, victim: Victim) -> _Found:
+    """The store that would be tried first, of those that are there; nothing is tried."""
+    for _relative, store in existing_stores(kernel, victim.parent, []):
+        with store:
+            return _Found(os.path.join(store.base_path, STORE), True, store.volume)
+    return _Found(None, False, None)
+
+
+def _is_crossed(error: Exception | None) -> bool:
+    """Whether another store is to be tried."""
+    return isinstance(error, OSError | CrossesBoundary) and error.errno == errno.EXDEV
+
+
+def _told(error: OSError | TrashdError, victim: Victim) -> TrashdError:
+    return explain(error, victim) if isinstance(error, OSError) else error
+
+
+def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found, *, unlike: bool) -> _Found | None:
+    """Make a store there under a name that nobody looks for, and the way to it; None if something has its name.
+
+    Raises  OSError as making it is refused
+    """
+    with ExitStack() as owned:
+        base = owned.enter_context(wholly_beneath(kernel, victim.parent.root, relative))
+        try:
+            kernel.stat(base.fd, STORE)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return None
+        else:
+            return None
+        owned.enter_context(_same_times(kernel, base.fd))
+        fd = owned.enter_context(unfinished(kernel, base))
+        volume = read_volume(kernel, fd, _base(there))
+        found = there._replace(volume=volume)
+        try:
+            with _room_at(kernel, fd, _base(there)) as room:
+                return found._replace(unlike=_try_way(kernel, victim, room, exchanges=volume.exchange, unlike=unlike))
+        except (OSError, TrashdError) as error:
+            return found._replace(error=_told(error, victim))
+
+
+def _base(found: _Found) -> bytes:
+    """The directory that holds it."""
+    return os.path.dirname(found.path or b"")
+
+
+@contextmanager
+def _room_in(store: Store) -> Iterator[Fd | None]:
+    """A directory in a store where the caller's containers would come to; None on a full volume with a reserve."""
+    kernel = store.kernel
+    folder = open_user(store, os.geteuid())
+    if folder is None:
+        _area, for_new = store.areas.for_new()
+        with _same_times(kernel, for_new), _room_at(kernel, for_new, store.base_path) as there:
+            yield there
+        return
+    with folder, ExitStack() as owned:
+        owned.enter_context(_same_times(kernel, folder.fd))
+        room: Fd | None = None
+        try:
+            room = owned.enter_context(_room_at(kernel, folder.fd, store.base_path))
+        except OSError as error:
+            if error.errno not in FULL or not is_stocked(folder):
+                raise
+        yield room
+
+
+@contextmanager
+def _room_at(kernel: Kernel, dir_fd: Fd, base_path: bytes) -> Iterator[Fd]:
+    """A directory for the caller alone, as his folder would be; gone at the end of the block.
+
+    Raises  OSError; NoStore where modes or owners mean nothing, as make_user
+    """
+    uid = os.geteuid()
+    name = Name(b"%b%d.%b" % (NEW_PART, uid, os.urandom(6).hex().encode()))
+    with make_private(kernel, dir_fd, name) as room:
+        try:
+            st = kernel.fstat(room)
+            why = why_not(kernel, room, st, uid, st.st_dev)
+            if why:
+                raise NoStore(base_path, f"this filesystem can't keep a new directory to its maker: {why}")
+            yield room
+        finally:
+            with suppress(OSError):
+                kernel.rmdir(dir_fd, name)
+
+
+def _try_way(
+    kernel: Kernel, victim: Victim, room: Fd | None, *, exchanges: bool, unlike: bool
+) -> tuple[Difference, ...]:
+    """Make a fresh directory in the room, and do with it, and with one beside the victim, what a swap does; what it
+    would lack of the victim's likeness.
+
+    room    None: nothing can be made, and nothing need be
+    Raises  OSError, TrashdError as the swap would
+    """
+    if room is None:
+        _refuse_unmovable(victim)
+        return ()
+    fresh, beside = (Name(NEW_PREFIX + os.urandom(6).hex().encode()) for _ in range(2))
+    with _made(kernel, fresh, room) as made:
+        wanted = _likeness(kernel, victim)
+        lacking = () if wanted is None else _try_likeness(kernel, victim, made, wanted, unlike=unlike)
+    _refuse_unmovable(victim)
+    parent = victim.parent.sides.fd
+    with (
+        _same_times(kernel, parent),
+        _made(kernel, fresh, room, (parent, beside)) as made,
+        _made(kernel, beside, parent, (room, fresh), (room, beside)) as stand_in,
+    ):
+        for fd in (made, stand_in):  # a rename may depend on the project, and on nothing else of the likeness
+            if wanted is not None:
+                apply_likeness(kernel, fd, read_likeness(kernel, fd)._replace(extended=wanted.extended))
+        if kernel.filesystem(victim.fd) == OVERLAY_MAGIC:
+            _try_lower_layer(kernel, victim, beside, stand_in)
+        if not (exchanges and _exchanges(kernel, room, fresh, parent, beside)):
+            kernel.rename_free(parent, beside, room, beside)
+            kernel.rename_free(room, fresh, parent, beside)
+    return lacking
+
+
+def _exchanges(kernel: Kernel, room: Fd, fresh: Name, parent: Fd, beside: Name) -> bool:
+    """Exchange the two; False where the filesystem does not, though it was seen to. Raises  OSError"""
+    try:
+        kernel.exchange(room, fresh, parent, beside)
+    except OSError as error:
+        if error.errno not in NO_EXCHANGE:
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def _made(kernel: Kernel, name: Name, place: Fd, *elsewhere: tuple[Fd, Name]) -> Iterator[Fd]:
+    """An empty directory of ours, gone at the end from where it is by then."""
+    with make_private(kernel, place, name) as made:
+        try:
+            yield made
+        finally:
+            for at, called in ((place, name), *elsewhere):
+                with suppress(OSError):
+                    if kernel.is_named(made, at, called):
+                        kernel.rmdir(at, called)
+
+
+def _likeness(kernel: Kernel, victim: Victim) -> Likeness | None:
+    """What the fresh directory has to be given; None if the caller can't know it before a swap lends it to him."""
+    try:
+        with kernel.open_dir(victim.fd) as readable:
+            wanted = read_likeness(kernel, readable)
+    except PermissionError:
+        if victim.stat.st_uid != os.geteuid():
+            raise
+        return None
+    return wanted
+
+
+def _try_likeness(
+    kernel: Kernel, victim: Victim, fresh: Fd, wanted: Likeness, *, unlike: bool
+) -> tuple[Difference, ...]:
+    """Give a fresh directory the victim's likeness; what can't be had. Raises  NotAlike unless that is accepted"""
+    apply_likeness(kernel, fresh, wanted)
+    lacking = tuple(differences(wanted, read_likeness(kernel, fresh)))
+    if not unlike and any(one.strict for one in lacking):
+        raise NotAlike(victim.path() + b": " + ", ".join(_in_words(lacking)).encode())
+    return lacking
+
+
+def _in_words(lacking: tuple[Difference, ...]) -> list[str]:
+    """What could not be had, in words."""
+    return [f"{one.what} {one.got} instead of {one.wanted}" for one in lacking]
+
+
+def _refuse_unmovable(victim: Victim) -> None:
+    """Raise NotPermitted if the victim may not be moved: what a look at modes and flags tells."""
+    uid, parent_fd = os.geteuid(), victim.parent.sides.fd
+    parent, own = b"/proc/self/fd/%d" % parent_fd, b"/proc/self/fd/%d" % victim.fd
+    if is_frozen(victim.fd) or is_frozen(parent_fd):
+        raise explain(PermissionError(errno.EPERM, os.strerror(errno.EPERM)), victim)
+    if not os.access(parent, _WRITE_SEARCH, effective_ids=True):
+        raise NotPermitted(victim.path(), "you may not write in its parent directory")
+    if victim.stat.st_uid != uid and not os.access(own, os.W_OK, effective_ids=True):
+        raise NotPermitted(victim.path())
+    above = os.stat(parent)
+    if uid and above.st_mode & stat.S_ISVTX and uid not in (above.st_uid, victim.stat.st_uid):
+        raise NotPermitted(victim.path(), "its parent is sticky, and neither of the two is yours")
+
+
+def _try_lower_layer(kernel: Kernel, victim: Victim, filled: Name, fd: Fd) -> None:
+    """Ask overlayfs to rename the victim to a directory that is not empty, which it can't do.
+
+    What a lower layer has it does not move at all, and says so before it looks at the new name; nothing else tells
+    which directories those are.
+    fd      the directory that has the other name
+    Raises  OSError EXDEV
+    Source  fs/overlayfs/dir.c, ovl_rename
+    """
+    parent = victim.parent.sides.fd
+    kernel.mkdir(fd, _INSIDE)
+    try:
+        kernel.rename(parent, victim.name, parent, filled)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:  # somebody put an empty one there at that moment
+        kernel.rename_free(parent, filled, parent, victim.name)
+    finally:
+        kernel.rmdir(fd, _INSIDE)
+
+
+@contextmanager
+def _same_times(kernel: Kernel, fd: Fd) -> Iterator[None]:
+    """Give a directory back the times that it had, where that is ours to do: nothing is in it that was not before."""
+    before = kernel.fstat(fd)
+    try:
+        yield
+    finally:
+        if kernel.fstat(fd).st_mtime_ns != before.st_mtime_ns:
+            with suppress(OSError):
+                os.utime(b"/proc/self/fd/%d" % fd, ns=(before.st_atime_ns, before.st_mtime_ns))
