@@ -5,17 +5,17 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from fusefs.core.entries import Dirent, Entries
 from fusefs.core.inodes import Node
 from fusefs.core.shares import Shares
+from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.mount.gate import Gate
-
-if TYPE_CHECKING:
-    from fusefs.mount.listing import Listing
+from fusefs.mount.memory import Look
+from fusefs.mount.walk import Batch, Walk
 
 FOR_EXECUTION = 0x20
 """Of the flags of OPEN: the file is a program, and its handle stays for as long as somebody runs it.
@@ -26,6 +26,56 @@ Source  include/linux/fs.h, __FMODE_EXEC
 
 _NO_FD = 1 << 32
 """More than any fd."""
+
+
+class Listing:
+    """A directory that a client reads. Of a slow filesystem:
+
+    at        the offset for which entries are ready
+    ready     the entries from there on: some of them, or all
+    walk      how far it is told
+    n_new     how many of them were not looked at yet; the last ones
+    batches   what was looked at for the next reply
+    gathered  the entries from the beginning on, to be remembered at the end; the look began with them
+    recalled  all entries, from memory
+    n_passed  how many of those, or of what was gathered, were made ready
+    """
+
+    def __init__(self, node: Node, entries: Dirents | None) -> None:
+        """entries: from its beginning; None: it is opened when something has to be read."""
+        self.node = node
+        self.entries = entries
+        self.is_late = entries is None
+        self.at = -1
+        self.ready: Sequence[Dirent] = ()
+        self.walk: Walk | None = None
+        self.batches: Sequence[Batch] = ()
+        self.is_complete = False
+        self.n_new = 0
+        self.gathered: Entries | None = None
+        self.look: Look | None = None
+        self.recalled: Entries | None = None
+        self.n_passed = 0
+
+    @property
+    def known(self) -> Entries | None:
+        """Entries from the beginning on: all, or those that were read so far."""
+        return self.gathered if self.recalled is None else self.recalled
+
+    def opened(self, entries: Dirents) -> Dirents:
+        """What it is read from from now on: this, unless somebody else was quicker."""
+        if self.entries is None:
+            self.entries = entries
+        else:
+            entries.fd.close()
+        return self.entries
+
+    def close(self) -> None:
+        """It is not read any more, or not from one end to the other."""
+        self.gathered = self.recalled = None
+        if self.look is not None:
+            self.look.end()
+            self.look = None
 
 
 class Handles:

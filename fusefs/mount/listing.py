@@ -22,11 +22,10 @@ from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.mount import trashdir, vfs_files
 from fusefs.mount.acting import AsCaller, by_mode_of
+from fusefs.mount.handles import Listing
 from fusefs.mount.known import Known
-from fusefs.mount.memory import Look
 from fusefs.mount.recall import remembered
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.walk import Batch, Walk
 from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
@@ -57,56 +56,6 @@ class Listed(NamedTuple):
     kind: int
     offset: int
     node: Node | None
-
-
-class Listing:
-    """A directory that a client reads. Of a slow filesystem:
-
-    at        the offset for which entries are ready
-    ready     the entries from there on: some of them, or all
-    walk      how far it is told
-    n_new     how many of them were not looked at yet; the last ones
-    batches   what was looked at for the next reply
-    gathered  the entries from the beginning on, to be remembered at the end; the look began with them
-    recalled  all entries, from memory
-    n_passed  how many of those, or of what was gathered, were made ready
-    """
-
-    def __init__(self, node: Node, entries: Dirents | None) -> None:
-        """entries: from its beginning; None: it is opened when something has to be read."""
-        self.node = node
-        self.entries = entries
-        self.is_late = entries is None
-        self.at = -1
-        self.ready: Sequence[Dirent] = ()
-        self.walk: Walk | None = None
-        self.batches: Sequence[Batch] = ()
-        self.is_complete = False
-        self.n_new = 0
-        self.gathered: Entries | None = None
-        self.look: Look | None = None
-        self.recalled: Entries | None = None
-        self.n_passed = 0
-
-    @property
-    def known(self) -> Entries | None:
-        """Entries from the beginning on: all, or those that were read so far."""
-        return self.gathered if self.recalled is None else self.recalled
-
-    def opened(self, entries: Dirents) -> Dirents:
-        """What it is read from from now on: this, unless somebody else was quicker."""
-        if self.entries is None:
-            self.entries = entries
-        else:
-            entries.fd.close()
-        return self.entries
-
-    def close(self) -> None:
-        """It is not read any more, or not from one end to the other."""
-        self.gathered = self.recalled = None
-        if self.look is not None:
-            self.look.end()
-            self.look = None
 
 
 def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:

@@ -8,18 +8,11 @@ kernel then looks again and opens again, once; who loses twice would be told EST
 from __future__ import annotations
 
 import os
-import stat
-from typing import TYPE_CHECKING
 
 from fusefs.core.inodes import Node
 from fusefs.linux.attributes import TO_PEEK
-from fusefs.linux.caller import Caller
 from fusefs.linux.fd import Fd
 from fusefs.mount.gate import Gate
-
-if TYPE_CHECKING:
-    from fusefs.mount.known import Known
-    from fusefs.mount.vfs import Vfs
 
 _N_MAX = 64
 
@@ -70,25 +63,16 @@ class Losers:
         """An O_PATH fd of a node that is held for one of them; it stays ours."""
         return next((held[1] for held in self._held.values() if held is not None and held[0] is node), None)
 
-    def look(self, vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> Known | None:
-        """What a name means to one of them; one more reference for the kernel. None: he is none, or it is not there."""
-        if caller.pid not in self._held:
+    def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
+        """An O_PATH fd of what has a name now, the caller's own; None: somebody is none, or it is not there."""
+        if pid not in self._held:
             return None
         self._gate.look_by(name)
         try:
-            fd = Fd(self._gate.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
+            return Fd(self._gate.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
         except OSError:
             return None  # whoever looks as ever is told why
-        try:
-            known = vfs.see_made(directory, dir_fd, name, fd)
-        except BaseException:
-            self._gate.call(fd.close)
-            raise
-        vfs.counted(known)
-        self.remove(caller.pid)
-        if stat.S_ISREG(known.attributes.mode):
-            self._held[caller.pid] = vfs.node(known.nodeid), fd
-        else:
-            self._held[caller.pid] = None
-            self._gate.call(fd.close)
-        return known
+
+    def hold(self, pid: int, node: Node, fd: Fd) -> None:
+        """Have a node for somebody that he has found, by an O_PATH fd of it, which is ours from now on."""
+        self._held[pid] = node, fd

@@ -18,7 +18,8 @@ from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
 from fusefs.mount import vfs_files
-from fusefs.mount.listing import BYTES_TOLD, Listed, Listing, left_out, looked_at, open_late
+from fusefs.mount.handles import Listing
+from fusefs.mount.listing import BYTES_TOLD, Listed, left_out, looked_at, open_late
 from fusefs.mount.vfs import Vfs
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})

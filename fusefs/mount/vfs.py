@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -161,7 +162,7 @@ class Vfs:
         if self.unlisted and (node := self.unlisted.pop(name, None)) is not None:
             node.nlookup += 1
             return Known(node.nodeid, look_at(self.handles.fd_of(node)), 0)
-        if self.directories.losers and (known := self.directories.losers.look(self, directory, fd, name, caller)):
+        if self.directories.losers and (known := self._look_again(directory, fd, name, caller)):
             return known
         is_fickle = self.is_fickle(directory, fd, name)
         if not is_fickle and not self.gate.is_home:
@@ -179,6 +180,26 @@ class Vfs:
         finally:
             look.end()
         self.counted(known)
+        return known
+
+    def _look_again(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> Known | None:
+        """What a name means to who has lost a race for one, and has it held; None: he has not, or it is not there."""
+        losers = self.directories.losers
+        fd = losers.open(caller.pid, dir_fd, name)
+        if fd is None:
+            return None
+        try:
+            known = self.see_made(directory, dir_fd, name, fd)
+        except BaseException:
+            self.gate.call(fd.close)
+            raise
+        self.counted(known)
+        losers.remove(caller.pid)
+        if stat.S_ISREG(known.attributes.mode):
+            losers.hold(caller.pid, self.node(known.nodeid), fd)
+        else:
+            losers.add(caller.pid)
+            self.gate.call(fd.close)
         return known
 
     def still(self, known: Known) -> Known:
@@ -353,23 +374,23 @@ class Vfs:
 
     def _look_at(self, node: Node) -> Attributes:
         look = self.gate.look
-        stat = self._looker.look if self.gate.is_home else look_at
+        ask = self._looker.look if self.gate.is_home else look_at
         if node.n_open:
-            return look(stat, self.handles.fd_of(node))
+            return look(ask, self.handles.fd_of(node))
         if node.last is not None:
             return node.last
         if node.is_directory:
-            return look(stat, self.directories.fd_of(node))
+            return look(ask, self.directories.fd_of(node))
         if node.parent is not None and not self.is_shared:
             try:
-                seen = look(stat, self.directories.fd_of(node.parent), node.name)
+                seen = look(ask, self.directories.fd_of(node.parent), node.name)
             except (FileNotFoundError, NotADirectoryError):
                 pass  # moved behind the mount
             else:
                 if node.is_seen_in(seen):
                     return seen
         with self.directories.hold(node) as fd:
-            return look(stat, fd)
+            return look(ask, fd)
 
     def hold(self, node: Node) -> Fd:
         """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
