@@ -18,7 +18,7 @@ from fusefs.linux.caller import Caller, Rights, knows, rights_of
 from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import NO_ID, Identity, call_as
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.gate import Gate
 from fusefs.mount.writers import NOBODY
 
 P = ParamSpec("P")
@@ -43,9 +43,9 @@ def by_mode(seen: Attributes) -> Need:
     return Need(Capability.DAC_OVERRIDE, seen.uid, seen.gid)
 
 
-def by_mode_of(vfs: Vfs, fd: Fd) -> Need:
+def by_mode_of(gate: Gate, fd: Fd) -> Need:
     """The same of what an fd holds."""
-    seen = vfs.gate.call(os.stat, fd)
+    seen = gate.call(os.stat, fd)
     return Need(Capability.DAC_OVERRIDE, seen.st_uid, seen.st_gid)
 
 
@@ -69,7 +69,8 @@ class AsCaller:
 
     def __init__(
         self,
-        vfs: Vfs,
+        gate: Gate,
+        refused: Callable[[Node], None],
         caller: Caller,
         needs: Sequence[Need],
         nodes: Sequence[Node],
@@ -79,12 +80,14 @@ class AsCaller:
     ) -> None:
         """Begin.
 
-        needs  by the inodes as they are now
-        nodes  those that the kernel has judged by: if it is refused below, they are not what they were taken for
-        gid    the group to act in; None: his own
-        umask  for what is made
+        refused  told of each of the nodes, if it is refused below
+        needs    by the inodes as they are now
+        nodes    those that the kernel has judged by
+        gid      the group to act in; None: his own
+        umask    for what is made
         """
-        self._vfs = vfs
+        self._gate = gate
+        self._refused = refused
         self._caller = caller
         self._needs = needs
         self._nodes = nodes
@@ -97,7 +100,7 @@ class AsCaller:
 
         Raises  OSError: what it raises; EPERM, EACCES: it is refused
         """
-        below = self._vfs.gate.call
+        below = self._gate.call
         uid, gid, umask = self._uid, self._gid, self._umask
         if os.geteuid():
             return below(call_as, Identity(umask=umask), act, *args, **kwargs)
@@ -116,8 +119,7 @@ class AsCaller:
             return below(call_as, whole, act, *args, **kwargs)
         except PermissionError:
             for node in self._nodes:
-                self._vfs.memory.changed(node.source)
-                self._vfs.lasting.renew(node)
+                self._refused(node)
             raise
 
     def _capabilities(self, rights: Rights) -> int:
@@ -128,7 +130,7 @@ class AsCaller:
         for capability, uid, gid in self._needs:
             bits = _BY_MODE if capability == Capability.DAC_OVERRIDE else 1 << capability
             needed |= bits
-            if not self._vfs.gate.call(knows, self._caller, uid, gid):
+            if not self._gate.call(knows, self._caller, uid, gid):
                 unknown |= bits
         return rights.capabilities & needed & ~unknown
 
@@ -138,6 +140,6 @@ def _known(number: int) -> int:
     return NOBODY if number == NO_ID else number
 
 
-def told_as(vfs: Vfs, caller: Caller) -> Identity:
+def told_as(gate: Gate, caller: Caller) -> Identity:
     """Who is to be told what the filesystem below may not tell everybody: a caller without his capabilities."""
-    return Identity(caller.uid, caller.gid, vfs.gate.call(rights_of, caller).groups, 0)
+    return Identity(caller.uid, caller.gid, gate.call(rights_of, caller).groups, 0)

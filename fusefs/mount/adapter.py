@@ -40,7 +40,7 @@ class Adapter(pyfuse3.Operations):
     def told_stale(self, caller: object) -> None:
         if isinstance(caller, RequestContext):
             with self.gate.lock:
-                self._vfs.directories.losers.add(caller.pid)
+                self._vfs.losers.add(caller.pid)
 
     # What the kernel is told of what was done, and what is remembered of what it asks.
 

@@ -18,7 +18,6 @@ import trio
 
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
 from fusefs.core.fastpaths import FastPath
-from fusefs.core.mountstats import Gauges
 from fusefs.core.names import printable
 from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
 from fusefs.linux.door import door_of
@@ -69,7 +68,7 @@ class _Service(Adapter):
     def __init__(
         self, vfs: Vfs, options: Options, replies: Replies, lane: FastLane, stats: Stats, ready: Callable[[], None]
     ) -> None:
-        root = vfs.directories.fd_of(vfs.nodes.root)
+        root = vfs.root_fd()
         xattrs = Xattrs(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
@@ -93,7 +92,7 @@ class _Service(Adapter):
         if self._lane.is_on(FastPath.SEAM) and not loop.is_as_known():
             self._lane.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
             self._vfs.gate.stay_home()
-        depth = stack_depth(self._vfs.directories.fd_of(self._vfs.nodes.root))
+        depth = stack_depth(self._vfs.root_fd())
         self._replies.patch_next(beginning(self._lane.on(), stack_depth=depth))
         if not self._lane.is_on(FastPath.SEAM):
             self._replies.let_pass()  # all but this one
@@ -105,7 +104,8 @@ class _Service(Adapter):
         async with self._moving:
             if apart is not None and not ended.is_set():
                 try:
-                    self._lane.decide(FastPath.ROOT_ACL, await show(self._vfs, mount, apart))
+                    why_not = await show(self.gate, self._vfs.nodes, self._vfs.lasting, mount, apart)
+                    self._lane.decide(FastPath.ROOT_ACL, why_not)
                 except OSError as error:
                     hint = f"-o without={FastPath.ROOT_ACL.value} mounts it by mount(2)"
                     self._refusal = Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint)
@@ -199,7 +199,7 @@ class _Service(Adapter):
             await nursery.start(stop_on_signal, mount, self._moving, partial(_unmount, mount, ended))
             nursery.start_soon(wait_no_longer, self.gate, ended, nursery.cancel_scope)
             nursery.start_soon(_tell_watchdog)
-            nursery.start_soon(self.stats.keep_gauges, partial(_gauges, self._vfs))
+            nursery.start_soon(self.stats.keep_gauges, self._vfs.gauges)
             nursery.start_soon(self._answer_from_now_on, attached, ended)
             nursery.start_soon(self.gate.inner.keep)
             nursery.start_soon(forget_stored, self._vfs, self._replies.device)
@@ -387,29 +387,13 @@ def _collect_garbage_seldom() -> None:
 
 def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | None]:
     _major, _, connection = attached.mount.device.partition(b":")
-    return watching(vfs.directories.fd_of(vfs.nodes.root), attached.fd, int(connection))
+    return watching(vfs.root_fd(), attached.fd, int(connection))
 
 
 def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
     """Where users ask for the backing tree of a mount over itself; others have their source for that."""
     mount, path = attached.mount, door_of(attached.mount.source)
-    return nullcontext() if path is None else porter.porter(path, vfs.directories.fd_of(vfs.nodes.root), mount.device)
-
-
-def _gauges(vfs: Vfs) -> Gauges:
-    """How much there is at the moment."""
-    with vfs.gate.lock:
-        return Gauges(
-            n_nodes=len(vfs.nodes),
-            n_handles=len(vfs.handles),
-            n_directory_fds=len(vfs.directories),
-            n_cached=len(vfs.memory.cache),
-            cache_bytes=vfs.memory.cache.size_bytes if len(vfs.memory.cache) else 0,
-            cache_size_bytes=vfs.memory.size_bytes,
-            n_threads=vfs.gate.n_inside,
-            n_prefetches=vfs.ahead.n_under_way,
-            is_slow=int(vfs.gate.is_slow),
-        )
+    return nullcontext() if path is None else porter.porter(path, vfs.root_fd(), mount.device)
 
 
 async def _tell_watchdog() -> None:

@@ -311,7 +311,7 @@ class Direct:
                 os.writev(self.device, (wire.head(unique, len(answer)), answer))
             elif type(answer) is int:
                 if answer == errno.ESTALE:
-                    self._vfs.directories.losers.add(pid)
+                    self._vfs.losers.add(pid)
                 os.write(self.device, wire.refusal(unique, answer))
         except OSError as error:
             if error.errno not in GONE:  # who asked has got an error, too

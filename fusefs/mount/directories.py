@@ -19,21 +19,24 @@ from fusefs.linux.libc import handle_of, statfs_type
 from fusefs.mount.gate import Gate
 from fusefs.mount.losers import Losers
 
+TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
 
 class Directories:
     """The backing tree by nodes. All methods raise OSError: ESTALE for what is not to be found any more."""
 
-    def __init__(self, root: Fd, n_fds: int, gate: Gate) -> None:
+    def __init__(self, root: Fd, n_fds: int, gate: Gate, losers: Losers) -> None:
         """Begin at a directory.
 
-        root   O_PATH or readable; stays its owner's
-        n_fds  how many directories may be open at a time, at least 2
+        root    O_PATH or readable; stays its owner's
+        n_fds   how many directories may be open at a time, at least 2
+        losers  what is held for some is another way to it
         """
         self._root = root
         self._n_fds = n_fds
         self._gate = gate
         self._open: OrderedDict[Node, Fd] = OrderedDict()
-        self.losers = Losers(gate)
+        self._losers = losers
         self._device = look_at(root).dev
         self.has_handles = statfs_type(root) != FUSE_MAGIC
         self._mount = self._open_mount()
@@ -58,7 +61,6 @@ class Directories:
     def close(self) -> None:
         """Close all."""
         self.limit(0)
-        self.losers.close()
         if self._mount is not None:
             self._mount.close()
 
@@ -79,6 +81,18 @@ class Directories:
             self._open.move_to_end(directory)
             return self._gate.lend(fd)
         return self._keep(directory, self._find(directory))
+
+    def open_to_read(self, directory: Node) -> Fd:
+        """A new fd of a directory, to be read, of one that the kernel has opened already.
+
+        Raises  OSError ENOENT: it was removed behind the mount; whoever has it open is told so on any filesystem
+        """
+        try:
+            return Fd(self._gate.call(os.open, self.fd_of(directory).path(), TO_READ))
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
     def fd_if_open(self, directory: Node) -> Fd | None:
         """The same, if nobody has to wait for it."""
@@ -107,8 +121,8 @@ class Directories:
         fd = self._open.pop(node, None)
         if fd is not None:
             self._gate.close(fd)
-        if self.losers:
-            self.losers.drop(node)
+        if self._losers:
+            self._losers.drop(node)
 
     def hold(self, node: Node) -> Fd:
         """An O_PATH fd of any node, the caller's own."""
@@ -144,7 +158,7 @@ class Directories:
 
     def _find(self, node: Node) -> Fd:
         """A new fd: by name from an open directory, else by handle, else by its names from the root."""
-        held = self.losers.fd_of(node) if self.losers else None
+        held = self._losers.fd_of(node) if self._losers else None
         if held is not None:
             return Fd(os.dup(held))
         if node.last is not None:

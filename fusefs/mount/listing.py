@@ -21,7 +21,8 @@ from fusefs.linux.caller import Caller
 from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
 from fusefs.mount import trashdir, vfs_files
-from fusefs.mount.acting import AsCaller, by_mode_of
+from fusefs.mount.acting import by_mode_of
+from fusefs.mount.directories import TO_READ
 from fusefs.mount.handles import Listing
 from fusefs.mount.known import Known
 from fusefs.mount.recall import remembered
@@ -29,7 +30,6 @@ from fusefs.mount.vfs import Vfs
 from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
-_TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _N_TOLD = 256
 """Entries looked at before a reply: a little more than it takes."""
 _N_TIMED = 8
@@ -65,8 +65,8 @@ def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     vfs.make_room(caller.uid)
     dir_fd = vfs.directories.fd_of(node)
-    opening = AsCaller(vfs, caller, (by_mode_of(vfs, dir_fd),), (node,))
-    fd = Fd(opening.call(os.open, dir_fd.path(), _TO_READ))
+    opening = vfs.as_caller(caller, (by_mode_of(vfs.gate, dir_fd),), (node,))
+    fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
     return vfs.handles.add(node, fd, caller.uid, listing=Listing(node, Dirents(fd)))
 
 
@@ -79,28 +79,15 @@ def recall_opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int | None:
     return vfs.handles.add_late(node, caller.uid, Listing(node, None))
 
 
-def open_late(vfs: Vfs, node: Node) -> Fd:
-    """An fd of a directory, to be read, of one that the kernel has opened already.
-
-    Raises  OSError ENOENT: it was removed behind the mount; whoever has it open is told so on any filesystem
-    """
-    try:
-        return Fd(vfs.gate.call(os.open, vfs.directories.fd_of(node).path(), _TO_READ))
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
-
-
 def _entries(vfs: Vfs, listing: Listing) -> Dirents:
     """Where to read them."""
-    return listing.entries or listing.opened(Dirents(open_late(vfs, listing.node)))
+    return listing.entries or listing.opened(Dirents(vfs.directories.open_to_read(listing.node)))
 
 
 def fsyncdir(vfs: Vfs, fh: int, *, data_only: bool) -> None:
     """Make the names of a directory durable."""
     vfs.handles.node(fh)
-    vfs_files.sync(vfs, _entries(vfs, vfs.handles.listing(fh)).fd, data_only=data_only)
+    vfs_files.sync(vfs.gate, _entries(vfs, vfs.handles.listing(fh)).fd, data_only=data_only)
 
 
 def releasedir(vfs: Vfs, fh: int) -> None:

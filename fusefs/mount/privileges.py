@@ -14,7 +14,10 @@ from fusefs.linux.caller import Caller, is_capable, keeps_group
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import Identity, call_as, in_group, in_no_group
-from fusefs.mount.acting import AsCaller, by_owner_alone
+from fusefs.mount.acting import by_owner_alone
+from fusefs.mount.gate import Gate
+from fusefs.mount.handles import Handles
+from fusefs.mount.lasting import Lasting
 from fusefs.mount.vfs import Vfs
 
 
@@ -32,31 +35,31 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
         return
     if not vfs.handles.has_writer(node):
         gid = seen.gid if is_group_kept else None
-        AsCaller(vfs, caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
+        vfs.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
         return
-    _take_away(vfs, fd, in_group(seen.gid) if is_group_kept else in_no_group())
+    _take_away(vfs.gate, fd, in_group(seen.gid) if is_group_kept else in_no_group())
 
 
-def take_unasked(vfs: Vfs, node: Node, fd: Fd) -> None:
+def take_unasked(gate: Gate, lasting: Lasting, node: Node, fd: Fd) -> None:
     """The same before a write that the kernel hands on as it is: it takes nothing away, and asks for nothing."""
-    if vfs.gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
-        _take_away(vfs, fd, in_no_group())
-        vfs.lasting.renew(node)
+    if gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
+        _take_away(gate, fd, in_no_group())
+        lasting.renew(node)
 
 
-def _take_away(vfs: Vfs, fd: Fd, who: Identity) -> None:
+def _take_away(gate: Gate, fd: Fd, who: Identity) -> None:
     with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
-        vfs.gate.call(call_as, who, os.chown, fd.path(), -1, -1)
+        gate.call(call_as, who, os.chown, fd.path(), -1, -1)
 
 
-def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
+def are_taken_by(gate: Gate, handles: Handles, node: Node, fd: Fd, mode: int) -> bool:
     """Whether that mode takes such bits away, and nothing else, and somebody may be writing, who does not own the file.
 
     So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
     """
-    before = stat.S_IMODE(vfs.gate.call(look_at, fd).mode)
+    before = stat.S_IMODE(gate.call(look_at, fd).mode)
     return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (
-        not mode & ~before and vfs.handles.has_writer(node)
+        not mode & ~before and handles.has_writer(node)
     )
 
 
@@ -66,20 +69,20 @@ def group_for(seen: Attributes, caller: Caller) -> int:
 
 
 @contextmanager
-def kept(vfs: Vfs, fd: Fd, caller: Caller) -> Iterator[None]:
+def kept(gate: Gate, fd: Fd, caller: Caller) -> Iterator[None]:
     """What changes a file's content in the block leaves the bits of who may keep them: ours would take them away.
 
     The kernel lets nobody else change the file's mode meanwhile.
     """
-    before = vfs.gate.call(look_at, fd).mode
+    before = gate.call(look_at, fd).mode
     try:
         yield
     finally:
         if before & (stat.S_ISUID | stat.S_ISGID) and is_capable(caller, Capability.FSETID):
-            chmod(vfs, fd, before)
+            chmod(gate, fd, before)
 
 
-def chmod(vfs: Vfs, fd: Fd, mode: int) -> None:
+def chmod(gate: Gate, fd: Fd, mode: int) -> None:
     """As root; below it would be asked whether the daemon is in that group, for its set-group-ID bit."""
-    gid = vfs.gate.call(look_at, fd).gid
-    vfs.gate.call(call_as, in_group(gid), os.chmod, fd.path(), stat.S_IMODE(mode))
+    gid = gate.call(look_at, fd).gid
+    gate.call(call_as, in_group(gid), os.chmod, fd.path(), stat.S_IMODE(mode))

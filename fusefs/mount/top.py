@@ -17,18 +17,20 @@ import signal
 
 import trio
 
+from fusefs.core.inodes import InodeTable
 from fusefs.linux import mounting
 from fusefs.linux.beside import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
+from fusefs.mount.gate import Gate
+from fusefs.mount.lasting import Lasting
 from fusefs.mount.points import mount_of_device
-from fusefs.mount.vfs import Vfs
 
 _LIMIT_S, _GRACE_S = 10.0, 1.0
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-async def show(vfs: Vfs, mount: Mount, apart: Fd) -> str | None:
+async def show(gate: Gate, nodes: InodeTable, lasting: Lasting, mount: Mount, apart: Fd) -> str | None:
     """Have a mount that answers where people see it; why that shows its own root after all, or None.
 
     apart   the mount, which is closed then
@@ -36,16 +38,16 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> str | None:
     Checkpoint  while a process does that, whom we have to answer
     """
     with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
-        with vfs.gate.lock:
-            vfs.nodes.put_top(is_shown=True)
+        with gate.lock:
+            nodes.put_top(is_shown=True)
         number = await _moved(mount, apart, target)
-        with vfs.gate.lock:
+        with gate.lock:
             if not number:
-                vfs.nodes.hide_root()
-                vfs.lasting.renew_all()
+                nodes.hide_root()
+                lasting.renew_all()
                 return None
-            vfs.nodes.put_top(is_shown=False)
-            vfs.lasting.renew(vfs.nodes.root)  # what was told of it meanwhile is in the books as the top's
+            nodes.put_top(is_shown=False)
+            lasting.renew(nodes.root)  # what was told of it meanwhile is in the books as the top's
         mounting.move_mount(apart, target)
     return f"another inode of it can't be mounted: {os.strerror(number)}"
 

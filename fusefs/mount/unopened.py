@@ -19,7 +19,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
 from fusefs.mount import vfs_files
 from fusefs.mount.handles import Listing
-from fusefs.mount.listing import BYTES_TOLD, Listed, left_out, looked_at, open_late
+from fusefs.mount.listing import BYTES_TOLD, Listed, left_out, looked_at
 from fusefs.mount.vfs import Vfs
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
@@ -62,9 +62,9 @@ def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
 def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
     """Make a directory's names durable."""
     with _open(vfs, vfs.node(nodeid)) as fd:
-        vfs_files.sync(vfs, fd, data_only=data_only)
+        vfs_files.sync(vfs.gate, fd, data_only=data_only)
 
 
 def _open(vfs: Vfs, node: Node) -> Fd:
     """Whoever reads may have it from somebody else who opened it: that was for the kernel to allow."""
-    return vfs.gate.owned(open_late(vfs, node))
+    return vfs.gate.owned(vfs.directories.open_to_read(node))

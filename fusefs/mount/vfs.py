@@ -11,11 +11,12 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
+from fusefs.core.mountstats import Gauges
 from fusefs.core.names import STORE
 from fusefs.core.shares import Shares
 from fusefs.linux.attributes import Looker, look_at, peek, peek_at
@@ -24,6 +25,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import TOP as TOP_NAME
 from fusefs.mount import trashdir
+from fusefs.mount.acting import AsCaller, Need
 from fusefs.mount.ahead import Ahead
 from fusefs.mount.directories import Directories
 from fusefs.mount.folding import Folding
@@ -31,6 +33,7 @@ from fusefs.mount.gate import Gate
 from fusefs.mount.handles import Handles
 from fusefs.mount.known import NOTHING, Known
 from fusefs.mount.lasting import Lasting
+from fusefs.mount.losers import Losers
 from fusefs.mount.memory import Look, Memory
 from fusefs.mount.pages import Pages
 from fusefs.mount.passthrough import Passthrough
@@ -91,7 +94,8 @@ class Vfs:
         self.memory = Memory(gate, stats, cache_bytes, timeout_s)
         n_spare = _n_spare(max_fds)
         self._n_fds = _n_for_clients(max_fds)
-        self.directories = Directories(root, self._n_fds, gate)
+        self.losers = Losers(gate)
+        self.directories = Directories(root, self._n_fds, gate, self.losers)
         self.wanted = Wanted(seen.dev)
         has_handles = self.directories.has_handles
         self.ahead = Ahead(gate, self.memory, self.wanted, n_in_flight, n_spare, has_handles=has_handles)
@@ -121,6 +125,7 @@ class Vfs:
         with self.gate.lock:
             self.handles.close()
             self.directories.close()
+            self.losers.close()
 
     # Nodes.
 
@@ -162,7 +167,7 @@ class Vfs:
         if self.unlisted and (node := self.unlisted.pop(name, None)) is not None:
             node.nlookup += 1
             return Known(node.nodeid, look_at(self.handles.fd_of(node)), 0)
-        if self.directories.losers and (known := self._look_again(directory, fd, name, caller)):
+        if self.losers and (known := self._look_again(directory, fd, name, caller)):
             return known
         is_fickle = self.is_fickle(directory, fd, name)
         if not is_fickle and not self.gate.is_home:
@@ -184,8 +189,7 @@ class Vfs:
 
     def _look_again(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> Known | None:
         """What a name means to who has lost a race for one, and has it held; None: he has not, or it is not there."""
-        losers = self.directories.losers
-        fd = losers.open(caller.pid, dir_fd, name)
+        fd = self.losers.open(caller.pid, dir_fd, name)
         if fd is None:
             return None
         try:
@@ -194,11 +198,11 @@ class Vfs:
             self.gate.call(fd.close)
             raise
         self.counted(known)
-        losers.remove(caller.pid)
+        self.losers.remove(caller.pid)
         if stat.S_ISREG(known.attributes.mode):
-            losers.hold(caller.pid, self.node(known.nodeid), fd)
+            self.losers.hold(caller.pid, self.node(known.nodeid), fd)
         else:
-            losers.add(caller.pid)
+            self.losers.add(caller.pid)
             self.gate.call(fd.close)
         return known
 
@@ -429,7 +433,44 @@ class Vfs:
 
     def statfs(self) -> os.statvfs_result:
         """The backing filesystem's numbers."""
-        return self.gate.call(os.fstatvfs, self.directories.fd_of(self.nodes.root))
+        return self.gate.call(os.fstatvfs, self.root_fd())
+
+    def root_fd(self) -> Fd:
+        """The backing tree's directory, which stays its owner's."""
+        return self.directories.fd_of(self.nodes.root)
+
+    def gauges(self) -> Gauges:
+        """How much there is at the moment."""
+        with self.gate.lock:
+            return Gauges(
+                n_nodes=len(self.nodes),
+                n_handles=len(self.handles),
+                n_directory_fds=len(self.directories),
+                n_cached=len(self.memory.cache),
+                cache_bytes=self.memory.cache.size_bytes if len(self.memory.cache) else 0,
+                cache_size_bytes=self.memory.size_bytes,
+                n_threads=self.gate.n_inside,
+                n_prefetches=self.ahead.n_under_way,
+                is_slow=int(self.gate.is_slow),
+            )
+
+    # Acting.
+
+    def as_caller(
+        self,
+        caller: Caller,
+        needs: Sequence[Need],
+        nodes: Sequence[Node],
+        *,
+        gid: int | None = None,
+        umask: int | None = None,
+    ) -> AsCaller:
+        """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
+        return AsCaller(self.gate, self._mistaken, caller, needs, nodes, gid=gid, umask=umask)
+
+    def _mistaken(self, node: Node) -> None:
+        self.memory.changed(node.source)
+        self.lasting.renew(node)
 
     # Handles.
 

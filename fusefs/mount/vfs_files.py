@@ -15,7 +15,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.identity import call_as
 from fusefs.linux.libc import fallocate
 from fusefs.mount import privileges
-from fusefs.mount.acting import AsCaller, by_mode, by_owner_alone
+from fusefs.mount.acting import by_mode, by_owner_alone
+from fusefs.mount.gate import Gate
 from fusefs.mount.handles import FOR_EXECUTION
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.writers import writer_of
@@ -59,8 +60,8 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> Opened:
     except BaseException:
         vfs.release(fd)
         raise
-    if vfs.directories.losers:
-        vfs.directories.losers.remove(caller.pid)
+    if vfs.losers:
+        vfs.losers.remove(caller.pid)
     return Opened(fd, backing_id, keeps)
 
 
@@ -72,7 +73,7 @@ def open_patiently(vfs: Vfs, node: Node, held: Fd, seen: Attributes, flags: int,
     """
     if stat.S_IFMT(seen.mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-    acting = AsCaller(vfs, caller, (by_mode(seen), by_owner_alone(seen)), (node,))
+    acting = vfs.as_caller(caller, (by_mode(seen), by_owner_alone(seen)), (node,))
     if flags & FOR_EXECUTION:
         acting.call(_execute, held)
         return Fd(vfs.gate.patiently(caller.pid, vfs.gate.call, os.open, held.path(), flags | os.O_NONBLOCK))
@@ -104,7 +105,7 @@ def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int |
     how, writer = os.RWF_APPEND if flags & os.O_APPEND else 0, vfs.passthrough.writer_of(node, file)
     with vfs.memory.changes(node.source):
         if vfs.handles.comes_whole(fh):
-            privileges.take_unasked(vfs, node, file)
+            privileges.take_unasked(vfs.gate, vfs.lasting, node, file)
             how |= _as_durable(flags)
         if how:
             return vfs.gate.call(call_as, writer, os.pwritev, file, (data,), offset, how)
@@ -122,7 +123,7 @@ def allocate(vfs: Vfs, fh: int, mode: int, offset: int, size: int, caller: Calle
     """Blocks for a part of a file, or a hole, or zeros: fallocate(2). It may take long."""
     node, file = vfs.handles.node(fh), vfs.handles.file(fh)
     writer = vfs.passthrough.writer_of(node, file)
-    with vfs.memory.changes(node.source), privileges.kept(vfs, file, caller):
+    with vfs.memory.changes(node.source), privileges.kept(vfs.gate, file, caller):
         vfs.gate.call(call_as, writer, fallocate, file, mode, offset, size)
 
 
@@ -151,7 +152,7 @@ def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, 
     node, file = vfs.handles.node(fh), vfs.handles.file(fh)
     to_node, to_file = vfs.handles.node(to_fh), vfs.handles.file(to_fh)
     call = vfs.gate.call
-    with vfs.memory.changes(node.source, to_node.source), privileges.kept(vfs, to_file, caller):
+    with vfs.memory.changes(node.source, to_node.source), privileges.kept(vfs.gate, to_file, caller):
         accessed_ns = call(look_at, file).atime_ns
         size, writer = min(size, _COPIED_BYTES_MAX), vfs.passthrough.writer_of(to_node, to_file)
         n = call(call_as, writer, os.copy_file_range, file, to_file, size, offset, to_offset)
@@ -171,9 +172,9 @@ def flush(vfs: Vfs, fh: int) -> None:
 def fsync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
     """Make a file durable."""
     vfs.handles.node(fh)
-    sync(vfs, vfs.handles.file(fh), data_only=data_only)
+    sync(vfs.gate, vfs.handles.file(fh), data_only=data_only)
 
 
-def sync(vfs: Vfs, fd: Fd, *, data_only: bool) -> None:
+def sync(gate: Gate, fd: Fd, *, data_only: bool) -> None:
     """The same of a file, or of a directory's names, by an fd."""
-    vfs.gate.call(os.fdatasync if data_only else os.fsync, fd)
+    gate.call(os.fdatasync if data_only else os.fsync, fd)

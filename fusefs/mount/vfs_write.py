@@ -129,8 +129,8 @@ def link(vfs: Vfs, nodeid: int, parent: int, name: bytes, caller: Caller) -> Kno
     node = vfs.node(nodeid)
     with vfs.hold(node) as fd, vfs.memory.changes(node.source, names=[(directory, name)]):
         seen = vfs.gate.call(look_at, fd)
-        needs = by_mode_of(vfs, dir_fd), by_mode(seen), by_owner(seen)  # of the file: fs.protected_hardlinks
-        linking = AsCaller(vfs, caller, needs, (node, directory))
+        needs = by_mode_of(vfs.gate, dir_fd), by_mode(seen), by_owner(seen)  # of the file: fs.protected_hardlinks
+        linking = vfs.as_caller(caller, needs, (node, directory))
         linking.call(os.link, fd.path(), name, dst_dir_fd=dir_fd, follow_symlinks=True)
     return _made(vfs, directory, dir_fd, name)
 
@@ -138,7 +138,7 @@ def link(vfs: Vfs, nodeid: int, parent: int, name: bytes, caller: Caller) -> Kno
 def _creating(vfs: Vfs, directory: Node, dir_fd: Fd, mode: int, caller: Caller) -> AsCaller:
     """What is made in a directory is the caller's: owner, group, setgid, ACLs, quota. mode: of a file; 0 for others"""
     gid = _group(vfs, dir_fd, mode, caller)
-    return AsCaller(vfs, caller, (by_mode_of(vfs, dir_fd),), (directory,), gid=gid, umask=caller.umask)
+    return vfs.as_caller(caller, (by_mode_of(vfs.gate, dir_fd),), (directory,), gid=gid, umask=caller.umask)
 
 
 def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
@@ -173,7 +173,7 @@ def rmdir(vfs: Vfs, parent: int, name: bytes, caller: Caller) -> None:
 def _remove(vfs: Vfs, parent: int, name: bytes, act: Callable[..., None], caller: Caller) -> None:
     directory, dir_fd = vfs.changeable(parent, name)
     source, seen = _seen(vfs, dir_fd, name)
-    removing = AsCaller(vfs, caller, (by_mode_of(vfs, dir_fd), by_owner(seen)), (directory,))
+    removing = vfs.as_caller(caller, (by_mode_of(vfs.gate, dir_fd), by_owner(seen)), (directory,))
     with vfs.memory.changes(source, names=[(directory, name)]):
         removing.call(act, name, dir_fd=dir_fd)
     vfs.lasting.changed(directory)
@@ -200,12 +200,12 @@ def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int
     found = vfs.find(new_fd, new[1])
     other = None if found is None else source_key(*found)
     sources = [source] if other is None else [source, other]
-    needs = [by_mode_of(vfs, old_fd), by_mode_of(vfs, new_fd)]
+    needs = [by_mode_of(vfs.gate, old_fd), by_mode_of(vfs.gate, new_fd)]
     for one in [seen] if found is None else [seen, found[0]]:
         needs.append(by_owner(one))
         if one.is_directory() and old[0] is not new[0]:
             needs.append(by_mode(one))  # what is above it is written in it
-    moving = AsCaller(vfs, caller, needs, (old[0], new[0]))
+    moving = vfs.as_caller(caller, needs, (old[0], new[0]))
     with vfs.memory.changes(*sources, names=[old, new]):
         moving.call(libc.renameat2, old_fd, old[1], new_fd, new[1], flags)
     vfs.lasting.changed(old[0])
@@ -287,7 +287,7 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Ca
         if changes.mode is not None:
             _change_mode(vfs, node, fd, changes, caller)
         if size is not None:
-            with privileges.kept(vfs, fd, caller):
+            with privileges.kept(vfs.gate, fd, caller):
                 vfs.gate.call(call_as, in_no_group(), os.truncate, file, size)
         elif changes.atime_ns is not None or changes.mtime_ns is not None:
             _change_times(vfs, node, fd, changes, caller)
@@ -312,31 +312,31 @@ def _change_owner(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller
     given = seen.uid if uid < 0 else uid, seen.gid if gid < 0 else gid
     needs = [Need(Capability.CHOWN, *owned) for owned in ((seen.uid, seen.gid), given)]
     needs.append(by_owner_alone(seen))  # set-user-ID bits that go
-    AsCaller(vfs, caller, needs, (node,)).call(os.chown, fd.path(), uid, gid)
+    vfs.as_caller(caller, needs, (node,)).call(os.chown, fd.path(), uid, gid)
 
 
 def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
     """A mode that comes with something else is the kernel's own: bits that go with that."""
     mode = stat.S_IMODE(changes.mode or 0)
     if changes._replace(mode=None) != _NOTHING:
-        privileges.chmod(vfs, fd, mode)
+        privileges.chmod(vfs.gate, fd, mode)
         return
     seen = vfs.gate.call(look_at, fd)
     gid = privileges.group_for(seen, caller) if mode & stat.S_ISGID else None
     try:
-        AsCaller(vfs, caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chmod, fd.path(), mode)
+        vfs.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chmod, fd.path(), mode)
     except PermissionError:
-        if not privileges.are_taken_by(vfs, node, fd, mode):
+        if not privileges.are_taken_by(vfs.gate, vfs.handles, node, fd, mode):
             raise
-        privileges.chmod(vfs, fd, mode)
+        privileges.chmod(vfs.gate, fd, mode)
 
 
 def _change_times(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
     """To those of its owner's choice; to now for who may write to it. (pyfuse3 does not say that now is meant.)"""
     times, seen = (changes.atime_ns, changes.mtime_ns), vfs.gate.call(look_at, fd)
     try:
-        AsCaller(vfs, caller, (by_owner_alone(seen),), (node,)).call(set_times, fd, *times)
+        vfs.as_caller(caller, (by_owner_alone(seen),), (node,)).call(set_times, fd, *times)
     except PermissionError:
         if None in times or times[0] != times[1] or abs(time.time_ns() - (times[0] or 0)) > _NOW_NS:
             raise
-        AsCaller(vfs, caller, (by_mode(seen),), (node,)).call(set_times_to_now, fd)
+        vfs.as_caller(caller, (by_mode(seen),), (node,)).call(set_times_to_now, fd)

@@ -75,7 +75,7 @@ class Xattrs:
     def _ask(self, node: Node, name: bytes, caller: Caller, uid: int) -> bytes | int:
         answer = None if uid or not name else self._find_by_name(node, name)
         if answer is None:
-            who = told_as(self._vfs, caller) if uid else ITSELF
+            who = told_as(self._vfs.gate, caller) if uid else ITSELF
             with self._vfs.hold(node) as fd:
                 answer = self._vfs.gate.call(call_as, who, get_of, fd, name)
         self._keep_from_kernel(node, name)
@@ -185,7 +185,7 @@ class Xattrs:
             needs = [Need(Capability.SETFCAP, seen.uid, seen.gid)]
         else:  # by which no other user namespace counts
             needs = [Need(Capability.SYS_ADMIN, NO_ID, None)]
-        return AsCaller(self._vfs, caller, needs, (node,), gid=gid)
+        return self._vfs.as_caller(caller, needs, (node,), gid=gid)
 
     def _require(self, name: bytes) -> None:
         if not self._are_shown:
