@@ -10,7 +10,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, InodeT, ModeT
 
 from fusefs.mount import listing, recall, vfs_files, vfs_write
 from fusefs.mount.hands import Hands
-from fusefs.mount.known import Known
+from fusefs.mount.lasting import Known
 from fusefs.mount.loop import own_number
 from fusefs.mount.replies import Patch, Replies, create_through, keep_listing, leave_out_nodes, open_through
 from fusefs.mount.stats import Stats

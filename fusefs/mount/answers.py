@@ -22,7 +22,7 @@ from fusefs.mount.asking import Asking
 from fusefs.mount.gate import Gate, WouldWait
 from fusefs.mount.hands import PART
 from fusefs.mount.jumps import Jumps, Reader
-from fusefs.mount.known import Known, shown_number
+from fusefs.mount.lasting import Known, shown_number
 from fusefs.mount.listing import Listed
 from fusefs.mount.stats import CELL_OF
 from fusefs.mount.vfs import Vfs

@@ -1,4 +1,4 @@
-"""For how long the kernel may believe what it is told; and what it is told before that is wrong.
+"""What a name or a nodeid means, and for how long the kernel may believe it; and what it is told before that is wrong.
 
 An answer may reach the kernel, or be taken in by it, after that to a later change. For the attributes of files it finds
 that out itself: their changes are answered with new ones, or it counts them. A change in a directory is not, nor the
@@ -18,17 +18,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from fusefs.core.inodes import InodeTable, Node, Zone
+from fusefs.core.attributes import Attributes
+from fusefs.core.inodes import ROOTS, InodeTable, Node, NodeId, Zone
 from fusefs.linux.backing import forget_attributes
-from fusefs.mount.known import Known
+from fusefs.mount.memory import Proof
 
+NOTHING = Attributes(*[0] * len(Attributes._fields))
+"""Of a name that nothing has."""
 _SHORT_S = 1.0
 """For attributes of a directory in which something has just changed. And of a file with more names: one of them may be
 in an orphan, and be reaped behind the mount."""
 _MOMENT_S = 0.01
 """For attributes of a directory whose name is not believed: the kernel asks for them again after each look at a name,
 and before each step of a renameat2 that checks permissions."""
+_RACY_NS = 2_000_000_000
+"""As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
+
+
+class Known(NamedTuple):
+    """What a name or a nodeid means now.
+
+    nodeid     0: nothing has this name
+    timeout_s  for how long the kernel may believe it; 0: not at all
+    proof      what tells, when the answer goes out, whether it is still so
+    is_steady  False: the attributes change without a message, and may not be believed; the name may
+    is_fickle  True: the name may not be believed; what a directory is may be, for as long as one system call takes
+    """
+
+    nodeid: NodeId
+    attributes: Attributes
+    timeout_s: float
+    proof: Proof | None = None
+    is_steady: bool = True
+    is_fickle: bool = False
+
+
+def shown_number(known: Known) -> int:
+    """The inode number that people see: the nodeid, as pyfuse3 has one field for both."""
+    return known.attributes.ino if known.nodeid in ROOTS else known.nodeid
 
 
 class Lasting:
@@ -106,3 +135,30 @@ class Lasting:
         """A node has ended."""
         self._told.discard(node.nodeid)
         self._changed_s.pop(node.nodeid, None)
+
+
+class Pages:
+    """What files looked like when they were opened last: whether what the kernel has of their content is still right.
+
+    It is, where others change it behind the mount, if the file's times and size are those of the last open, and had
+    been so for a while then: clocks of filesystems tick slowly, and what is written in the same tick can't be told
+    apart.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._seen: dict[Node, tuple[int, int, int]] = {}
+
+    def are_right(self, node: Node, seen: Attributes) -> bool:
+        """Whether the kernel's pages of a file are, that was just opened and looked at."""
+        version = (seen.mtime_ns, seen.ctime_ns, seen.size)
+        are_right = self._seen.get(node) == version
+        if time.time_ns() - max(seen.mtime_ns, seen.ctime_ns) > _RACY_NS:
+            self._seen[node] = version
+        else:
+            self.drop(node)
+        return are_right
+
+    def drop(self, node: Node) -> None:
+        """Its node has ended."""
+        self._seen.pop(node, None)

@@ -24,7 +24,7 @@ from fusefs.mount import trashdir, vfs_files
 from fusefs.mount.acting import by_mode_of
 from fusefs.mount.directories import TO_READ
 from fusefs.mount.handles import Listing
-from fusefs.mount.known import Known
+from fusefs.mount.lasting import Known
 from fusefs.mount.recall import remembered
 from fusefs.mount.vfs import Vfs
 from fusefs.store.layout import is_stores_own

@@ -20,7 +20,7 @@ from types import ModuleType
 import pyfuse3
 import trio
 
-from fusefs.mount.known import Known
+from fusefs.mount.lasting import Known
 from fusefs.mount.vfs import Vfs
 
 _TURN_S = 0.001

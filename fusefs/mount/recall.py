@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fusefs.core.inodes import Node, NodeId
 from fusefs.mount import trashdir
-from fusefs.mount.known import NOTHING, Known
+from fusefs.mount.lasting import NOTHING, Known
 from fusefs.mount.vfs import Vfs
 from fusefs.store.layout import is_stores_own
 

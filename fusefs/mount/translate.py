@@ -14,8 +14,7 @@ from pyfuse3 import EntryAttributes, FUSEError, SetattrFields, StatvfsData
 
 from fusefs.mount.gate import Gate, WouldWait
 from fusefs.mount.hands import Hands
-from fusefs.mount.known import Known, shown_number
-from fusefs.mount.lasting import Lasting
+from fusefs.mount.lasting import Known, Lasting, shown_number
 from fusefs.mount.listing import Listed
 from fusefs.mount.replies import NAME_ONLY_GENERATION
 from fusefs.mount.stats import CELL_OF, Stats

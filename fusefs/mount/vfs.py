@@ -31,11 +31,9 @@ from fusefs.mount.directories import Directories
 from fusefs.mount.folding import Folding
 from fusefs.mount.gate import Gate
 from fusefs.mount.handles import Handles
-from fusefs.mount.known import NOTHING, Known
-from fusefs.mount.lasting import Lasting
+from fusefs.mount.lasting import NOTHING, Known, Lasting, Pages
 from fusefs.mount.losers import Losers
 from fusefs.mount.memory import Look, Memory
-from fusefs.mount.pages import Pages
 from fusefs.mount.passthrough import Passthrough
 from fusefs.mount.stats import Stats
 from fusefs.mount.wanted import Wanted

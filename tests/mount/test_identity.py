@@ -17,7 +17,7 @@ import trio
 from fusefs.core.inodes import NodeId
 from fusefs.linux.libc import RENAME_EXCHANGE, handle_of
 from fusefs.mount.gate import Gate
-from fusefs.mount.known import NOTHING, Known
+from fusefs.mount.lasting import NOTHING, Known
 from fusefs.mount.loop import own_number
 from tests.support.mounted import trashd_mount, until
 from tests.support.oracle import Oracle

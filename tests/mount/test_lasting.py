@@ -19,8 +19,7 @@ from fusefs.linux.attributes import look_at
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_write
 from fusefs.mount.gate import Gate
-from fusefs.mount.known import Known
-from fusefs.mount.lasting import Lasting
+from fusefs.mount.lasting import Known, Lasting
 from fusefs.mount.stats import Stats
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.xattrs import Xattrs

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from fusefs.core.attributes import Attributes
 from fusefs.mount import listing, vfs_files, vfs_write
-from fusefs.mount.known import Known
+from fusefs.mount.lasting import Known
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import Changes
 from fusefs.mount.xattrs import Xattrs
