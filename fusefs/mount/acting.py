@@ -1,30 +1,56 @@
-"""What opens or changes something, done as whoever asks for it: the filesystem below judges, at that moment.
+"""As whom the daemon acts: what opens or changes something is done as whoever asks; the filesystem below judges then.
 
 The kernel has judged too, by the owner, mode and groups that it was told last. If somebody has changed these behind the
 mount, the inode may be another's by now: root's word alone would have a former owner make a set-user-ID program of it.
 We reach the object as root, by an fd, and ask for the act as the caller; nothing of him is kept from one request to the
 next, and nothing is looked up in a cache.
+
+A file's content is written as its owner. A handle's reads and writes are made by the daemon, or by the kernel as who
+the daemon was when it gave it the file (passthrough.py): the same for all who have it open, in whatever order they
+came. Nobody who has it open is asked, so it is neither him nor root, but the owner, as he was then, in no group, and
+with no capability:
+
+- ext2, 3 and 4 give the blocks that they reserve for root (mke2fs -m) to whoever writes with root's fsuid, or with that
+  of another user named for it (tune2fs -u); and to CAP_SYS_RESOURCE.
+- Who is in a file's group, or has CAP_FSETID, may leave its set-group-ID bit. The daemon is in root's group.
+
+Source  ext4_has_free_clusters in the kernel's fs/ext4/balloc.c, in_group_or_capable in its fs/inode.c
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from fusefs.core.attributes import Attributes
 from fusefs.core.inodes import Node
+from fusefs.linux.attributes import look_at
 from fusefs.linux.caller import Caller, Rights, knows, rights_of
 from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.fd import Fd
-from fusefs.linux.identity import NO_ID, Identity, call_as
+from fusefs.linux.identity import ITSELF, NO_ID, Identity, call_as, in_no_group
+from fusefs.linux.kernel import EXT_MAGIC
+from fusefs.linux.libc import statfs_type
 from fusefs.mount.gate import Gate
-from fusefs.mount.writers import NOBODY
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+NOBODY = 65_534
+_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
+
+
+class Asking:
+    """A linux.caller.Caller: who asks for what we answer ourselves; one for all requests, one after the other."""
+
+    __slots__ = ("gid", "pid", "uid", "umask")
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self.uid = self.gid = self.pid = self.umask = 0
 
 
 class Need(NamedTuple):
@@ -143,3 +169,33 @@ def _known(number: int) -> int:
 def told_as(gate: Gate, caller: Caller) -> Identity:
     """Who is to be told what the filesystem below may not tell everybody: a caller without his capabilities."""
     return Identity(caller.uid, caller.gid, gate.call(rights_of, caller).groups, 0)
+
+
+def writer_of(uid: int, mode: int) -> int:
+    """Whose blocks a file takes: its owner's; but nobody's if it is root's and not root's alone to write."""
+    return uid or (NOBODY if mode & _FOR_OTHERS else 0)
+
+
+class Writers:
+    """Who writes which file. Which filesystems have blocks for root is asked once for each."""
+
+    def __init__(self) -> None:
+        """Begin; only root's daemon is somebody else than its clients, and only where it knows all users."""
+        self._nobody = in_no_group()
+        self._has_reserve: dict[int, bool] = {}
+
+    def of(self, device: int, fd: int, writer: int | None) -> Identity:
+        """As whom a file is to be written.
+
+        device  of the filesystem that it is on
+        writer  by `writer_of`; None: unknown
+        """
+        if self._nobody is ITSELF:
+            return ITSELF
+        has_reserve = self._has_reserve.get(device)
+        if has_reserve is None:
+            has_reserve = self._has_reserve[device] = statfs_type(fd) == EXT_MAGIC
+        if writer is None:
+            seen = look_at(fd)
+            writer = writer_of(seen.uid, seen.mode)
+        return self._nobody._replace(uid=0 if writer == NOBODY and not has_reserve else writer)

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from fusefs.core import fusewire as wire
 from fusefs.core.fusewire import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.mount import listing, recall, unopened, vfs_files, vfs_write
-from fusefs.mount.asking import Asking
+from fusefs.mount.acting import Asking
 from fusefs.mount.gate import Gate, WouldWait
 from fusefs.mount.hands import PART
 from fusefs.mount.jumps import Jumps, Reader

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from fusefs.core import fusewire as wire
 from fusefs.core.fusewire import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.caller import is_killed
+from fusefs.mount.acting import Asking
 from fusefs.mount.answers import Act, Answers, Given, Later, Sort
-from fusefs.mount.asking import Asking
 from fusefs.mount.gate import Gate, WouldWait
 from fusefs.mount.helpers import Helpers, Key, Task
 from fusefs.mount.replies import GONE, Replies

@@ -22,10 +22,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.identity import ITSELF, Identity, call_as
 from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
 from fusefs.linux.libc import statfs_type, statx
+from fusefs.mount.acting import Writers
 from fusefs.mount.directories import Directories
 from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Memory
-from fusefs.mount.writers import Writers
 
 _TELLS_LATE = "the filesystem below is FUSE, and may tell of a failed write when its own handle is closed"
 _TOO_OLD = "it takes Linux 6.9 with CONFIG_FUSE_PASSTHROUGH"

@@ -34,7 +34,7 @@ from fusefs.linux.door import Visitor, answer, open_door, received, uid_of, visi
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.mounting import clone_tree
-from fusefs.mount.asking import Asking
+from fusefs.mount.acting import Asking
 from fusefs.mount.hands import Hands
 from fusefs.mount.vfs import Vfs
 

@@ -15,11 +15,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.identity import call_as
 from fusefs.linux.libc import fallocate
 from fusefs.mount import privileges
-from fusefs.mount.acting import by_mode, by_owner_alone
+from fusefs.mount.acting import by_mode, by_owner_alone, writer_of
 from fusefs.mount.gate import Gate
 from fusefs.mount.handles import FOR_EXECUTION
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.writers import writer_of
 
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""

@@ -19,12 +19,11 @@ from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity import call_as, in_no_group
 from fusefs.mount import privileges, trashdir, vfs_files
-from fusefs.mount.acting import AsCaller, Need, by_mode, by_mode_of, by_owner, by_owner_alone
+from fusefs.mount.acting import AsCaller, Need, by_mode, by_mode_of, by_owner, by_owner_alone, writer_of
 from fusefs.mount.lasting import Known
 from fusefs.mount.memory import Place
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import Opened
-from fusefs.mount.writers import writer_of
 
 
 class Changes(NamedTuple):

@@ -19,7 +19,7 @@ import pytest
 from fusefs.core import fusewire as wire
 from fusefs.core.fusewire import Opcode
 from fusefs.linux.fd import Fd
-from fusefs.mount.asking import Asking
+from fusefs.mount.acting import Asking
 from fusefs.mount.direct import Direct
 from fusefs.mount.hands import PART
 from fusefs.mount.replies import Replies
