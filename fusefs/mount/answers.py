@@ -21,9 +21,8 @@ from fusefs.mount import listing, recall, unopened, vfs_files, vfs_write
 from fusefs.mount.acting import Asking
 from fusefs.mount.gate import Gate, WouldWait
 from fusefs.mount.hands import PART
-from fusefs.mount.jumps import Jumps, Reader
 from fusefs.mount.lasting import Known, shown_number
-from fusefs.mount.listing import Listed
+from fusefs.mount.listing import Jumps, Listed, Reader
 from fusefs.mount.stats import CELL_OF
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import Opened
