@@ -7,13 +7,15 @@ next ones are fetched, more of them the more he asks; so a plain `ls` costs none
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from fusefs.core.inodes import Node
 from fusefs.linux.fd import Fd
-from fusefs.mount.crew import Crew
 from fusefs.mount.gate import Gate
 from fusefs.mount.memory import Memory
 from fusefs.mount.rings import Rings
@@ -23,6 +25,8 @@ from fusefs.store.layout import is_stores_own
 
 _BATCH = 256
 _N_WALKS = 16
+_N_THREADS_MAX = 256
+"""Of all directories together: what hangs in some leaves others the rest, and nobody depends on these alone."""
 
 
 class Ahead:
@@ -126,3 +130,41 @@ class Ahead:
         if n_more > 0:
             walk.n_helpers += n_more
             self._crew.help(walk, n_more)
+
+
+class Crew:
+    """Threads that look for walks, where there are no rings, or where these can't: for extended attributes.
+
+    As many as are needed, up to a limit. They end with the process.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[Walk] = deque()
+        self._has_calls = threading.Condition()
+        self._n_idle = self._n_threads = 0
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether many calls for help have not been heard yet."""
+        return len(self._calls) > _N_THREADS_MAX
+
+    def help(self, walk: Walk, n: int) -> None:
+        """Have n threads look: later, where so many are busy."""
+        with self._has_calls:
+            self._calls.extend([walk] * n)
+            self._has_calls.notify(n)
+            n_new = min(len(self._calls) - self._n_idle, _N_THREADS_MAX - self._n_threads)
+            with suppress(RuntimeError):  # no more threads for us: fewer will do
+                for _ in range(n_new):
+                    threading.Thread(target=self._work, daemon=True, name="ahead").start()
+                    self._n_threads += 1
+
+    def _work(self) -> None:
+        while True:
+            with self._has_calls:
+                self._n_idle += 1
+                while not self._calls:
+                    self._has_calls.wait()
+                self._n_idle -= 1
+                walk = self._calls.popleft()
+            walk.work()
