@@ -27,8 +27,7 @@ from fusefs.linux.mountinfo import TOP as TOP_NAME
 from fusefs.mount import trashdir
 from fusefs.mount.acting import AsCaller, Need
 from fusefs.mount.ahead import Ahead
-from fusefs.mount.directories import Directories
-from fusefs.mount.folding import Folding
+from fusefs.mount.directories import Directories, Folding
 from fusefs.mount.gate import Gate
 from fusefs.mount.handles import Handles
 from fusefs.mount.lasting import NOTHING, Known, Lasting, Pages
