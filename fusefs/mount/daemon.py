@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,14 +23,13 @@ from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabi
 from fusefs.linux.door import door_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.mountinfo import Mount
+from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.notify import Notifier
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount import loop, porter, runtime, unopened
 from fusefs.mount.adapter import Adapter
 from fusefs.mount.attach import ACCESS, Attached, Way, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.direct import Direct
-from fusefs.mount.ending import STOPS, leave, stop_on_signal, wait_no_longer
 from fusefs.mount.fastlane import FastLane, telling
 from fusefs.mount.gate import Gate
 from fusefs.mount.hands import Hands
@@ -38,7 +37,7 @@ from fusefs.mount.helpers import Helpers
 from fusefs.mount.notifier import Watched, notify, watching
 from fusefs.mount.options import Backing, Coherence, Options, Passthrough
 from fusefs.mount.passthrough import stack_depth, why_not_here
-from fusefs.mount.points import check, is_followed, mount_of_device
+from fusefs.mount.points import check, is_followed, mount_of_device, top_mount
 from fusefs.mount.probe import why_not_through
 from fusefs.mount.replies import INIT_BITS, MAPS_DIRECT, Replies, beginning
 from fusefs.mount.seen import forget_earlier
@@ -55,6 +54,8 @@ _N_WORKERS = 512
 must never end one between a reply and the next request."""
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_GRACE_S, _GLANCE_S = 2.0, 0.02
 _GC_THRESHOLDS = (2000, 5, 20_000)
 _SHARED_S = 1.0
 _BELIEVED_LESS = "and may write to files behind this one: what is told of names and attributes is believed for a second"
@@ -196,8 +197,8 @@ class _Service(Adapter):
         """Checkpoint  everywhere"""
         mount = attached.mount
         async with trio.open_nursery() as nursery:
-            await nursery.start(stop_on_signal, mount, self._moving, partial(_unmount, mount, ended))
-            nursery.start_soon(wait_no_longer, self.gate, ended, nursery.cancel_scope)
+            await nursery.start(_stop_on_signal, mount, self._moving, partial(_unmount, mount, ended))
+            nursery.start_soon(_wait_no_longer, self.gate, ended, nursery.cancel_scope)
             nursery.start_soon(_tell_watchdog)
             nursery.start_soon(self.stats.keep_gauges, self._vfs.gauges)
             nursery.start_soon(self._answer_from_now_on, attached, ended)
@@ -266,7 +267,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
             _make_store(root, source, options)
             _be_less_than_root()
         stats = stack.enter_context(kept(target))
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until somebody is there to unmount
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until somebody is there to unmount
         if dead is not None:
             options = _made_way(dead, options)
         vfs = _vfs(root, options, stats, n_fds_max)
@@ -413,6 +414,51 @@ async def _tell_watchdog() -> None:
 
 async def _unmount(mount: Mount, ended: trio.Event) -> None:
     """It is a thread's work: the kernel may have to ask us for the last time meanwhile. Checkpoint  until it is done"""
-    await trio.to_thread.run_sync(leave, mount.device)
+    await trio.to_thread.run_sync(_leave, mount.device)
     pyfuse3.terminate()
     ended.set()
+
+
+async def _wait_no_longer(gate: Gate, ended: trio.Event, scope: trio.CancelScope) -> None:
+    """In the end, give up operations that wait for a filesystem which hangs; who asked for them gets an error.
+
+    Checkpoint  until the end, and for a while
+    """
+    await ended.wait()
+    with trio.move_on_after(_GRACE_S):
+        while gate.n_inside:
+            await trio.sleep(_GLANCE_S)
+    scope.cancel()
+
+
+async def _stop_on_signal(
+    mount: Mount, moving: trio.Lock, unmount: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
+) -> None:
+    """End the service cleanly at the first signal; the second one ends the process.
+
+    moving  nobody unmounts while somebody has it
+
+    Checkpoint  while waiting for the signal, and while `unmount` does
+    """
+    with trio.open_signal_receiver(*_STOPS) as signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        task_status.started()
+        await anext(signals)
+    _log.info("%s: stopping", printable(mount.point))
+    async with moving:
+        await unmount()
+
+
+def _leave(device: bytes) -> None:
+    """Unmount the mount of a connection, if it is there and can be seen."""
+    mount = mount_of_device(device)
+    if mount is None:
+        return
+    if top_mount(mount.point, read_mounts()) != mount:
+        _log.error("%s: something else is mounted over it, so it stays, dead", printable(mount.point))
+        return
+    try:
+        detach(mount)
+    except Busy:
+        _log.info("%s: in use; who has something open there gets errors from now on", printable(mount.point))
+        detach(mount, Way.LAZY)
