@@ -14,14 +14,15 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from fusefs.core.errors import Busy, KernelRefused, NotPermitted, Refused
+from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refused
 from fusefs.core.names import printable
 from fusefs.linux import fusermount, mounting
 from fusefs.linux.fd import Fd
 from fusefs.linux.libc import statx
 from fusefs.linux.mountinfo import OURS, Mount, read_mounts
+from fusefs.mount import runtime
 from fusefs.mount.options import Options
-from fusefs.mount.points import top_mount
+from fusefs.mount.points import real_path, top_mount
 
 _FLAGS = {
     "ro": mounting.MS_RDONLY, "nosuid": mounting.MS_NOSUID, "nodev": mounting.MS_NODEV, "noexec": mounting.MS_NOEXEC,
@@ -37,6 +38,8 @@ ACCESS = frozenset({"noatime", "nodiratime"})
 _SUBTYPE = OURS.partition(b".")[2]
 _NO_FUSE = "load the kernel's module: modprobe fuse; a container needs --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
+_PATIENCE_S = 5.0
+"""For a daemon whose mount was unmounted to answer what was asked before, and to end."""
 _FUSECTL = Path("/sys/fs/fuse/connections")
 
 
@@ -162,6 +165,21 @@ def _hint(said: str) -> str:
 
 def _switches(options: Options) -> list[str]:
     return [name for name in ("allow_other", "default_permissions") if getattr(options, name)]
+
+
+def unmount(path: bytes, way: Way) -> bool:
+    """Unmount a mount of ours; whether its daemon is known to have ended, so that what is below can be unmounted too.
+
+    Raises  NotFound: none of ours stands there; Busy; NotPermitted
+    """
+    target = real_path(path)
+    mount = top_mount(target, read_mounts())
+    if mount is None or not mount.is_ours():
+        raise NotFound(target, "trashd mounted nothing there; findmnt -t fuse.trashd lists its mounts")
+    detach(mount, way)
+    if os.geteuid():
+        return True
+    return runtime.clear(target, 0 if way is Way.LAZY else _PATIENCE_S) or way is Way.LAZY
 
 
 def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
