@@ -137,8 +137,8 @@ def serve(
     is_sloppy: bool = False,
 ) -> int:
     """Mount by a daemon; the exit code."""
+    from fusefs.core.mount_options import Coherence, parse_options
     from fusefs.mount.attach import ACCESS
-    from fusefs.mount.options import Coherence, parse_options
     from fusefs.mount.points import real_path
 
     source, target = real_path(source), real_path(target)

@@ -69,9 +69,9 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
 
     Raises  UsageError: for what can't be asked; Refused: it does not answer
     """
+    from fusefs.core.mount_options import Coherence, parse_options
     from fusefs.linux.mountinfo import is_inside, read_mounts
     from fusefs.linux.places import HOME
-    from fusefs.mount.options import Coherence, parse_options
     from fusefs.mount.points import Health, health, real_path, silent, top_mount
 
     uid = os.geteuid()

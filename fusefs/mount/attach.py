@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refused
+from fusefs.core.mount_options import Options
 from fusefs.core.names import printable
 from fusefs.linux import fusermount, mounting
 from fusefs.linux.fd import Fd
 from fusefs.linux.libc import statx
 from fusefs.linux.mountinfo import OURS, Mount, read_mounts
 from fusefs.mount import runtime
-from fusefs.mount.options import Options
 from fusefs.mount.points import real_path, top_mount
 
 _FLAGS = {

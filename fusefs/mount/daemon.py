@@ -18,6 +18,7 @@ import trio
 
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
 from fusefs.core.fastpaths import FastPath
+from fusefs.core.mount_options import Backing, Coherence, Options, Passthrough
 from fusefs.core.names import printable
 from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
 from fusefs.linux.door import door_of
@@ -35,7 +36,6 @@ from fusefs.mount.gate import Gate
 from fusefs.mount.hands import Hands
 from fusefs.mount.helpers import Helpers
 from fusefs.mount.notifier import Watched, notify, watching
-from fusefs.mount.options import Backing, Coherence, Options, Passthrough
 from fusefs.mount.passthrough import stack_depth, why_not_here
 from fusefs.mount.points import check, is_followed, mount_of_device, top_mount
 from fusefs.mount.probe import why_not_through

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import Busy, NotPermitted, Refused
+from fusefs.core.mount_options import flags_after
 from fusefs.core.names import printable
 from fusefs.linux import mounting
 from fusefs.linux.claims import directory_of
@@ -21,7 +22,6 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import Mount, covering, is_inside, read_mounts
 from fusefs.linux.places import HOME
 from fusefs.mount.attach import ACCESS, INHERITED, numbers
-from fusefs.mount.options import flags_after
 from fusefs.mount.points import top_mount
 
 _PATIENCE_S, _GLANCE_S = 5.0, 0.02

@@ -4,7 +4,7 @@ import pytest
 
 from fusefs.core.errors import UsageError
 from fusefs.core.fastpaths import FastPath
-from fusefs.mount.options import Backing, Coherence, Options, Passthrough, parse_options
+from fusefs.core.mount_options import Backing, Coherence, Options, Passthrough, parse_options
 
 
 def parse(*texts: str, as_root: bool = True, is_sloppy: bool = False, usual: Coherence = Coherence.SHARED) -> Options:
