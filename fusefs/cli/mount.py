@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import click
 
@@ -12,60 +13,64 @@ from fusefs.cli import output
 from fusefs.cli.background import Ready, run_in_background, run_in_foreground
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import Refused, UsageError
+from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, parse_options
 from fusefs.core.names import printable
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
 
+_HELP = f"""Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
 
-@click.command("mount", short_help="Serve a directory so that swaps reach every client at once.", no_args_is_help=True)
+As root for all users, and SRC alone is enough: what is below is then only reached through the mount. Anybody
+else mounts for himself, at another directory of his own. Returns as soon as the mount answers.
+
+Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_told)}, and ro, nosuid, nodev, noexec,
+noatime, sync as in mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
+
+With --explain PATH nothing is mounted: of the mount that PATH lies in, or that serves PATH, each fast path is
+told, whether it is on, and why not if it is off. It never asks the mount. Exit code 5: there is none, or its
+daemon is gone.
+
+\b
+Examples:
+  trashd mount /scratch
+  trashd mount /data/scratch /scratch -o ro
+  trashd mount --replace /scratch
+  trashd mount --explain /scratch/job
+"""
+
+
+def _mount_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The words of `-o` as options of the command line, as the table has them."""
+    for option in reversed([option for option in LISTED if option.help]):
+        kind = click.Choice(option.choices()) if option.choices() else None
+        metavar = option.metavar or (option.value if kind is None else None)
+        add = (
+            click.option(option.switch(), is_flag=True, help=option.help)
+            if option.read is None
+            else click.option(option.switch(), type=kind, metavar=metavar, multiple=option.adds, help=option.help)
+        )
+        command = add(command)
+    return command
+
+
+def _words(given: Mapping[str, Any]) -> Iterator[str]:
+    """What was given of the table's options, as words of `-o`."""
+    for option in OPTIONS:
+        value = given.get(option.name)
+        values = value or () if option.adds else () if value in (None, False) else (value,)
+        yield from map(option.word, values)
+
+
+@click.command(
+    "mount", help=_HELP, short_help="Serve a directory so that swaps reach every client at once.", no_args_is_help=True
+)
 @click.argument("source", type=PathBytes(), metavar="SRC")
 @click.argument("mount_point", type=PathBytes(), required=False, metavar="[MNT]")
 @click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Options as in fstab, separated by commas.")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to stderr.")
 @click.option("--replace", "replaces", is_flag=True, help="Take the place of a mount of trashd whose daemon died.")
-@click.option("--show-trash", is_flag=True, help="List .trashd in the root too (-o show_trash).")
-@click.option(
-    "--coherence",
-    type=click.Choice(["exclusive", "shared"]),
-    help="Whether others change SRC behind the mount (-o coherence=); default: shared, but exclusive over itself.",
-)
-@click.option(
-    "--timeout",
-    metavar="S",
-    help="Let the kernel believe names and attributes for S seconds (-o timeout=); default: 1 if shared, 3600 if not.",
-)
-@click.option(
-    "--cache-size",
-    metavar="SIZE",
-    help="Memory for what is known of a slow SRC when the kernel forgot it (-o cache_size=); default: 64M, 0: none.",
-)
-@click.option(
-    "--no-xattr",
-    is_flag=True,
-    help="Show no extended attributes, nor ACLs (-o no_xattr): for a volume without any, where asking costs time.",
-)
-@click.option(
-    "--backing",
-    type=click.Choice(["auto", "local", "slow"]),
-    help="How SRC answers (-o backing=): at once, or some time later, as over a network; default: auto, find out.",
-)
-@click.option(
-    "--in-flight",
-    metavar="N",
-    help="Ask a slow SRC for N things at a time, 1 to 1024 (-o in_flight=); default: 64.",
-)
-@click.option(
-    "--passthrough",
-    type=click.Choice(["auto", "on", "off"]),
-    help="Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
-)
-@click.option(
-    "--without",
-    multiple=True,
-    metavar="FAST-PATH",
-    help="Do without one of those that --explain lists (-o without=), to find a fault; may be given more than once.",
-)
+@_mount_options
 @click.option("--explain", "explains", is_flag=True, help="Mount nothing; tell what makes a mount fast, and why not.")
 @json_option
 def command(
@@ -74,55 +79,20 @@ def command(
     texts: tuple[str, ...],
     foreground: bool,
     replaces: bool,
-    show_trash: bool,
-    coherence: str | None,
-    timeout: str | None,
-    cache_size: str | None,
-    no_xattr: bool,
-    backing: str | None,
-    in_flight: str | None,
-    passthrough: str | None,
-    without: tuple[str, ...],
     explains: bool,
     as_json: bool,
+    **given: Any,
 ) -> int:
-    """Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
-
-    As root for all users, and SRC alone is enough: what is below is then only reached through the mount. Anybody
-    else mounts for himself, at another directory of his own. Returns as soon as the mount answers.
-
-    Options for -o: coherence=, timeout=, cache_size=, no_xattr, backing=, in_flight=, passthrough=, without=,
-    show_trash, allow_other, and ro, nosuid, nodev, noexec, noatime, sync as in mount(8). What makes suid programs,
-    devices or writing impossible in SRC does so in MNT.
-
-    With --explain PATH nothing is mounted: of the mount that PATH lies in, or that serves PATH, each fast path is
-    told, whether it is on, and why not if it is off. It never asks the mount. Exit code 5: there is none, or its
-    daemon is gone.
-
-    \b
-    Examples:
-      trashd mount /scratch
-      trashd mount /data/scratch /scratch -o ro
-      trashd mount --replace /scratch
-      trashd mount --explain /scratch/job
-    """
+    """See _HELP."""
+    words = [*texts, *_words(given)]
     if explains:
-        given = (mount_point, *texts, coherence, timeout, cache_size, backing, in_flight, passthrough, *without)
-        if any((foreground, replaces, show_trash, no_xattr, *(word is not None for word in given))):
+        if foreground or replaces or mount_point is not None or words:
             raise UsageError("--explain with options for a mount", "it takes one PATH, and mounts nothing")
         from fusefs.cli.explain import explain
 
         return explain(source, as_json=as_json)
     if as_json:
         raise UsageError("--json without --explain", "a mount prints nothing")
-    switches = {"show_trash": show_trash, "no_xattr": no_xattr}
-    values = {
-        "coherence": coherence, "timeout": timeout, "cache_size": cache_size, "backing": backing,
-        "in_flight": in_flight, "passthrough": passthrough,
-    }  # fmt: skip
-    words = [*texts, *(word for word, is_on in switches.items() if is_on)]
-    words += [f"{key}={value}" for key, value in values.items() if value is not None]
-    words += [f"without={name}" for name in without]
     target = source if mount_point is None else mount_point
     return serve(source, target, words, in_foreground=foreground, replaces=replaces)
 
@@ -137,7 +107,6 @@ def serve(
     is_sloppy: bool = False,
 ) -> int:
     """Mount by a daemon; the exit code."""
-    from fusefs.core.mount_options import Coherence, parse_options
     from fusefs.mount.attach import ACCESS
     from fusefs.mount.points import real_path
 

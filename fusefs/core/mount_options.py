@@ -1,13 +1,14 @@
-"""What a mount can be told: the words of `-o`, as a value."""
+"""What a mount can be told: one table of options, from which the command line's and the words of `-o` come."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fusefs.core.errors import UsageError
 from fusefs.core.fastpaths import FastPath
@@ -86,10 +87,6 @@ _REFUSED = {
     "truth by whoever copies or cleans up; `trashd mount --replace` brings it back",
     "allow_root": "allow_other lets root in too",
 }
-_OURS = (
-    "coherence=exclusive|shared", "timeout=SECONDS", "cache_size=SIZE", "no_xattr", "backing=auto|local|slow",
-    "in_flight=N", "passthrough=auto|on|off", "without=FAST-PATH", "show_trash", "allow_other", "default_permissions",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +106,16 @@ class Options:
 
     coherence: Coherence
     timeout_s: float
-    cache_bytes: int = _CACHE_BYTES
-    has_xattrs: bool = True
-    backing: Backing = Backing.AUTO
-    n_in_flight: int = _N_IN_FLIGHT
-    passthrough: Passthrough = Passthrough.AUTO
-    without: frozenset[FastPath] = frozenset()
-    show_trash: bool = False
-    allow_other: bool = False
-    default_permissions: bool = False
-    flags: frozenset[str] = frozenset()
+    cache_bytes: int
+    has_xattrs: bool
+    backing: Backing
+    n_in_flight: int
+    passthrough: Passthrough
+    without: frozenset[FastPath]
+    show_trash: bool
+    allow_other: bool
+    default_permissions: bool
+    flags: frozenset[str]
 
     def off(self) -> dict[FastPath, str]:
         """The fast paths that somebody has switched off, and how."""
@@ -126,76 +123,6 @@ class Options:
         if self.passthrough is Passthrough.OFF:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
         return off
-
-
-def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> Options:
-    """Read the texts of all `-o`; the last word wins.
-
-    as_root    root mounts for everybody, others for themselves
-    is_sloppy  pass over words that nobody knows
-    usual      the coherence if nothing is said of it
-    Raises     UsageError
-    """
-    coherence, timeout_s, cache_bytes, backing, n_in_flight = usual, None, _CACHE_BYTES, Backing.AUTO, _N_IN_FLIGHT
-    passthrough, without = Passthrough.AUTO, set()
-    switches = {"show_trash": False, "allow_other": as_root, "default_permissions": False, "no_xattr": False}
-    flags = set()
-    for word in _words(texts):
-        key, has_value, _ = word.partition("=")
-        if key == "coherence":
-            coherence = _one_of(Coherence, word)
-        elif key == "timeout":
-            timeout_s = _seconds(word)
-        elif key == "cache_size":
-            cache_bytes = _size(word)
-        elif key == "backing":
-            backing = _one_of(Backing, word)
-        elif key == "in_flight":
-            n_in_flight = _number(word)
-        elif key == "passthrough":
-            passthrough = _one_of(Passthrough, word)
-        elif key == "without":
-            without.add(_one_of(FastPath, word))
-        elif word in switches:
-            switches[word] = True
-        elif word in _FLAGS:
-            flags.add(word)
-        elif word in _OPPOSITES:
-            flags.discard(_OPPOSITES[word])
-        elif word in _REFUSED:
-            raise UsageError(f"the option {word} is not for trashd", _REFUSED[word])
-        elif word not in _NOT_OURS and not word.startswith(_NOT_OURS_PREFIXES) and not is_sloppy:
-            takes_none = has_value and (key in switches or key in _FLAGS)
-            reason = f"the option {key} takes no value" if takes_none else f"there is no option {word}"
-            raise UsageError(reason, f"there are {', '.join(_OURS)}, and mount(8)'s {', '.join(sorted(_FLAGS))}")
-    if passthrough is Passthrough.ON and (needed := without & {FastPath.PASSTHROUGH, FastPath.SEAM}):
-        raise UsageError(f"passthrough=on with without={needed.pop().value}", "it is one or the other")
-    # Without the kernel's checks the daemon's permissions would be everybody's.
-    switches["default_permissions"] |= switches["allow_other"]
-    timeout_s = _TIMEOUTS_S[coherence] if timeout_s is None else timeout_s
-    has_xattrs = not switches.pop("no_xattr")
-    return Options(
-        coherence, timeout_s, cache_bytes, has_xattrs, backing, n_in_flight, passthrough, frozenset(without),
-        flags=frozenset(flags), **switches
-    )  # fmt: skip
-
-
-def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
-    """The kernel's flags that are on after `-o remount,…`, of those that are; None if it is no remount.
-
-    Whatever else mount(8) has put there, from fstab or from what the kernel tells of the mount, stays as it is.
-    Raises  UsageError
-    """
-    words = list(_words(texts))
-    if "remount" not in words:
-        return None
-    words = [word for word in words if word != "remount" and not word.startswith(_OF_THE_KERNELS_FUSE)]
-    before = sorted(flag for flag in flags if flag in _FLAGS)
-    return parse_options([*before, *words], as_root=True, is_sloppy=is_sloppy, usual=Coherence.SHARED).flags
-
-
-def _words(texts: Iterable[str]) -> Iterator[str]:
-    return (word for text in texts for word in re.findall(r'(?:[^,"]|"[^"]*"?)+', text))
 
 
 def _one_of(kind: type[_OneOf], word: str) -> _OneOf:
@@ -231,3 +158,152 @@ def _number(word: str) -> int:
     if not 1 <= number <= _N_IN_FLIGHT_MAX:
         raise UsageError(word, f"it is a number of requests at a time, from 1 to {_N_IN_FLIGHT_MAX}")
     return number
+
+
+class Option(NamedTuple):
+    """A word of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
+
+    field    of Options, which it sets; a switch turns the default around
+    default  None: it follows from something else
+    read     the value of a whole word, `cache_size=64M`; it raises UsageError. None: a switch
+    value    what may stand behind the `=`, as hints tell it
+    metavar  the same in the help, where that is another
+    adds     it may be given more than once, and each adds a value
+    help     empty: the command line has no option for it
+    is_told  it is among the words of `-o` that help and man page tell
+    """
+
+    name: str
+    field: str
+    default: Any
+    read: Callable[[str], Any] | None = None
+    value: str = ""
+    help: str = ""
+    metavar: str = ""
+    adds: bool = False
+    is_told: bool = True
+
+    def word(self, value: str = "") -> str:
+        """The word of `-o`: `cache_size=` and a value, or `no_xattr`."""
+        return f"{self.name}={value}" if self.read else self.name
+
+    def switch(self) -> str:
+        """The command line's option."""
+        return "--" + self.name.replace("_", "-")
+
+    def choices(self) -> list[str]:
+        """The values, if it has a few."""
+        return self.value.split("|") if "|" in self.value else []
+
+
+def _values(kind: type[_OneOf]) -> str:
+    return "|".join(one.value for one in kind)
+
+
+_OF_ANSWERS: Final = (
+    Option(
+        "coherence", "coherence", None, partial(_one_of, Coherence), _values(Coherence),
+        "Whether others change SRC behind the mount (-o coherence=); default: shared, but exclusive over itself.",
+    ),
+    Option(
+        "timeout", "timeout_s", None, _seconds, "SECONDS",
+        "Let the kernel believe names and attributes for S seconds (-o timeout=); "
+        f"default: {_TIMEOUTS_S[Coherence.SHARED]:g} if shared, {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if not.",
+        metavar="S",
+    ),
+    Option(
+        "cache_size", "cache_bytes", _CACHE_BYTES, _size, "SIZE",
+        "Memory for what is known of a slow SRC when the kernel forgot it (-o cache_size=); "
+        f"default: {_CACHE_BYTES >> 20}M, 0: none.",
+    ),
+    Option(
+        "no_xattr", "has_xattrs", True,
+        help="Show no extended attributes, nor ACLs (-o no_xattr): for a volume without any, where asking costs time.",
+    ),
+    Option(
+        "backing", "backing", Backing.AUTO, partial(_one_of, Backing), _values(Backing),
+        "How SRC answers (-o backing=): at once, or some time later, as over a network; default: auto, find out.",
+    ),
+    Option(
+        "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
+        f"Ask a slow SRC for N things at a time, 1 to {_N_IN_FLIGHT_MAX} (-o in_flight=); default: {_N_IN_FLIGHT}.",
+    ),
+    Option(
+        "passthrough", "passthrough", Passthrough.AUTO, partial(_one_of, Passthrough), _values(Passthrough),
+        "Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
+    ),
+    Option(
+        "without", "without", frozenset(), partial(_one_of, FastPath), "FAST-PATH",
+        "Do without one of those that --explain lists (-o without=), to find a fault; may be given more than once.",
+        adds=True,
+    ),
+)  # fmt: skip
+_OF_ACCESS: Final = (
+    Option("show_trash", "show_trash", False, help="List .trashd in the root too (-o show_trash)."),
+    Option("allow_other", "allow_other", None),
+    Option("default_permissions", "default_permissions", False, is_told=False),
+)
+OPTIONS: Final = _OF_ANSWERS + _OF_ACCESS
+"""As the words of `-o` are told: of `trashd mount` and of mount(8)'s helper; `-o remount` passes over them."""
+LISTED: Final = _OF_ACCESS + _OF_ANSWERS
+"""As the help lists them."""
+_BY_NAME: Final = {option.name: option for option in OPTIONS}
+
+
+def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> Options:
+    """Read the texts of all `-o`; the last word wins.
+
+    as_root    root mounts for everybody, others for themselves
+    is_sloppy  pass over words that nobody knows
+    usual      the coherence if nothing is said of it
+    Raises     UsageError
+    """
+    values = {option.field: option.default for option in OPTIONS} | {"coherence": usual, "allow_other": as_root}
+    flags: set[str] = set()
+    for word in _words(texts):
+        key, has_value, _ = word.partition("=")
+        option = _BY_NAME.get(key)
+        if option is not None and option.read is not None:
+            value = option.read(word)
+            values[option.field] = values[option.field] | {value} if option.adds else value
+        elif option is not None and not has_value:
+            values[option.field] = not option.default
+        elif word in _FLAGS:
+            flags.add(word)
+        elif word in _OPPOSITES:
+            flags.discard(_OPPOSITES[word])
+        elif word in _REFUSED:
+            raise UsageError(f"the option {word} is not for trashd", _REFUSED[word])
+        elif word not in _NOT_OURS and not word.startswith(_NOT_OURS_PREFIXES) and not is_sloppy:
+            takes_none = has_value and (option is not None or key in _FLAGS)
+            reason = f"the option {key} takes no value" if takes_none else f"there is no option {word}"
+            ours = ", ".join(option.word(option.value) for option in OPTIONS)
+            raise UsageError(reason, f"there are {ours}, and mount(8)'s {', '.join(sorted(_FLAGS))}")
+    if values["timeout_s"] is None:
+        values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
+    # Without the kernel's checks the daemon's permissions would be everybody's.
+    values["default_permissions"] |= values["allow_other"]
+    options = Options(**values, flags=frozenset(flags))
+    if options.passthrough is Passthrough.ON and (
+        needed := set(options.without) & {FastPath.PASSTHROUGH, FastPath.SEAM}
+    ):
+        raise UsageError(f"passthrough=on with without={needed.pop().value}", "it is one or the other")
+    return options
+
+
+def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
+    """The kernel's flags that are on after `-o remount,…`, of those that are; None if it is no remount.
+
+    Whatever else mount(8) has put there, from fstab or from what the kernel tells of the mount, stays as it is.
+    Raises  UsageError
+    """
+    words = list(_words(texts))
+    if "remount" not in words:
+        return None
+    words = [word for word in words if word != "remount" and not word.startswith(_OF_THE_KERNELS_FUSE)]
+    before = sorted(flag for flag in flags if flag in _FLAGS)
+    return parse_options([*before, *words], as_root=True, is_sloppy=is_sloppy, usual=Coherence.SHARED).flags
+
+
+def _words(texts: Iterable[str]) -> Iterator[str]:
+    return (word for text in texts for word in re.findall(r'(?:[^,"]|"[^"]*"?)+', text))

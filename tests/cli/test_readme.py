@@ -10,6 +10,7 @@ import pytest
 
 from fusefs.cli.group import trashd
 from fusefs.core.errors import BY_NAME
+from fusefs.core.mount_options import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -110,6 +111,21 @@ def test_the_man_page_knows_no_option_that_is_not() -> None:
     known = {"--version"}.union(*(options_of(find_command(name)) for name in COMMANDS))
     commands = re.sub(r"^\.(?:B|EX)? ?(?:find|mv) .*$", "", plain_man(), flags=re.MULTILINE)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", commands)) <= known
+
+
+def test_the_man_page_tells_the_mounts_options_as_the_table_does() -> None:
+    (words,) = re.findall(r"^\.BI -o \"? ?OPTIONS\"?\n(.*?)^and$", plain_man(), re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^\.BR (\w+=?) ,$", words, re.MULTILINE) == [one.word() for one in OPTIONS if one.is_told]
+
+
+def test_the_help_of_a_mounts_option_tells_its_word() -> None:
+    assert [one.name for one in OPTIONS if one.help and f"(-o {one.word()})" not in one.help] == []
+
+
+def test_the_document_of_the_mount_tells_each_of_its_options() -> None:
+    text = (ROOT / "docs" / "mount.md").read_text(encoding="utf-8")
+    told = {re.sub("[ =].*", "", code) for code in re.findall(r"(?<=[` ])--[a-z][^`]*", text)}
+    assert {one.switch() for one in OPTIONS if one.help} <= told
 
 
 def test_the_man_page_renders_without_warnings() -> None:

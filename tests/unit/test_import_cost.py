@@ -45,5 +45,9 @@ def test_swap_starts_with_no_more_of_ours_than_it_needs() -> None:
     assert ours == {f"fusefs.{name}" for name in OURS}
 
 
+def test_a_mounts_options_are_told_without_its_daemon() -> None:
+    assert not {"pyfuse3", "trio"} & list_heavy_imports("import fusefs.cli.mount")
+
+
 def test_a_heavy_import_is_found() -> None:
     assert "click" in list_heavy_imports("import click")
