@@ -157,9 +157,9 @@ def reaper(root: Path) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="trashd-demo-") as base:
         Path(base, "config.toml").write_text(CONFIG.format(base=base), encoding="utf-8")
         places = {"RUNTIME_DIRECTORY": f"{base}/run", "STATE_DIRECTORY": f"{base}/state"}
-        command = [TRASHD, "reaper", "--config", base, "--volume", str(root)]
+        command = [TRASHD, "service", "run", "--config", base, "--volume", str(root)]
         _console.print(
-            f"\n[bold]$ trashd reaper --volume {root}[/bold]  (systemd does that: systemctl start trashd-reaper)"
+            f"\n[bold]$ trashd service run --volume {root}[/bold]  (systemd does that: systemctl start trashd-reaper)"
         )
         with subprocess.Popen(command, env=os.environ | places, stderr=subprocess.DEVNULL) as process:
             try:

@@ -29,10 +29,11 @@ _COMMANDS = {
     "umount": "fusefs.cli.umount",
     "stats": "fusefs.cli.stats",
     "service": "fusefs.cli.service",
-    "reaper": "fusefs.cli.reaper",
     "config": "fusefs.cli.config",
     "doctor": "fusefs.cli.doctor",
 }
+_OLD_NAMES = {"reaper": ("service", "run")}
+"""They work as ever, and are not listed."""
 
 
 class Lazy(click.Group):
@@ -44,6 +45,10 @@ class Lazy(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one."""
+        if cmd_name in _OLD_NAMES:
+            name, inner = _OLD_NAMES[cmd_name]
+            group = self.get_command(ctx, name)
+            return group.get_command(ctx, inner) if isinstance(group, click.Group) else None
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None

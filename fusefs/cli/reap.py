@@ -79,8 +79,9 @@ def command(
     On a terminal it asks before more than one goes before its time; --yes is the answer. Without a terminal, and with
     --json, it never asks. --dry-run says which would go, and deletes nothing.
 
-    With --paced it goes as trashd reaper does: others on the disk should not notice. With --max-rate or --max-bytes
-    never faster than that. Files are looked at before they go then, and large ones are cut in steps of 64 MiB.
+    With --paced it goes as trashd service run does: others on the disk should not notice. With --max-rate or
+    --max-bytes never faster than that. Files are looked at before they go then, and large ones are cut in steps of
+    64 MiB.
 
     \b
     Examples:

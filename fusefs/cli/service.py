@@ -1,4 +1,4 @@
-"""trashd service: the units of systemd and what they need, put in place, taken away, and looked at."""
+"""trashd service: it runs, and the units of systemd and what they need are put in place, taken away, looked at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.installing import Installation, Outcome, Told
-from fusefs.cli.options import json_option
+from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.ordered import InOrder
 from fusefs.cli.pieces import Piece, find_command, pieces_for_all, pieces_for_user, who_else_may_change
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
@@ -33,17 +33,58 @@ prefix_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 
-@click.group("service", cls=InOrder, short_help="Install and look at the services for systemd.")
+@click.group("service", cls=InOrder, short_help="Run the service that reaps; install it for systemd.")
 def command() -> None:
-    """Install the reaper and the mounts as services of systemd, look at them, and take them away.
+    """Run the service that reaps in the background; install it and the mounts for systemd, look at them, and take
+    them away.
 
     \b
     Examples:
       trashd service install && systemctl enable --now trashd-reaper
       trashd service install --user && systemctl --user enable --now trashd-reaper
+      trashd service run --volume /scratch
       trashd service status
       trashd service uninstall
     """
+
+
+@command.command("run", short_help="Be the service that reaps in the background.")
+@click.option(
+    "--config",
+    "directory",
+    type=PathBytes(),
+    metavar="DIR",
+    help="Read DIR/config.toml and DIR/config.d/; default: /etc/trashd, or ~/.config/trashd for a user.",
+)
+@click.option(
+    "--volume",
+    "volumes",
+    type=PathBytes(),
+    multiple=True,
+    metavar="DIR",
+    help="Serve the store in DIR only (may be repeated); default: every one, mounted now or later.",
+)
+def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
+    """Reap what is due on all volumes, in the background, and make way for whoever uses the disk.
+
+    Run by systemd (trashd service install); in a terminal it logs there, and Ctrl-C ends it. As root it serves all
+    users, each with his own rights; as anybody else what is his own. SIGHUP reads the configuration again, SIGTERM
+    ends it within a second. What it was doing then, or when it was killed, the next one goes on with.
+
+    \b
+    Examples:
+      systemctl start trashd-reaper
+      trashd service run --volume /scratch
+      trashd status --watch
+    """
+    from fusefs.linux.configfiles import load_config
+    from fusefs.linux.journal import make_handler, send_to
+    from fusefs.reaper.service import Wanted, serve
+
+    send_to(make_handler("trashd"))
+    # By the path that policies and pauses know it by.
+    serve(Wanted(lambda: load_config(directory), tuple(map(os.path.realpath, volumes))))
+    return 0
 
 
 @command.command("install", short_help="Put units, configuration and man page in place.")

@@ -151,7 +151,7 @@ def _next_step(base: bytes, ids: tuple[ContainerId, ...], reason: Reason) -> str
     match reason.kind:
         case Kind.NOBODY:
             named = " ".join(ids[:_NAMED_MAX]) + (" ..." if len(ids) > _NAMED_MAX else "")
-            return f"trashd reap --now --wait --volume {volume} {named}, or start the service (trashd reaper)"
+            return f"trashd reap --now --wait --volume {volume} {named}, or start the service (trashd service run)"
         case Kind.PAUSED:
             return f"trashd resume {volume}"
         case Kind.BROKEN:

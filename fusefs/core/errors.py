@@ -195,7 +195,9 @@ class NotFound(TrashdError):
 class NotRunning(NotFound):
     """No reaper service runs"""
 
-    hint = "systemctl start trashd-reaper (trashd service install puts it there), or run one by hand: trashd reaper"
+    hint = (
+        "systemctl start trashd-reaper (trashd service install puts it there), or run one by hand: trashd service run"
+    )
 
 
 class DaemonGone(NotFound):

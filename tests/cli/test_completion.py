@@ -12,6 +12,10 @@ def test_a_shell_completes_commands_and_options(typed: str, offered: str) -> Non
     assert offered in completed(typed)
 
 
+def test_an_old_name_of_a_command_is_not_offered() -> None:
+    assert completed("trashd rea") == ["plain,reap"]
+
+
 @pytest.mark.parametrize("typed", ["trashd swap d", "trashd list --volume d", "trashd mount d"])
 def test_a_shell_completes_paths_by_itself(typed: str) -> None:
     assert completed(typed) == ["file,d"]

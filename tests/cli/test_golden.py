@@ -24,7 +24,7 @@ COMMANDS = (
 )  # fmt: skip
 CONFIG = ("config check", "config show")
 QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")
-SERVICE = ("service install", "service status", "service uninstall")
+SERVICE = ("service run", "service install", "service status", "service uninstall")
 ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-([A-Za-z0-9._-]*)-[0-9a-f]{12}")
 CHANGING = {
     "created_ns": "<ns>", "expires_ns": "<ns>", "restorable_for_s": "<s>",

@@ -100,6 +100,13 @@ def test_every_command_is_in_the_man_page(name: str) -> None:
     assert re.search(rf"^\.SS trashd {name}\b", plain_man(), re.MULTILINE)
 
 
+def test_the_old_name_of_the_service_is_the_same_command_and_is_not_listed() -> None:
+    service = find_command("service")
+    assert isinstance(service, click.Group)
+    assert find_command("reaper") is service.commands["run"]
+    assert "reaper" not in COMMANDS
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_in_the_man_pages_section_of_its_command(name: str) -> None:
     (section,) = re.findall(rf"^\.SS trashd {name}\b(.*?)(?=^\.S[SH])", plain_man(), re.MULTILINE | re.DOTALL)

@@ -31,7 +31,7 @@ def test_what_was_due_before_the_service_came_is_reaped(base: Path, volume: Path
         running.until(lambda: not ids(volume))
 
 
-@pytest.mark.quick("reaper")
+@pytest.mark.quick("service")
 def test_what_comes_due_is_reaped_at_once(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         orphan_in(volume, options=EXPIRED)
@@ -170,6 +170,6 @@ def test_wrong_configuration_is_told_and_the_old_one_stays(base: Path, volume: P
 
 def test_second_service_of_a_user_says_that_one_runs(base: Path, volume: Path) -> None:
     with service(base, volume):
-        second = trashd("reaper", "--config", str(base), "--volume", volume, STATE_DIRECTORY=str(base))
+        second = trashd("service", "run", "--config", str(base), "--volume", volume, STATE_DIRECTORY=str(base))
     assert second.code == Busy.exit_code
     assert "Another reaper service" in second.err

@@ -30,7 +30,7 @@ _GLANCE_S = 0.02
 
 
 class Service:
-    """A running `trashd reaper`."""
+    """A running `trashd service run`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], notified: socket.socket, log: Path, runtime: bytes = SYSTEM_RUNTIME
@@ -151,7 +151,7 @@ def service(
     environment: dict[str, str] | None = None,
     user: int | None = None,
 ) -> Iterator[Service]:
-    """`trashd reaper` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
+    """`trashd service run` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
     base  of `places`: a second service there finds what the first one left; a user's own is his to write in
     user  whose own service it is; root's if None
@@ -162,7 +162,7 @@ def service(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("ab") as stderr:
         notified.bind(str(address))
         address.chmod(0o777)
-        argv = [TRASHD, "reaper", "--config", str(base), *(f"--volume={volume}" for volume in volumes)]
+        argv = [TRASHD, "service", "run", "--config", str(base), *(f"--volume={volume}" for volume in volumes)]
         told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
         runtime = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
         if user is not None:
