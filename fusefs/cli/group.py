@@ -71,6 +71,9 @@ def _tell_exit_codes() -> str:
 def trashd() -> None:
     """Empty huge directories at once, and take it back if that was a mistake.
 
+    What was taken away is an orphan: it lies in the trash store of its own filesystem and can be restored, for 24 h
+    if nothing else was said; then it is deleted.
+
     \b
     Examples:
       trashd swap /scratch/job         an empty /scratch/job now; the old tree is kept for 24 h

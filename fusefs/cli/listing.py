@@ -31,9 +31,10 @@ _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING
 def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     """List the orphans: where they came from, their age, how long they can be restored, whose they are, their state.
 
-    Everybody sees his own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in
-    a drop folder becomes an orphan first, and what a killed command left is settled. Of an origin that is told as
-    swept a sweep took some, and the directory itself is still there.
+    An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
+    own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes
+    an orphan first, and what a killed command left is settled. Of an origin that is told as swept a sweep took some,
+    and the directory itself is still there.
 
     \b
     Examples:
