@@ -1,18 +1,40 @@
-"""trashd sweep."""
+"""trashd sweep: what is asked for, a question, a bar, and what became of it."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple
 
 import click
 
-from fusefs.cli.options import Duration, Note, PathBytes, json_option, tempo_options
+from fusefs.cli import output, swepttext
+from fusefs.cli.bar import bar
+from fusefs.cli.options import Duration, Note, PathBytes, json_option, standard_input, tempo_options
 from fusefs.cli.selecting import selection_options, typed
-from fusefs.cli.sweeping import Asked, sweep
-from fusefs.core.errors import UsageError
+from fusefs.cli.stop import Stop
+from fusefs.core.budget import Tempo
+from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, from_os
+from fusefs.core.names import join, printable
+from fusefs.core.selection import Selection, letter_of
+from fusefs.core.sizes import format_size
+from fusefs.core.swept import Sums, Swept
+from fusefs.linux.batches import look_at_all
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
 _MOST_WORKERS = 64
+_STDIN = b"-"
+
+_NotTold = list[tuple[str, int]]
+"""Names, each with its errno."""
+_Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], _NotTold]
+"""Called with an open directory, its path relative to the sweep's, and names in it; gives those that it can't tell."""
 
 
 @click.command("sweep", short_help="Trash, delete or move what a selection chooses.", no_args_is_help=True)
@@ -77,4 +99,270 @@ def command(directory: bytes, **options: Any) -> int:
     asked.check()
     if selection.is_everything() and not asked.has_list() and not asked.prints_any():
         raise UsageError("nothing says what to take", "all of it is --name '*'; an empty DIR is trashd swap DIR")
-    return sweep(kernel, asked)
+    return _sweep(kernel, asked)
+
+
+class Asked(NamedTuple):
+    """What a command line asks for, as its options are named."""
+
+    directory: bytes
+    selection: Selection
+    source: bytes | None
+    null: bool
+    delete: bool
+    recursive: bool
+    target: bytes | None
+    flat: bool
+    if_exists: str
+    copy: bool
+    prints: bool
+    prints_null: bool
+    keep_for: int | None
+    note: str
+    most: int | None
+    dry: bool
+    limit: int | None
+    yes: bool
+    n_workers: int | None
+    max_rate: int | None
+    max_bytes: int | None
+    paced: bool
+    as_json: bool
+
+    def has_list(self) -> bool:
+        """Whether names are read, instead of a walk."""
+        return self.source is not None or self.null
+
+    def prints_any(self) -> bool:
+        """Whether nothing is done but that."""
+        return self.prints or self.prints_null
+
+    def trashes(self) -> bool:
+        """Whether the matches can be restored."""
+        return not (self.delete or self.target is not None or self.prints_any())
+
+    def check(self) -> None:
+        """Raises  UsageError for options that don't go together"""
+        actions = [
+            name
+            for name, is_asked in (
+                ("--delete", self.delete), ("--move-to", self.target is not None), ("--print", self.prints),
+                ("--print0", self.prints_null),
+            )
+            if is_asked
+        ]  # fmt: skip
+        if len(actions) > 1:
+            raise UsageError(" with ".join(actions), "one action at a time")
+        if self.prints_any() and sys.__stdout__ is None:
+            raise UsageError("standard output is closed", "that is where paths are printed")
+        needs = (
+            ("--recursive", self.recursive, self.delete, "--delete"),
+            ("--flat", self.flat, self.target is not None, "--move-to"),
+            ("--copy", self.copy, self.target is not None, "--move-to"),
+            ("--if-exists", self.if_exists != "skip", self.target is not None, "--move-to"),
+            ("--keep-for", self.keep_for is not None, self.trashes(), "trashing"),
+            ("--note", bool(self.note), self.trashes(), "trashing"),
+            ("--dry-run", self.dry, not self.prints_any(), "an action that changes something"),
+            ("--confirm-above", self.limit is not None, not self.prints_any(), "an action that changes something"),
+        )
+        for name, is_asked, is_there, other in needs:
+            if is_asked and not is_there:
+                raise UsageError(f"{name} is for {other} only", "leave it out")
+
+    def end(self) -> bytes:
+        """What ends a path that is printed."""
+        return b"\0" if self.prints_null else b"\n"
+
+    def action(self) -> str:
+        """What is done, in a word."""
+        return "move" if self.target is not None else "delete" if self.delete else "trash"
+
+    def did(self) -> str:
+        """What became of the matches, as a participle."""
+        if self.target is not None:
+            return f"moved to {printable(self.target)}"
+        return "deleted" if self.delete else "trashed"
+
+
+def _sweep(kernel: Kernel, asked: Asked) -> int:
+    """Do what a command line asks for; the exit code."""
+    with _names(kernel, asked) as names:
+        if asked.limit is not None and not asked.yes and not asked.dry:
+            names = None if names is None else list(names)
+            _confirm(kernel, asked, asked.limit, names)
+        with Stop() as stop:
+            swept = _run(kernel, asked, names, stop, counts=asked.dry)
+            _tell_beside(swept) if asked.prints_any() else _tell(asked, swept)
+            if stop():
+                return stop.exit_code()
+    if swept.warnings:
+        return Unsettled.exit_code
+    is_short = swept.sums.n_failed or swept.sums.n_missing or swept.is_limited or swept.is_stopped
+    return Incomplete.exit_code if is_short else 0
+
+
+@contextmanager
+def _names(kernel: Kernel, asked: Asked) -> Iterator[Iterable[bytes] | None]:
+    """The names of a list, read as they are needed; None if there is none."""
+    from fusefs.sweep.listed import read_names
+
+    end = b"\0" if asked.null else b"\n"
+    if not asked.has_list():
+        yield None
+    elif asked.source in (None, _STDIN):
+        yield _begun(read_names(standard_input(), end), _STDIN)
+    else:
+        assert asked.source is not None
+        try:
+            opened = kernel.open_path(asked.source, os.O_RDONLY)
+        except OSError as error:
+            raise from_os(error, asked.source) from error
+        with opened as fd:
+            yield _begun(read_names(fd, end), asked.source)
+
+
+def _begun(names: Iterator[bytes], source: bytes) -> Iterator[bytes]:
+    """The same as absolute paths, the first one read: what is no list at all is refused before anything is touched."""
+    try:
+        first = next(names, None)
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise from_os(error.__cause__, source) from error
+        raise
+    if first is None:
+        return iter(())
+    here = os.getcwdb()
+    return (_from(here, name) for name in chain((first,), names))
+
+
+def _from(here: bytes, name: bytes) -> bytes:
+    """An absolute path. Where we are is told without links, so that `..` in front means what it says; not elsewhere."""
+    while name == b".." or name.startswith(b"../"):
+        here, name = os.path.dirname(here), name[3:].lstrip(b"/")
+    return os.path.join(here, name)
+
+
+def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | None) -> None:
+    """Ask whether so many are meant.
+
+    Ctrl-C ends it at once, as nothing was begun: a question that waits for its answer can't come to a clean end.
+    Raises  Refused if they aren't, or if nobody is there to ask
+    """
+    found = _run(kernel, asked, names, _never, counts=True)
+    if found.sums.n_done <= limit:
+        return
+    size = format_size(found.sums.n_bytes)
+    what = f"{swepttext.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
+    if not (os.isatty(0) and os.isatty(2)) or asked.as_json:
+        raise Refused(f"{what}, more than {limit:,}", "--yes does it all the same; --dry-run shows more of them")
+    if not click.confirm(f"{printable(found.directory)}: {what}. Go on?", err=True):
+        raise Refused("nothing was touched")
+
+
+def _never() -> bool:
+    return False
+
+
+def _run(
+    kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stops: Callable[[], bool], *, counts: bool
+) -> Swept:
+    from fusefs.reaper.paced import led_in
+    from fusefs.sweep.request import Request, ToCount, Wishes
+    from fusefs.sweep.run import run
+
+    act: Any = _act(asked)
+    request = Request(
+        asked.directory, asked.selection, ToCount(act) if counts else act, asked.most, names, asked.n_workers
+    )
+    if counts or asked.prints_any():
+        return run(kernel, request, Wishes(stops=stops))
+    tempo = Tempo(asked.max_rate, asked.max_bytes)
+    with (
+        _opened(kernel, asked.directory) as fd,
+        led_in(kernel, fd, tempo, output.tell_why if asked.paced else None) as leads,
+        bar(printable(asked.directory), shown=not asked.as_json) as shows,
+    ):
+        before = Sums()
+
+        def progress(sums: Sums) -> None:
+            nonlocal before
+            shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
+            before = sums
+
+        return run(kernel, request, Wishes(leads, progress, stops))
+
+
+def _opened(kernel: Kernel, directory: bytes) -> Fd:
+    """Where the disk is listened to; the sweep opens it again, and says what is wrong with it if anything is."""
+    try:
+        return kernel.open_path(directory, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise from_os(error, directory) from error
+
+
+def _act(asked: Asked) -> Any:
+    """What is to be done, as sweep.request has it."""
+    from fusefs.sweep.request import IfExists, ToDelete, ToMove, ToPrint, ToTrash
+
+    if asked.prints_any():
+        prints = _objects(asked.directory) if asked.as_json else _paths(asked.directory, asked.end())
+        return ToPrint(lambda here, names: prints(here.kernel, here.sides.fd, here.upper, names))
+    if asked.delete:
+        return ToDelete(asked.recursive)
+    if asked.target is not None:
+        return ToMove(asked.target, asked.flat, IfExists(asked.if_exists), asked.copy)
+    from fusefs.store.stage import Options
+
+    return ToTrash(Options(DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for, asked.note))
+
+
+def _tell_beside(swept: Swept) -> None:
+    """What standard output has no place for: there are the matches, and nothing else."""
+    for line in swepttext.beside(swept):
+        print(f"trashd: {line}", file=sys.stderr)
+
+
+def _tell(asked: Asked, swept: Swept) -> None:
+    did = f"would be {asked.did()}" if asked.dry else asked.did()
+    if asked.as_json:
+        output.as_json(swepttext.fields(swept, action=asked.action(), dry_run=asked.dry))
+    else:
+        for line in swepttext.told(swept, did):
+            print(line)
+    for warning in swept.warnings:
+        output.warn(warning)
+
+
+def _paths(directory: bytes, end: bytes) -> _Prints:
+    """Prints paths as find does, beginning with the directory as it was typed."""
+    is_seen = end == b"\n" and sys.stdout.isatty()
+
+    def tell(_kernel: Kernel, _fd: Fd, upper: bytes, names: Sequence[str]) -> _NotTold:
+        above = join(directory.rstrip(b"/"), upper) + b"/"
+        found = (above + os.fsencode(name) for name in names)
+        lines = (printable(path).encode() for path in found) if is_seen else found
+        sys.stdout.buffer.write(b"".join(line + end for line in lines))
+        return []
+
+    return tell
+
+
+def _objects(directory: bytes) -> _Prints:
+    """Prints an object for each that can be looked at."""
+
+    def tell(kernel: Kernel, fd: Fd, upper: bytes, names: Sequence[str]) -> _NotTold:
+        above = join(directory.rstrip(b"/"), upper)
+        looked, refused = look_at_all(kernel, fd, names)
+        for st in looked:
+            found = {
+                "path": output.plain(above + b"/" + os.fsencode(st.name)),
+                "type": letter_of(st.st_mode),
+                "size": st.st_size,
+                "mtime_ns": st.st_mtime_ns,
+                "uid": st.st_uid,
+                "gid": st.st_gid,
+            }
+            sys.stdout.write(json.dumps(found) + "\n")
+        return refused
+
+    return tell
