@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import cache
+from itertools import groupby
 from typing import NamedTuple
-
-from fusefs.core.characters import ASCII, CASED, bytewise, fold, fold_ascii, in_class, is_utf8
 
 Matches = Callable[[str], bool]
 """Whether a name, or a path, is one of those that are meant; invalid UTF-8 in it as os.fsdecode has it."""
@@ -50,7 +50,7 @@ def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
         raise ValueError("an empty pattern matches nothing")
     if "\0" in pattern:
         raise ValueError(f"{pattern!r} has a NUL in it, which no name has")
-    folds = fold if is_utf8(pattern) else fold_ascii
+    folds = _fold if _is_utf8(pattern) else _fold_ascii
     tokens = _read(pattern, folds if ignores_case else None)
     matches = _by_text(pattern, tokens, ignores_case) or _by_regex(pattern, tokens, ignores_case)
     return (lambda name: matches(folds(name))) if ignores_case else matches
@@ -100,7 +100,7 @@ def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, in
 def _checked_class(pattern: str, name: str, *, ignores_case: bool) -> str:
     if name not in ASCII:
         raise ValueError(f"{pattern!r}: there is no class [:{name}:]; there are {', '.join(ASCII)}")
-    if ignores_case and name in CASED:
+    if ignores_case and name in _CASED:
         raise ValueError(f"{pattern!r}: [:{name}:] means nothing where case is ignored: write [:alpha:]")
     return name
 
@@ -123,7 +123,7 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
 
     UTF-8 is found by characters wherever it is found by bytes; but case is another thing in names that are none.
     """
-    if not is_utf8(pattern) or (ignores_case and not pattern.isascii()):
+    if not _is_utf8(pattern) or (ignores_case and not pattern.isascii()):
         return None
     if any(isinstance(token, _Set) or token is _Wild.ANY for token in tokens):
         return None
@@ -143,16 +143,16 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
 
 
 def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matches:
-    in_bytes = _compile(_read(bytewise(pattern), _fold_byte if ignores_case else None), ASCII.__getitem__)
-    in_characters = cache(lambda: _compile(tokens, in_class))  # most names are ASCII, and its classes take a while
-    is_ascii, has_characters = pattern.isascii(), is_utf8(pattern)
+    in_bytes = _compile(_read(_bytewise(pattern), _fold_byte if ignores_case else None), ASCII.__getitem__)
+    in_characters = cache(lambda: _compile(tokens, _in_class))  # most names are ASCII, and its classes take a while
+    is_ascii, has_characters = pattern.isascii(), _is_utf8(pattern)
 
     def matches(name: str) -> bool:
         if is_ascii and name.isascii():
             return in_bytes(name) is not None
-        if has_characters and is_utf8(name):
+        if has_characters and _is_utf8(name):
             return in_characters()(name) is not None
-        return in_bytes(bytewise(name)) is not None
+        return in_bytes(_bytewise(name)) is not None
 
     return matches
 
@@ -189,3 +189,113 @@ def _one(token: _Token, in_class: Callable[[str], str]) -> str:
         return re.escape(token)
     ranges = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in token.ranges)
     return f"[{'^' * token.is_negated}{ranges}{''.join(map(in_class, token.classes))}]"
+
+
+ASCII = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "blank": r"\t ",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r"\t-\r ",
+    "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}
+"""The classes as the inside of a regular expression's set, for characters that are a byte each."""
+_CASED = frozenset({"lower", "upper"})
+_FIXED_SPACES = "\xa0\u2007\u202f"
+"""Spaces at which no line may break: the C library counts them among what is seen."""
+_IDEOGRAPHS = range(0x20000, 0x40000)
+"""Two planes that hold nothing else; looking each of them up would take longer than a whole sweep."""
+_OF_IDEOGRAPHS = frozenset({"alnum", "alpha", "graph", "print"})
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether a name, as os.fsdecode has it, was UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bytewise(name: str) -> str:
+    """The bytes of a name as os.fsdecode has it, a character each."""
+    return name.encode("utf-8", "surrogateescape").decode("latin-1")
+
+
+def _fold(name: str) -> str:
+    """A name without its case, a character for a character; one that is no UTF-8 has case in its ASCII alone."""
+    if not name.isascii() and not _is_utf8(name):
+        return _fold_ascii(name)
+    low = name.lower()
+    if len(low) == len(name) and "\u03a3" not in name:  # a Sigma at the end of a word has a low form of its own
+        return low
+    return "".join(character.lower()[0] for character in name)
+
+
+def _fold_ascii(name: str) -> str:
+    """A name without the case of its ASCII letters."""
+    return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
+
+
+@cache
+def _in_class(name: str) -> str:
+    """A class as the inside of a regular expression's set, beyond ASCII too, near to what the C library has.
+
+    It takes a while for each class once. Signs that only combine (as vowels do in Hindi) are no letters here.
+    """
+    belongs = _BEYOND_ASCII.get(name)
+    if belongs is None:
+        return ASCII[name]
+    found = [ASCII[name]]
+    for is_in, group in groupby(map(chr, range(0x80, _IDEOGRAPHS.start)), belongs):
+        if is_in:
+            first, *others = group
+            found.append(f"{first}-{others[-1]}" if others else first)
+    if name in _OF_IDEOGRAPHS:
+        found.append(f"{chr(_IDEOGRAPHS.start)}-{chr(_IDEOGRAPHS.stop - 1)}")
+    return "".join(found)
+
+
+def _is_upper(character: str) -> bool:
+    return character.isupper() or character.istitle()
+
+
+def _is_alpha(character: str) -> bool:
+    is_letter = character.isalpha() or unicodedata.category(character) in ("Nd", "Nl")
+    return is_letter or character.isupper() or character.islower()
+
+
+def _is_print(character: str) -> bool:
+    return unicodedata.category(character) not in ("Cc", "Cn", "Cs", "Zl", "Zp")
+
+
+def _is_space(character: str) -> bool:
+    return unicodedata.category(character) in ("Zl", "Zp", "Zs") and character not in _FIXED_SPACES
+
+
+def _is_blank(character: str) -> bool:
+    return unicodedata.category(character) == "Zs" and character not in _FIXED_SPACES
+
+
+def _is_graph(character: str) -> bool:
+    return _is_print(character) and not _is_blank(character)
+
+
+_BEYOND_ASCII: dict[str, Callable[[str], bool]] = {
+    "alnum": _is_alpha,
+    "alpha": _is_alpha,
+    "blank": _is_blank,
+    "cntrl": lambda character: unicodedata.category(character) in ("Cc", "Zl", "Zp"),
+    "graph": _is_graph,
+    "lower": str.islower,
+    "print": _is_print,
+    "punct": lambda character: _is_graph(character) and not _is_alpha(character),
+    "space": _is_space,
+    "upper": _is_upper,
+}

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fusefs.core.characters import ASCII
-from fusefs.core.glob import compile_glob
+from fusefs.core.glob import ASCII, compile_glob
 from tests.support.libcmatch import PLAIN, UTF_8, fnmatch
 
 LETTER, ANY_LETTER = "é", "[[:alpha:]]"
