@@ -1,4 +1,10 @@
-"""A directory's entries with the filesystem's own offsets, which stay valid whatever changes meanwhile."""
+"""A directory's entries as getdents64(2) tells them, where more is wanted than os.scandir has.
+
+Who reads a whole directory at once takes `Kernel.scan`: it is os.scandir, and C. `read_on` is for those who hand the
+fd on to another process, as scandir reads ahead and takes the fd to the end; `Dirents` is for those who need the
+filesystem's own offsets, which stay valid whatever changes meanwhile. The two share no loop over the buffer: that
+would take a sixth more of the time for each entry (measured).
+"""
 
 from __future__ import annotations
 

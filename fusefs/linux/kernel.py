@@ -33,6 +33,7 @@ _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
 _PATH_MAX = 4000
 """Of what one call walks: the kernel's own limit is 4096, with the byte that ends it."""
+_FEW_BYTES = 4096
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -224,8 +225,10 @@ class Kernel:
     def tells_types(self, dir_fd: int) -> bool:
         """Whether a listing tells the type of each entry (d_type), judged by this directory's first ones."""
         self._gate("getdents")
+        from fusefs.linux.dirents import Dirents  # a swap is spared it
+
         with self.open_dir(dir_fd) as fd:
-            return 0 not in libc.getdents_types(fd)
+            return all(kind for *_, kind in Dirents(fd).block(0, _FEW_BYTES))
 
     def is_empty(self, dir_fd: int) -> bool:
         """Whether a directory has no entries; reads no more than the first."""

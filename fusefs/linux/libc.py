@@ -251,18 +251,6 @@ def format_handle(handle: bytes) -> str:
     return f"{HANDLE_HEAD.unpack_from(handle)[1]}:{handle[HANDLE_HEAD.size :].hex()}" if handle else ""
 
 
-def getdents_types(fd: int) -> set[int]:
-    """The d_type values in the first buffer of a directory's listing; the fd's position moves."""
-    buffer = ctypes.create_string_buffer(4096)
-    size = checked(_libc.getdents64(fd, buffer, len(buffer)))
-    found, at = set(), 0
-    while at < size:
-        length, kind = struct.unpack_from("=HB", buffer, at + 16)
-        found.add(kind)
-        at += length
-    return found
-
-
 def statfs_type(fd: int) -> int:
     """The magic number of the filesystem that an fd is on."""
     buffer = ctypes.create_string_buffer(256)
