@@ -22,7 +22,7 @@ from fusefs.core.space import INLINE_MAX_BYTES, Survey, taken_bytes
 from fusefs.linux.extents import may_share, shared_bytes
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
-from fusefs.reaper.pebbles import Pebbles
+from fusefs.store.deep_path import Descent
 from fusefs.store.layout import HOISTED, TREE
 
 WINDOW = 32_768
@@ -52,7 +52,7 @@ def survey(
     stops        asked as often: whoever says yes gets what was counted by then
     Raises       nothing for an entry: what can't be looked at is counted
     """
-    with Pebbles(kernel, container) as way:
+    with Descent(kernel, container) as way:
         return _Walk(kernel, way, progress, stops, _Tally(kernel, container, with_shared)).run()
 
 
@@ -78,7 +78,7 @@ class _Walk:
     """One walk: the directories on our way that we are not done with."""
 
     def __init__(
-        self, kernel: Kernel, way: Pebbles, progress: Progress, stops: Callable[[], bool], tally: _Tally
+        self, kernel: Kernel, way: Descent, progress: Progress, stops: Callable[[], bool], tally: _Tally
     ) -> None:
         self._kernel = kernel
         self._way = way

@@ -8,14 +8,14 @@ from contextlib import ExitStack, suppress
 from fusefs.core.names import Name, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.anchors import Anchors
+from fusefs.store.deep_path import DeepOpener
 from fusefs.store.sides import DIRECTORY
 
 MakeLike = Callable[[Fd, Name, Fd], None]
 """Makes one directory: in this one, of that name, like the other (O_PATH both); unless somebody is faster."""
 
 
-def make_alike(kernel: Kernel, above: Fd, way: bytes, missing: bytes, models: Anchors, make: MakeLike) -> None:
+def make_alike(kernel: Kernel, above: Fd, way: bytes, missing: bytes, models: DeepOpener, make: MakeLike) -> None:
     """Make what is missing of a path below a directory.
 
     way      the path of the directory itself, the same in the other tree

@@ -17,10 +17,9 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.linux.kernel import Kernel
-from fusefs.store.anchors import Anchors
 from fusefs.store.container import Held, move, open_inside
+from fusefs.store.deep_path import DeepOpener, walk_inwards
 from fusefs.store.gathered import drop_empty_tree, flush
-from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.recover import rescue_hoisted, retire_restored
@@ -106,7 +105,7 @@ def _merge_part(kernel: Kernel, held: Held, tree: Sides, inside: RelPath) -> Unm
         kernel.stat(source.fd, name)  # before anything is made for it
         with way_back(kernel, held, tree.fd, parents) as target:
             left = bring(kernel, source, target, name, above)
-    with suppress(OSError), Anchors(kernel, tree) as anchors:
+    with suppress(OSError), DeepOpener(kernel, tree) as anchors:
         while above:  # directories that had nothing else in them
             anchors.remove(above)
             above = RelPath(os.path.dirname(above))
@@ -147,7 +146,7 @@ def merge(kernel: Kernel, source: Sides, target: Sides, start: RelPath) -> Unmov
     start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that; one that
            stays is told, if nothing that stays in it is.
     """
-    with Anchors(kernel, source) as sources, Anchors(kernel, target) as targets:
+    with DeepOpener(kernel, source) as sources, DeepOpener(kernel, target) as targets:
         merging = _Merging(kernel, sources, targets)
         walk_inwards(start, merging.enter, merging.leave)
     return merging.left
@@ -156,7 +155,7 @@ def merge(kernel: Kernel, source: Sides, target: Sides, start: RelPath) -> Unmov
 class _Merging:
     """One merge on its way."""
 
-    def __init__(self, kernel: Kernel, sources: Anchors, targets: Anchors) -> None:
+    def __init__(self, kernel: Kernel, sources: DeepOpener, targets: DeepOpener) -> None:
         self._kernel = kernel
         self._sources = sources
         self._targets = targets

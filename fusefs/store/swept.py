@@ -24,11 +24,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import Likeness, apply_likeness, make_like, read_likeness
 from fusefs.linux.mountinfo import below
 from fusefs.store.alike import make_alike
-from fusefs.store.anchors import Anchors, Ways
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.container import RECORD_NEW, Held, come, dissolve, move, open_inside
+from fusefs.store.deep_path import DeepOpener, DeepOpeners, walk_inwards
 from fusefs.store.gathered import drop_empty_tree, drop_prepared, flush, making
-from fusefs.store.inwards import walk_inwards
 from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
@@ -53,7 +52,7 @@ class Basket(NamedTuple):
     volume: bytes | None
     made: RelPath | None
 
-    def into(self, upper: bytes, ways: Ways) -> Sides:
+    def into(self, upper: bytes, ways: DeepOpeners) -> Sides:
         """The directory that what is taken from a directory goes to; its caller's. Made if missing, like that one.
 
         upper   path of the directory in the one that is swept
@@ -61,7 +60,7 @@ class Basket(NamedTuple):
         """
         return ways.into(self.tree).wholly(upper, partial(self._make_way, ways.into(Sides(self.scope.sides.fd))))
 
-    def _make_way(self, models: Anchors, above: Sides, way: bytes, missing: bytes) -> None:
+    def _make_way(self, models: DeepOpener, above: Sides, way: bytes, missing: bytes) -> None:
         kernel = self.held.folder.store.kernel
         make = partial(make_alike, kernel, above.fd, way, missing, models, self._make_like)
         with_room(self.held.folder, FOR_USER, make)
@@ -241,7 +240,7 @@ def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:
 
 def _prune(kernel: Kernel, tree: Sides) -> None:
     """Remove the directories below one, as far as there is nothing in them but directories."""
-    with Anchors(kernel, tree) as anchors:
+    with DeepOpener(kernel, tree) as anchors:
 
         def dirs_in(upper: RelPath) -> list[Name]:
             with anchors.beneath(upper, flags=READABLE) as here:

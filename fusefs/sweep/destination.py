@@ -20,7 +20,7 @@ from fusefs.linux.likeness import inherited_project, make_like, project_of, read
 from fusefs.linux.mountinfo import below, is_inside
 from fusefs.linux.private import Private
 from fusefs.store.alike import make_alike
-from fusefs.store.anchors import Anchors, Ways
+from fusefs.store.deep_path import DeepOpener, DeepOpeners
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
 from fusefs.store.locate import find_scope
 from fusefs.store.sides import Scope, Sides
@@ -47,7 +47,7 @@ class Destination:
         # A tree kept below a directory that the swept one is in may lead back into that.
         self._way_back = b"" if flat or not is_inside(top.path, self.path) else below(top.path, self.path)
 
-    def open(self, upper: bytes, ways: Ways) -> Fd:
+    def open(self, upper: bytes, ways: DeepOpeners) -> Fd:
         """The directory for the names of one of the swept tree; made like that if it is missing.
 
         upper   its path from the swept directory
@@ -66,7 +66,7 @@ class Destination:
         """The directory itself. Raises  OSError"""
         return self._root.beneath(self._kernel, b"").fd
 
-    def _make_way(self, models: Anchors, above: Sides, way: bytes, missing: bytes) -> None:
+    def _make_way(self, models: DeepOpener, above: Sides, way: bytes, missing: bytes) -> None:
         make_alike(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
 
 

@@ -11,7 +11,7 @@ from fusefs.core.selection import Selection
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.reaper.pace import FULL_SPEED, Leads
-from fusefs.store.anchors import Ways
+from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.sides import Sides
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Here(NamedTuple):
     upper: bytes
     are_dirs: bool
     is_stopped: Callable[[], bool]
-    ways: Ways
+    ways: DeepOpeners
 
 
 class Taken(NamedTuple):

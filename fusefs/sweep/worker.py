@@ -21,7 +21,7 @@ from fusefs.linux.batches import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.groups import Groups
-from fusefs.store.anchors import Ways
+from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.sides import READABLE, Sides
 from fusefs.sweep.choosing import GONE, Chooser, Dirs, Way, missing
 from fusefs.sweep.jobs import Job, Kind, Outcome, Share
@@ -70,7 +70,7 @@ class _Run:
         self._ends_at = self._began_at + budget.seconds
         self._tally = Tally(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
-        self._ways = owned.enter_context(Ways(worker.kernel))
+        self._ways = owned.enter_context(DeepOpeners(worker.kernel))
 
     def run(self) -> Outcome:
         try:

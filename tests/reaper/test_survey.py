@@ -14,9 +14,9 @@ import pytest
 
 from fusefs.core.space import Survey
 from fusefs.linux.kernel import Gate, Kernel
-from fusefs.reaper import pebbles
 from fusefs.reaper import survey as module
 from fusefs.reaper.survey import survey
+from fusefs.store import deep_path
 from tests.support.bulk import fill
 from tests.support.orphans import OTHER, orphan_in
 from tests.support.silent import silent_fuse
@@ -53,7 +53,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, window: int, n_fds: int = 64) -> Iter
     """Limits so low that small trees meet them."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "WINDOW", window)
-        patch.setattr(pebbles, "_FDS_MAX", n_fds)
+        patch.setattr(deep_path, "_FDS_MAX", n_fds)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Anchors: any directory of a deep tree by few fds and a short way, and what was moved meanwhile is noticed."""
+"""Any directory of a deep tree by few fds and a short way; and what was moved meanwhile is noticed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.anchors import Anchors, Ways
+from fusefs.store.deep_path import DeepOpener, DeepOpeners
 from fusefs.store.sides import Sides
 from tests.support.paths import PathBytes
 from tests.support.tree import deep_chain, remove_tree_hard
@@ -36,14 +36,14 @@ def root(chain: Path) -> Iterator[Sides]:
         yield Sides(fd)
 
 
-def inode(kernel: Kernel, anchors: Anchors, path: bytes) -> int:
+def inode(kernel: Kernel, anchors: DeepOpener, path: bytes) -> int:
     with anchors.beneath(path) as sides:
         return kernel.fstat(sides.fd).st_ino
 
 
 def test_each_path_leads_to_its_directory_in_whatever_order(root: Sides) -> None:
     kernel, levels = Kernel(), [random.randrange(N_LEVELS + 1) for _ in range(200)]
-    with Anchors(kernel, root) as anchors:
+    with DeepOpener(kernel, root) as anchors:
         for level in levels:
             with kernel.open_beneath(root.fd, at(level) or b".") as fd:
                 assert inode(kernel, anchors, at(level)) == kernel.fstat(fd).st_ino
@@ -53,7 +53,7 @@ def test_each_path_leads_to_its_directory_in_whatever_order(root: Sides) -> None
 def test_way_along_a_chain_is_as_long_as_the_chain(root: Sides, step: int) -> None:
     def length(n_levels: int) -> int:
         kernel = PathBytes()
-        with Anchors(kernel, root) as anchors:
+        with DeepOpener(kernel, root) as anchors:
             for level in range(n_levels + 1)[::step]:
                 anchors.beneath(at(level)).__exit__()
         return kernel.n_bytes
@@ -64,7 +64,7 @@ def test_way_along_a_chain_is_as_long_as_the_chain(root: Sides, step: int) -> No
 def test_few_fds_are_open_however_deep_it_is(tmp_path: Path) -> None:
     chain = deep_chain(tmp_path / "deeper", 3000, NAME)
     n_before = len(os.listdir("/proc/self/fd"))
-    with Kernel().open_path(bytes(chain)) as fd, Ways(Kernel()) as ways:
+    with Kernel().open_path(bytes(chain)) as fd, DeepOpeners(Kernel()) as ways:
         ways.into(Sides(fd)).beneath(at(3000)).__exit__()
         n_open = len(os.listdir("/proc/self/fd")) - n_before
     assert n_open < 40
@@ -79,7 +79,7 @@ def test_what_was_moved_is_noticed_before_long(tmp_path: Path, chain: Path, root
         for _ in path:
             anchors.beneath(path).__exit__()
 
-    with Anchors(Kernel(), root) as anchors:
+    with DeepOpener(Kernel(), root) as anchors:
         anchors.beneath(path).__exit__()
         os.rename(chain / os.fsdecode(NAME), tmp_path / "elsewhere")
         with pytest.raises(FileNotFoundError):
@@ -95,5 +95,5 @@ def test_neither_links_nor_what_is_above_lie_beneath(chain: Path, root: Sides, p
     (chain / "link").symlink_to(os.fsdecode(NAME))
     with Kernel().open_beneath(root.fd, at(100)) as deep:
         os.symlink(".", "link", dir_fd=deep)
-    with Anchors(Kernel(), root) as anchors, pytest.raises(OSError, match=os.strerror(number)):
+    with DeepOpener(Kernel(), root) as anchors, pytest.raises(OSError, match=os.strerror(number)):
         anchors.beneath(path)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fusefs.core.names import ContainerId
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
-from fusefs.store.anchors import Ways
+from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
 from fusefs.store.sides import Scope
 from fusefs.store.stage import Options
@@ -59,7 +59,7 @@ def take(kernel: Kernel, scope: Scope, action: Action, upper: bytes, names: list
         sides = scope.sides.beneath(kernel, upper)
     except FileNotFoundError:
         return [(name, errno.ENOENT) for name in names]
-    with sides, kernel.open_dir(sides.fd) as readable, Ways(kernel) as ways:
+    with sides, kernel.open_dir(sides.fd) as readable, DeepOpeners(kernel) as ways:
         for are_dirs, some in groupby(names, lambda name: _is_dir(readable, name)):
             here = Here(kernel, sides._replace(fd=readable), upper, are_dirs, lambda: False, ways)
             wanted = list(some)

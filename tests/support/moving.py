@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
-from fusefs.store.anchors import Ways
+from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
 from fusefs.store.sides import Sides, open_shown_as
 from fusefs.sweep.move import open_move
@@ -46,7 +46,7 @@ def move(
     with ExitStack() as owned:
         scope = owned.enter_context(find_scope(kernel, os.fsencode(source)))
         top = Top(scope.path(), scope.sides)
-        ways = owned.enter_context(Ways(kernel))
+        ways = owned.enter_context(DeepOpeners(kernel))
         action = owned.enter_context(open_move(kernel, top, to))
         for upper, names in [("", _dirs(source))] if whole else _walk(source, action):
             with _opened(top.sides, os.fsencode(upper)) as sides:

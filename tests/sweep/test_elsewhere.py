@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.core.swept import Sums
 from fusefs.linux.kernel import Kernel
-from fusefs.store.anchors import Ways
+from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
 from fusefs.sweep.move import open_move
 from fusefs.sweep.request import Here, IfExists, ToMove, Top, ToTrash
@@ -33,7 +33,7 @@ def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job:
     with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides), ToTrash()) as action:
         with scope.sides.beneath(kernel, b"sub/deep") as sides:
             os.rename(job / "sub", volume / "outside")
-            taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False, Ways(kernel)), ["c.log"])
+            taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False, DeepOpeners(kernel)), ["c.log"])
         assert list(taken.refused) == [("c.log", errno.ENOENT)]
         assert action.end(Sums()).orphan is None
     assert (volume / "outside/deep/c.log").exists()
@@ -42,7 +42,7 @@ def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job:
 def test_directory_that_is_in_the_container_by_now_loses_nothing(volume: Path, job: Path) -> None:
     kernel = Kernel()
     with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides), ToTrash()) as action:
-        with scope.sides.beneath(kernel, b"sub") as sides, Ways(kernel) as ways:
+        with scope.sides.beneath(kernel, b"sub") as sides, DeepOpeners(kernel) as ways:
             (job / "sub/empty").mkdir()
             here = Here(kernel, scope.sides, b"", True, lambda: False, ways)
             assert action.take(here, ["sub"]).refused == []
@@ -60,7 +60,7 @@ def test_directory_that_its_names_go_to_by_now_loses_nothing(volume: Path, job: 
     (volume / "archive").mkdir()
     to = ToMove(raw(volume / "archive"), if_exists=if_exists)
     with find_scope(kernel, raw(job)) as scope, open_move(kernel, Top(raw(job), scope.sides), to) as action:
-        with scope.sides.beneath(kernel, b"sub/deep") as sides, Ways(kernel) as ways:
+        with scope.sides.beneath(kernel, b"sub/deep") as sides, DeepOpeners(kernel) as ways:
             os.rename(job / "sub", volume / "archive/sub")
             taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False, ways), ["c.log"])
         assert list(taken.refused) == [("c.log", errno.ENOENT)]

@@ -15,7 +15,7 @@ from fusefs.core.plan import Age
 from fusefs.core.selection import KINDS, Field, Matcher, Selection
 from fusefs.core.swept import Spared, Sums
 from fusefs.linux.kernel import Kernel
-from fusefs.store.anchors import Ways
+from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.sides import Sides
 from fusefs.sweep.directories import Directory, Passed, find_directories
 from fusefs.sweep.guard import KEPT, LOCKED, Keepers, Locking, why_locked
@@ -291,7 +291,7 @@ def test_each_locked_file_is_told_once_whatever_is_left_for_later(tmp_path: Path
             b"",
             False,
             lambda: False,
-            Ways(KERNEL),
+            DeepOpeners(KERNEL),
         )
         while names:
             taken = Locking(action, holds=True).take(here, names)
@@ -311,7 +311,7 @@ def test_lock_on_the_mounted_side_counts_too(tmp_path: Path, name: str) -> None:
         owned.enter_context(locked(tmp_path / "mounted" / name))
         guarded = Keepers(holds=True).spares(KERNEL, readable, b"")
         judged = list(judge_units(KERNEL, sides, Matcher(Selection(types=frozenset("d"))), _AGE))
-        here = Here(KERNEL, sides, b"", False, lambda: False, Ways(KERNEL))
+        here = Here(KERNEL, sides, b"", False, lambda: False, DeepOpeners(KERNEL))
         taken = Locking(Some(9), holds=True).take(here, ["unit"])
     assert guarded == (LOCKED if name == "." else None)
     assert judged == [Spared(b"unit", LOCKED)] if name != "." else isinstance(judged[0], Unit)
