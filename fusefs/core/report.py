@@ -1,12 +1,12 @@
-"""What a loop over many items did: it goes on after a failure and returns this."""
+"""What a loop over many items did, and why something was left: it goes on after a failure and returns this."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fusefs.core.names import ContainerId
-from fusefs.core.record import Failure
+from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.space import Survey
 
 Progress = Callable[[int, int], None]
@@ -44,3 +44,41 @@ class Reaped(NamedTuple):
     report: Report
     survey: Survey | None = None
     left_bytes: int = 0
+
+
+STORE = "store"
+PINNED = "pinned"
+CAME_IN = "came-in"
+"""Of a directory that nobody can say was there when the tree came."""
+
+WORDS = {
+    STORE: "a trash store that holds something; restore what it holds (trashd list --volume DIR, where DIR is the "
+    "directory above it), or trashd reap --with-stores ID deletes it too",
+    PINNED: "kept in a trash store, and nothing deletes that from above; trashd restore it, or release it "
+    "(trashd keep --release), with --volume DIR, where DIR is the directory above that store",
+    CAME_IN: "it came in, or was changed, after the swap: who could move it need not be who may delete it; "
+    "trashd quarantine restore ID takes it back, trashd quarantine delete ID deletes it",
+}
+"""What a person is told of each."""
+
+
+def keeps_for_its_owner(failures: Iterable[Failure]) -> bool:
+    """Whether something was left that is not root's to take over or to decide on: its owner may want it back."""
+    return any(failure.call in WORDS for failure in failures)
+
+
+def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
+    """Remember so many failures as a record has room for; one of our own reasons is among them, if there is any.
+
+    Who decides by it must not miss it among thousands.
+    """
+    for one in more:
+        if len(noted) < MAX_FAILURES:
+            noted.append(one)
+        elif one.call in WORDS and not keeps_for_its_owner(noted):
+            noted[-1] = one
+
+
+def ours_first(failures: Iterable[Failure]) -> list[Failure]:
+    """Failures with our own reasons before all others: where not all have room, these do."""
+    return sorted(failures, key=lambda failure: failure.call not in WORDS)

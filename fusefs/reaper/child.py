@@ -21,8 +21,7 @@ from fusefs.core.budget import HOLD, Tempo
 from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
-from fusefs.core.reasons import keeps_for_its_owner
-from fusefs.core.report import Reaped
+from fusefs.core.report import Reaped, keeps_for_its_owner
 from fusefs.linux.host import boot_id
 from fusefs.reaper.engine import Wishes
 from fusefs.reaper.messages import (

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.core.names import RelPath, join
-from fusefs.core.reasons import PINNED, STORE
+from fusefs.core.report import PINNED, STORE
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.inner import things_in

@@ -9,9 +9,8 @@ from contextlib import suppress
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.reasons import ours_first
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
-from fusefs.core.report import Reaped, Report
+from fusefs.core.report import Reaped, Report, ours_first
 from fusefs.core.space import Survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -16,8 +16,8 @@ from itertools import islice
 
 from fusefs.core.budget import Budget
 from fusefs.core.names import join
-from fusefs.core.reasons import CAME_IN, add_failures
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
+from fusefs.core.report import CAME_IN, add_failures
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -12,8 +12,8 @@ from fusefs.core.errors import BadRecord
 from fusefs.core.events import show
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id, printable
-from fusefs.core.reasons import WORDS
 from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
+from fusefs.core.report import WORDS
 from fusefs.core.wire import decode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -18,8 +18,7 @@ import pytest
 from fusefs.core.budget import Tempo
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.reasons import CAME_IN
-from fusefs.core.report import Reaped
+from fusefs.core.report import CAME_IN, Reaped
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.engine import Wishes

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.lifecycle import State
-from fusefs.core.reasons import PINNED, STORE
-from fusefs.core.report import Reaped
+from fusefs.core.report import PINNED, STORE, Reaped
 from fusefs.store.stage import Options
 from tests.support.given import tick
 from tests.support.inner_stores import (

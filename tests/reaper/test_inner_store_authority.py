@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.reasons import STORE
+from fusefs.core.report import STORE
 from fusefs.core.status import Phase
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.for_root import take_over

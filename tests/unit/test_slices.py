@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.reasons import STORE, keeps_for_its_owner
 from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.core.report import STORE, keeps_for_its_owner
 from fusefs.core.slices import MAX_FAILED_NAMES, Left, Outcome, Plan, Slice, Work, pack, unpack
 
 STUCK = "stuck"
