@@ -1,17 +1,35 @@
-"""A sweep from the request to what it did."""
+"""A sweep from the request to its result: a directory opened, slices of work given out, an action brought to an end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import mmap
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import assert_never
+from typing import NamedTuple, Self, assert_never
 
-from fusefs.core.errors import from_os
-from fusefs.core.swept import Swept
+from fusefs.core.budget import Budget
+from fusefs.core.errors import NotFound, from_os
+from fusefs.core.record import Failure
+from fusefs.core.selection import Matcher
+from fusefs.core.swept import OUTSIDE, Spared, Sums, Swept
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.sweep.choosing import Dirs
+from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
+from fusefs.linux.pressure import Queue
+from fusefs.reaper.drive import Drive
+from fusefs.reaper.groups import Groups
+from fusefs.reaper.pace import Pace
+from fusefs.reaper.strategy import Strategy, Workers, choose
+from fusefs.store.layout import trusted_owners
+from fusefs.store.locate import find_scope
+from fusefs.store.sides import Scope, Sides
+from fusefs.sweep.choosing import Dirs, Way
 from fusefs.sweep.delete import Deleting
-from fusefs.sweep.engine import walk
+from fusefs.sweep.directories import found_directory
+from fusefs.sweep.jobs import Agenda, Job, Kind, Outcome, Share
+from fusefs.sweep.listed import BrokenList, jobs_of
 from fusefs.sweep.request import (
     Act,
     Action,
@@ -24,11 +42,16 @@ from fusefs.sweep.request import (
     ToPrint,
     ToTrash,
     Wishes,
+    identify,
 )
+from fusefs.sweep.tally import Tally
 from fusefs.sweep.tell import Counting, Telling, Untellable
-from fusefs.sweep.top import open_top
+from fusefs.sweep.worker import Worker
 
 NOTHING_SPECIAL = Wishes()
+_FIRST_S = 0.005
+"""The first slice goes to nobody else: most sweeps are done then."""
+_WINDOW = 65_536
 
 
 def run(kernel: Kernel, request: Request, wishes: Wishes = NOTHING_SPECIAL) -> Swept:
@@ -37,10 +60,10 @@ def run(kernel: Kernel, request: Request, wishes: Wishes = NOTHING_SPECIAL) -> S
     Raises  TrashdError, before anything is touched; what its `act.tell` raises. An entry's failure is in the result
     """
     with ExitStack() as owned:
-        top = owned.enter_context(open_top(kernel, request.directory, request.inode))
+        top = owned.enter_context(_open_top(kernel, request.directory, request.inode))
         action = owned.enter_context(_open(kernel, top, request))
         try:
-            walked = walk(kernel, top, request, request.wraps(action), _dirs(request.act), wishes)
+            walked = _walk(kernel, top, request, request.wraps(action), _dirs(request.act), wishes)
         except Untellable as untellable:
             raise untellable.error from None
         except OSError as error:
@@ -95,3 +118,151 @@ def _dirs(act: Act | None) -> Dirs:
             return Dirs.FIRST if _dirs(instead) in (Dirs.FIRST, Dirs.LAST) else Dirs.WHOLE
         case _:
             assert_never(act)
+
+
+@contextmanager
+def _open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[Top]:
+    """The directory.
+
+    inode   that it must have, on the side that the path leads to; None: any
+    Raises  what `find_scope` does; NotFound if it is another one; for root what `found_directory` does: a link that
+            somebody else can change would lead root wherever he likes
+    """
+    with find_scope(kernel, directory) as scope:
+        sides = scope.sides
+        if inode is not None:
+            is_it = inode == identify(kernel, sides.names())
+        elif os.geteuid() == 0:
+            with found_directory(kernel, directory, scope.mounts) as found:
+                # The path may lead to what a mount of ours shows, or to what that is a view of.
+                is_it = identify(kernel, found.fd) in [identify(kernel, one) for one in sides if one is not None]
+        else:
+            is_it = True
+        if not is_it:
+            raise NotFound(directory, "it was moved meanwhile")
+        yield Top(scope.path(), sides, tuple(_mounts(scope)))
+
+
+def _mounts(scope: Scope) -> Iterator[bytes]:
+    by_id = {mount.mnt_id: mount for mount in scope.mounts}
+    ours = views(scope.mounts, trusted_owners(os.geteuid()))
+    for place in every_place(scope.place(), ours):
+        for mount in mounts_inside(place, scope.mounts):
+            inside = place_of(mount.point, by_id[mount.parent_id])
+            yield below(inside.path, place.path)
+
+
+class _Walked(NamedTuple):
+    """What a walk did; see Swept."""
+
+    sums: Sums
+    failures: tuple[Failure, ...]
+    spared: tuple[Spared, ...]
+    is_stopped: bool
+    why: str
+    is_limited: bool
+
+
+def _walk(kernel: Kernel, top: Top, request: Request, action: Action, dirs: Dirs, wishes: Wishes) -> _Walked:
+    """Act on all that a selection chooses below a directory.
+
+    Raises  OSError if the directory itself can't be read; nothing for what is in it
+    """
+    with ExitStack() as owned:
+        root = owned.enter_context(kernel.open_dir(top.sides.fd))
+        n_workers = 1 if action.is_single or request.most is not None else request.n_workers
+        strategy = choose(kernel, root, n_workers)
+        if dirs is Dirs.WHOLE and n_workers is None and strategy.workers is Workers.PROCESSES:
+            # The kernel has one lock a filesystem for renames into other directories: two workers are slower.
+            strategy = strategy._replace(n_workers=1, group_shift=None)
+        way = Way(dirs, min(_WINDOW, strategy.window), strategy.by_inode, top.mounts)
+        hears = _Stop(wishes)
+        sides = Sides(root, top.sides.mounted)
+        groups = owned.enter_context(Groups(kernel, strategy.group_shift))
+        matcher = Matcher(request.selection)
+        worker = Worker(kernel, sides, matcher, action, way, groups, request.guard, hears.is_asked)
+        queue = Queue(root)
+        owned.callback(queue.close)
+        pace = Pace(wishes.leads, queue.is_busy, strategy.afterwork)
+        with _Walk(top, request, wishes, way, strategy, pace, hears) as walking:
+            Drive(walking.agenda, worker, strategy, pace, walking.is_over, walking.done).run(_FIRST_S)
+            return walking.result()
+
+
+class _Stop:
+    """Whether to stop, in this process and in those that it forks."""
+
+    def __init__(self, wishes: Wishes) -> None:
+        self._wishes = wishes
+        self._shared = mmap.mmap(-1, 1)
+
+    def is_asked(self) -> bool:
+        """Somebody said so, here or in the first process."""
+        if not self._shared[0] and self._wishes.stops():
+            self._shared[0] = 1
+        return self._shared[0] != 0
+
+
+class _Walk:
+    """One walk under way: what is left to do, and what was done."""
+
+    def __init__(
+        self, top: Top, request: Request, wishes: Wishes, way: Way, strategy: Strategy, pace: Pace, stop: _Stop
+    ) -> None:
+        self._wishes = wishes
+        self._way = way
+        self._pace = pace
+        self._stop = stop
+        self._tally = Tally(None)
+        self._why = ""
+        self._is_limited = False
+        # Servers that tell an entry's offset by its position pass over some when others go meanwhile.
+        lists_whole = strategy.workers is Workers.THREADS
+        first = self._first(top, request)
+        self.agenda = Agenda(
+            first, strategy.n_workers, request.most,
+            splits=strategy.splits, lists_whole=lists_whole, asks_late=request.late,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for fd in self.agenda.fds():
+            Fd(fd).close()
+
+    def _first(self, top: Top, request: Request) -> Iterator[Job]:
+        if request.names is None:
+            return iter([Job(Kind.ENTER, b"", [""])])
+        tops = dict.fromkeys((os.path.abspath(request.directory), top.path))
+        return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
+
+    def _read(self, names: Iterable[bytes]) -> Iterator[bytes]:
+        """Listed names; a list that can't be read to its end is an end, too, of which is told what was done."""
+        try:
+            yield from names
+        except BrokenList as error:
+            self._why = f"the list can't be read on: {error.detail}"
+
+    def _refuse(self, name: bytes) -> None:
+        self._tally.fail(name, errno.EXDEV, OUTSIDE)
+
+    def is_over(self) -> bool:
+        """Whether it ends here."""
+        return (self._is_limited and self._way.ends_at_limit()) or bool(self._why) or self._stop.is_asked()
+
+    def done(self, share: Share, budget: Budget, outcome: Outcome) -> None:
+        """Take in what a slice did."""
+        for fd in self.agenda.done(share, outcome):
+            Fd(fd).close()
+        self._tally.add(outcome.sums, outcome.failures, outcome.spared)
+        self._why = self._why or outcome.why
+        self._is_limited |= outcome.is_limited
+        self._pace.done(budget, outcome)
+        self._wishes.progress(self._tally.sums)
+
+    def result(self) -> _Walked:
+        """What came of it."""
+        tally = self._tally
+        is_stopped = bool(self._why) or self._stop.is_asked()
+        return _Walked(tally.sums, tuple(tally.failures), tuple(tally.spared), is_stopped, self._why, self._is_limited)
