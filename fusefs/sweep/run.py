@@ -25,8 +25,8 @@ from fusefs.reaper.strategy import Strategy, Workers, choose
 from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_scope
 from fusefs.store.sides import Scope, Sides
+from fusefs.sweep.actions import Counting, Deleting, Telling, Untellable
 from fusefs.sweep.choosing import Dirs, Way
-from fusefs.sweep.delete import Deleting
 from fusefs.sweep.directories import found_directory
 from fusefs.sweep.jobs import Agenda, Job, Kind, Outcome, Share
 from fusefs.sweep.listed import BrokenList, jobs_of
@@ -45,7 +45,6 @@ from fusefs.sweep.request import (
     identify,
 )
 from fusefs.sweep.tally import Tally
-from fusefs.sweep.tell import Counting, Telling, Untellable
 from fusefs.sweep.worker import Worker
 
 NOTHING_SPECIAL = Wishes()

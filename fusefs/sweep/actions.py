@@ -1,18 +1,37 @@
-"""What changes nothing: matches told one by one, or counted."""
+"""Actions that need no more than the matches: to delete them for good, to tell them one by one, or to count them."""
 
 from __future__ import annotations
 
 import heapq
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.selection import Field, Selection
 from fusefs.core.swept import Match, Sums
-from fusefs.linux.batches import Looked, look_at_all
+from fusefs.linux.batches import Looked, look_at_all, rmdir_all
 from fusefs.sweep.request import Ended, Here, Identified, Taken, ToPrint
 
 _TOLD = 5
+
+
+class Deleting(NamedTuple):
+    """Deletes (sweep.request.Action)."""
+
+    is_single: bool = False
+    takes_dirs: bool = False
+    avoided: frozenset[Identified] = frozenset()
+
+    def take(self, here: Here, names: Sequence[str]) -> Taken:
+        """See Action."""
+        if here.are_dirs:
+            return Taken(rmdir_all(here.kernel, here.sides.names(), names), "rmdir")
+        return Taken(here.kernel.unlink_all(here.sides.names(), names), "unlink")
+
+    def end(self, _sums: Sums) -> Ended:
+        """See Action."""
+        return Ended()
 
 
 class Untellable(Exception):
