@@ -21,8 +21,7 @@ from fusefs.linux.private import Private
 from fusefs.store.layout import COPY_PREFIX
 from fusefs.store.sides import Sides
 from fusefs.store.volume import discard_abandoned
-from fusefs.sweep.collisions import Arrivals, candidates
-from fusefs.sweep.destination import Destination
+from fusefs.sweep.destination import Arrivals, Destination, candidates
 from fusefs.sweep.request import Here, IfExists, Taken
 
 _MOST_BYTES = 64 << 20

@@ -14,9 +14,8 @@ from fusefs.core.swept import Sums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.sides import is_same
-from fusefs.sweep.collisions import Arrivals, numbered
 from fusefs.sweep.copy import Copier
-from fusefs.sweep.destination import Destination, open_destination
+from fusefs.sweep.destination import Arrivals, Destination, numbered, open_destination
 from fusefs.sweep.request import Action, Ended, Here, Identified, IfExists, Taken, ToMove, Top
 from fusefs.sweep.stores import noted_stores, without_stores
 
