@@ -17,9 +17,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.layout import is_stores_own
 from fusefs.store.sides import Sides
+from fusefs.sweep.jobs import Tally
 from fusefs.sweep.listing import depth_in, kind_of, kinds_of, wanted_in
 from fusefs.sweep.request import Action, Identified, identify
-from fusefs.sweep.tally import Tally
 
 _NONE = Sums()
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)

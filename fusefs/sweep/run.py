@@ -28,7 +28,7 @@ from fusefs.store.sides import Scope, Sides
 from fusefs.sweep.actions import Counting, Deleting, Telling, Untellable
 from fusefs.sweep.choosing import Dirs, Way
 from fusefs.sweep.directories import found_directory
-from fusefs.sweep.jobs import Agenda, Job, Kind, Outcome, Share
+from fusefs.sweep.jobs import Agenda, Job, Kind, Outcome, Share, Tally
 from fusefs.sweep.listed import BrokenList, jobs_of
 from fusefs.sweep.request import (
     Act,
@@ -44,7 +44,6 @@ from fusefs.sweep.request import (
     Wishes,
     identify,
 )
-from fusefs.sweep.tally import Tally
 from fusefs.sweep.worker import Worker
 
 NOTHING_SPECIAL = Wishes()

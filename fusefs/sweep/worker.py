@@ -24,10 +24,9 @@ from fusefs.reaper.groups import Groups
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.sides import READABLE, Sides
 from fusefs.sweep.choosing import GONE, Chooser, Dirs, Way, missing
-from fusefs.sweep.jobs import Job, Kind, Outcome, Share
+from fusefs.sweep.jobs import Job, Kind, Outcome, Share, Tally
 from fusefs.sweep.listing import Found, read_window, stripped_in, wanted_in
 from fusefs.sweep.request import Action, Guard, Here, Identified, Taken, identify
-from fusefs.sweep.tally import Tally
 
 _AT_ONCE = 128
 """Names between two looks at the clock: about a millisecond's work."""
