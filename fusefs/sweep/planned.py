@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
 from fusefs.core.budget import AT_ONCE, Tempo
@@ -14,8 +15,9 @@ from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, 
 from fusefs.core.moments import SECOND_NS
 from fusefs.core.names import printable
 from fusefs.core.plan import Delete, Done, Listed, Move, NotDone, Rule, Told, Trash
+from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.selection import KINDS, Matcher, Selection
-from fusefs.core.swept import Spared, Sums, Swept
+from fusefs.core.swept import Match, Spared, Sums, Swept
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.pace import Leads
@@ -41,11 +43,11 @@ from fusefs.sweep.request import (
     identify,
 )
 from fusefs.sweep.run import NOTHING_SPECIAL, run
-from fusefs.sweep.sieve import Sieve
-from fusefs.sweep.units import Judged, judge_units, open_quietly, time_of
+from fusefs.sweep.units import Judged, Unit, Young, judge_units, open_quietly, time_of
 
 _HOW_TO_COPY = "copy = true copies, verifies each copy, and then removes the original"
 _ALL = Selection(types=frozenset(KINDS))
+_TOLD = 5
 
 
 class How(NamedTuple):
@@ -208,7 +210,7 @@ class _Rule:
             why = Keepers(holds=self._how.runs).spares(self._kernel, Sides(fd, sides.mounted), b"")
             if why is not None:
                 return Swept(self._scope.path(), Sums(n_spared=1), spared=(Spared(b"", why),))
-            sieve = Sieve(self._scope.path(), age.before_ns, self._due_ns, self._lists)
+            sieve = _Sieve(self._scope.path(), age.before_ns, self._due_ns, self._lists)
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
             judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops)
             swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
@@ -216,7 +218,7 @@ class _Rule:
                 self._lists.lack()  # those after it were not judged
             return swept
 
-    def _take(self, sieve: Sieve, judged: Iterator[Judged]) -> Swept:
+    def _take(self, sieve: _Sieve, judged: Iterator[Judged]) -> Swept:
         wraps = self._locking(is_guarded=False)
         request = self._request._replace(selection=_ALL, names=sieve.due(judged), late=True, wraps=wraps)
         return sieve.told(run(self._kernel, request, self._how.wishes))
@@ -256,3 +258,77 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
             return ToDelete(recursive=rule.is_unit)
         case Move(target, flat, if_exists, copy):
             return ToMove(target, flat, IfExists(if_exists), copy)
+
+
+class _Sieve:
+    """The units of one directory, as far as they were judged."""
+
+    def __init__(
+        self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: PurgeLists | Counted
+    ) -> None:
+        """Be ready.
+
+        before_ns  a unit that has nothing of that time or later is due; the others that are given go soon
+        due_ns     when something of a time goes
+        """
+        self._directory = directory
+        self._before_ns = before_ns
+        self._due_ns = due_ns
+        self._lists = lists
+        self._sums = Sums()
+        self._failures: list[Failure] = []
+        self._spared: list[Spared] = []
+        self._largest: list[Match] = []
+        self._oldest: list[Match] = []
+
+    def due(self, judged: Iterator[Judged]) -> Iterator[bytes]:
+        """The names of those that are due."""
+        return (unit.name for unit in self._due(judged))
+
+    def _due(self, judged: Iterator[Judged]) -> Iterator[Unit]:
+        for one in judged:
+            match one:
+                case Unit() if one.newest_ns < self._before_ns:
+                    self._sums = self._sums.plus(Sums(n_bytes=one.n_bytes))
+                    yield one
+                case Unit():
+                    path = os.path.join(self._directory, one.name)
+                    self._lists.add(one.uid, path, self._due_ns(one.newest_ns))
+                case Young():
+                    pass
+                case Spared():
+                    self._sums = self._sums.plus(Sums(n_spared=1))
+                    self._spared = [*self._spared, one][:MAX_FAILURES]
+                case Failure():
+                    self._lists.lack()
+                    self._sums = self._sums.plus(Sums(n_failed=1))
+                    self._failures = [*self._failures, one][:MAX_FAILURES]
+
+    def told(self, swept: Swept) -> Swept:
+        """What a sweep of the due ones did, with what it was not given."""
+        vanished = swept.sums.n_vanished + swept.sums.n_missing  # each was there when it was judged
+        return swept._replace(
+            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0).plus(self._sums),
+            failures=(*self._failures, *swept.failures)[:MAX_FAILURES],
+            spared=(*self._spared, *swept.spared)[:MAX_FAILURES],
+            looks=True,
+        )
+
+    def would_take(self, judged: Iterator[Judged], most: int | None, stops: Callable[[], bool]) -> Swept:
+        """What a sweep of the due ones would do. most: of them"""
+        n_matched = n_bytes = 0
+        is_stopped = is_limited = False
+        for unit in self._due(judged):
+            is_stopped, is_limited = stops(), n_matched == most
+            if is_stopped or is_limited:
+                break
+            n_matched += 1
+            n_bytes += unit.n_bytes
+            match = Match(unit.name, unit.n_bytes, unit.newest_ns)
+            self._largest = nlargest(_TOLD, [*self._largest, match], key=lambda one: one.n_bytes)
+            self._oldest = nsmallest(_TOLD, [*self._oldest, match], key=lambda one: one.time_ns)
+        sums = Sums(n_seen=n_matched, n_matched=n_matched, n_done=n_matched)
+        would = self.told(Swept(self._directory, sums, is_stopped=is_stopped or stops(), is_limited=is_limited))
+        return would._replace(
+            sums=would.sums._replace(n_bytes=n_bytes), largest=tuple(self._largest), oldest=tuple(self._oldest)
+        )
