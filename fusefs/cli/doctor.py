@@ -17,8 +17,7 @@ from fusefs.linux.credentials import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.adopt import Problem
-from fusefs.store.check import check_folder, check_store
-from fusefs.store.check_registry import check_registry, check_vouched
+from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.discover import discover, open_at
 from fusefs.store.find import each_folder
 from fusefs.store.layout import Store, UserFolder

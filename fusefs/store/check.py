@@ -1,4 +1,7 @@
-"""The store checker: invariants I1 to I6 as they show on disk. It only looks; silence means all is well."""
+"""The store checker: invariants I1 to I6 as they show on disk, and what the caller's registry says of stores.
+
+It only looks; silence means all is well.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from contextlib import suppress
 from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError, from_os
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, is_container_id, printable, shell_word
+from fusefs.core.names import STORE, ContainerId, is_container_id, printable, shell_word
 from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.adopt import Problem
 from fusefs.store.ballast import has_ballast
 from fusefs.store.claim import Lost, hold
@@ -32,9 +37,12 @@ from fusefs.store.layout import (
     UserFolder,
     open_store,
 )
+from fusefs.store.leads import Lead, Word, follow
+from fusefs.store.lines import registered, why_unread
 from fusefs.store.made import way_out
 from fusefs.store.passed_over import passed_over
 from fusefs.store.pointers import pointed
+from fusefs.store.registry import is_vouched
 from fusefs.store.reserve import is_stocked, is_used
 from fusefs.store.sides import DIRECTORY
 from fusefs.store.stage import identify_at
@@ -42,6 +50,8 @@ from fusefs.store.stage import identify_at
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
 _COPIED = f"so it is in a copy or a backup, where trashd restore ID has it back; else {WAY_OUT}"
 _EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED)}
+_UNREAD = "nothing that it names is found; make it a file of your own that nobody else can write, or remove it"
+_GONE = "nothing: the line goes with the next store that is used"
 _MOMENT_S = 0.2
 """Far longer than a command needs from the end of a record to that of its container."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
@@ -209,3 +219,26 @@ def _check_pointers(folder: UserFolder) -> Iterator[Problem]:
         if store is not None:
             with store:
                 yield from passed_over(store, folder.uid)
+
+
+def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Problem]:
+    """Why the registry counts for nothing; which of its lines lead to no store any more, in a directory or below it."""
+    unread = why_unread()
+    if unread is not None:
+        where, why = unread
+        yield Problem(printable(where), f"the registry of stores is not used: {why}", _UNREAD)
+    words = [Word(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
+    for word, lead in follow(kernel, words, read_mounts()):
+        if lead is Lead.GONE:
+            where = os.path.join(word.line.path, STORE)
+            yield Problem(printable(where), "the registry of stores names it, and it is gone", _GONE)
+
+
+def check_vouched(folder: UserFolder) -> list[Problem]:
+    """Whether a reap without ID, or a service, leaves what is in a folder; to be run as its user."""
+    store = folder.store
+    if is_vouched(store):
+        return []
+    where, owner_does = os.path.join(store.base_path, STORE), f"trashd init {shell_word(store.base_path)}"
+    what = "its owner's registry does not name it, as if it were a copy: nothing in it is reaped but by its ID"
+    return [Problem(printable(where), what, f"its owner vouches for it by: {owner_does}")]
