@@ -13,7 +13,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.places import HOME, lasting_dir
 from fusefs.store.layout import Store
 from fusefs.store.lines import Line, decode, encode, read_own
-from fusefs.store.made import Made
+from fusefs.store.made import Made, note_made
 
 
 def describe(store: Store) -> Line:
@@ -113,3 +113,15 @@ def remember(store: Store) -> str:
         return write(store.kernel, one)
     except OSError as error:
         return error.strerror or "it can't be written"
+
+
+def vouch(store: Store) -> bool:
+    """Have it known from now on, durably, that root made a store; whether it is. Needs root. Raises  OSError"""
+    if store.judged().made is Made.BY_ROOT:
+        return True
+    if note_made(store.kernel, store.fd):
+        store.kernel.fsync(store.fd)
+        return True
+    from fusefs.store.registering import write  # most filesystems have attributes
+
+    return not write(store.kernel, describe(store))

@@ -27,10 +27,10 @@ from fusefs.store.layout import (
     read_volume,
 )
 from fusefs.store.new_folder import take_registry
+from fusefs.store.registry import vouch
 from fusefs.store.set_aside import discard_emptied
 from fusefs.store.sides import DIRECTORY, FULL
 from fusefs.store.volume import make_area, prove, take_store, write_volume
-from fusefs.store.vouch import vouch
 
 SHARED, OWNERS = 0o1777, 0o755
 

@@ -34,9 +34,9 @@ from fusefs.store.layout import (
     read_volume,
 )
 from fusefs.store.made import Made, note_made
+from fusefs.store.registry import vouch
 from fusefs.store.sides import DIRECTORY, FULL, READABLE, Sides
 from fusefs.store.visible import NO_EXCHANGE
-from fusefs.store.vouch import vouch
 
 _PROBE = (Name(b"probe-a"), Name(b"probe-b"))
 _PROBE_UNNAMED = Name(b"probe-unnamed")
