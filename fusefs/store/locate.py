@@ -322,7 +322,7 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) 
 
 def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath) -> None:
     """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
-    from fusefs.store.unmake import unmake_store
+    from fusefs.store.volume import unmake_store
 
     with suppress(OSError, TrashdError), wholly_beneath(kernel, scope.root, relative) as base:
         unmake_store(kernel, base, os.path.join(scope.root_path, relative))

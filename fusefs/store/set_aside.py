@@ -38,8 +38,7 @@ from fusefs.store.layout import (
 )
 from fusefs.store.new_folder import make_user
 from fusefs.store.sides import DIRECTORY, FULL, READABLE
-from fusefs.store.unmake import remove_folder
-from fusefs.store.volume import LOCK
+from fusefs.store.volume import LOCK, remove_folder
 
 WAITS = "it waits for its owner's next command"
 STAYS = "root's name in it proves nothing: whoever made that store could put it there"

@@ -1,4 +1,4 @@
-"""Making a store, and proving what its filesystem can do."""
+"""Making a store, proving what its filesystem can do, and removing one that nobody needs."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.private import is_nameless
 from fusefs.linux.strangers import discard_trial, refuses_strangers
 from fusefs.linux.unnamed import keeps_unnamed
+from fusefs.store.ballast import discard_ballast
+from fusefs.store.folders import open_user
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     CACHEDIR_TEXT,
     COPY_PREFIX,
+    FOLDERS,
     NEW,
     NEW_PREFIX,
     OLD,
     REGISTRY,
     USERS,
     VOLUME,
+    Areas,
     Store,
+    UserFolder,
     Volume,
     drop_acls,
     encode_volume,
+    open_areas,
     open_store,
     read_volume,
 )
 from fusefs.store.made import Made, note_made
 from fusefs.store.registry import vouch
+from fusefs.store.reserve import discard_reserve
 from fusefs.store.sides import DIRECTORY, FULL, READABLE, Sides
 from fusefs.store.visible import NO_EXCHANGE
 
@@ -412,3 +419,62 @@ def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
     st = kernel.fstat(fd)
     acl = any(name.startswith("system.posix_acl_") for name in kernel.xattrs(fd))
     return st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) != mode or acl
+
+
+def unmake_store(kernel: Kernel, base: Sides, base_path: bytes) -> None:
+    """Remove a store of ours that nobody uses; one that somebody uses by now stays as it is.
+
+    Where all folders are gone it gets the name of an unfinished one, so that nobody comes to it meanwhile; rmdir
+    alone removes directories, so that a folder which appeared all the same is kept, and the store with it.
+    """
+    if not _has_no_folder(kernel, base.fd, base_path):
+        return
+    hidden = Name(NEW_PREFIX + os.urandom(6).hex().encode())
+    names = base.names()
+    kernel.rename_free(names, STORE, names, hidden)
+    try:
+        with kernel.open_dir(base.fd, hidden) as fd, open_areas(kernel, fd) as areas:
+            _remove_areas(kernel, fd, areas)
+    except OSError:
+        kernel.rename_free(names, hidden, names, STORE)
+        return
+    discard_unfinished(kernel, base, hidden)
+
+
+def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
+    """Remove them if they are empty, or none. Raises  OSError"""
+    removed: list[tuple[Name, int]] = []
+    try:
+        for name, area in areas.all():
+            mode = stat.S_IMODE(kernel.fstat(area).st_mode)
+            kernel.rmdir(fd, name)
+            removed.append((name, mode))
+    except OSError:
+        for name, mode in removed:
+            make_area(kernel, fd, name, mode)
+        raise
+
+
+def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:
+    """Remove our own folder, if there is nothing in it; whether nobody has one now."""
+    store = open_store(kernel, kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY), base_path)
+    if store is None:
+        return False
+    with store:
+        with suppress(OSError):
+            folder = open_user(store, os.geteuid())
+            if folder is not None:
+                with folder:
+                    remove_folder(folder, dict(store.areas.all())[folder.area])
+        return all(kernel.is_empty(area) for _name, area in store.areas.all())
+
+
+def remove_folder(folder: UserFolder, area_fd: Fd) -> None:
+    """Remove a folder of ours, if nothing is in it. Raises  OSError"""
+    kernel = folder.store.kernel
+    discard_reserve(folder)
+    discard_ballast(folder)
+    for part in FOLDERS:
+        with suppress(FileNotFoundError):
+            kernel.rmdir(folder.fd, part)
+    kernel.rmdir(area_fd, folder.name)

@@ -26,8 +26,7 @@ from fusefs.store.mounted import open_shown
 from fusefs.store.sides import Sides
 from fusefs.store.stage import Options
 from fusefs.store.tend import tend
-from fusefs.store.unmake import unmake_store
-from fusefs.store.volume import make_store
+from fusefs.store.volume import make_store, unmake_store
 from tests.support.daemons import backing_of
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.on_mount import ALICE, NOGROUP

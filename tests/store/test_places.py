@@ -18,7 +18,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.sides import Sides
 from fusefs.store.stage import Options
-from fusefs.store.unmake import unmake_store
+from fusefs.store.volume import unmake_store
 from tests.support.store import (
     assert_silent,
     calls_of,
