@@ -14,9 +14,9 @@ from fusefs.core.names import RelPath, join
 from fusefs.core.report import PINNED, STORE
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.inner import things_in
 from fusefs.store.inner_pinned import pinned_in
 from fusefs.store.layout import TREE, is_stores_own
+from fusefs.store.stores_inside import things_in
 
 _BEGINS = ".trashd"
 """What the names of stores begin with: cheaper to ask, for each directory, than `is_stores_own`."""

@@ -15,8 +15,8 @@ from fusefs.linux.credentials import call_as
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import open_record
-from fusefs.store.inner import Thing, things_in
 from fusefs.store.sides import READABLE
+from fusefs.store.stores_inside import Thing, things_in
 
 _MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 

@@ -11,9 +11,9 @@ from fusefs.core.names import STORE, join, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, every_place, mounts_inside, other_namespaces, views
-from fusefs.store.below import stores_below
 from fusefs.store.layout import VOLUME, is_stores_own, trusted_owners
 from fusefs.store.locate import Victim
+from fusefs.store.stores_inside import stores_below
 
 
 def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:

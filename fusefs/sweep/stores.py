@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 from fusefs.core.names import RelPath, join
 from fusefs.linux.kernel import Kernel
-from fusefs.store.below import stores_below
 from fusefs.store.locate import find_scope
 from fusefs.store.refuse import holds_store
+from fusefs.store.stores_inside import stores_below
 from fusefs.sweep.request import Here
 
 

@@ -14,9 +14,9 @@ OURS = {
     "core.durations", "core.errors", "core.identity", "core.lifecycle", "core.names", "core.record",
     "linux.fd", "linux.host", "linux.kernel", "linux.libc", "linux.likeness", "linux.mark", "linux.mountinfo",
     "linux.places",
-    "store.ballast", "store.below", "store.container", "store.folders", "store.inner", "store.layout", "store.lines",
+    "store.ballast", "store.container", "store.folders", "store.layout", "store.lines",
     "store.locate", "store.made", "store.refuse", "store.registered", "store.registry", "store.reserve", "store.stage",
-    "store.sides", "store.swap", "store.verbs", "store.visible",
+    "store.sides", "store.stores_inside", "store.swap", "store.verbs", "store.visible",
 }  # fmt: skip
 """What a swap needs of the product. What one of these imports for another command's sake belongs into a function, or
 into a module of its own."""
