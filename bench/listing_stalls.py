@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.listing_steps import LIMIT_S, Work, taking_part
-from bench.neighbour import percentile
 from bench.subjects import all_subjects
-from bench.support import TRASHD, make_flat, running, time_command, wait
+from bench.support import TRASHD, make_flat, percentile, running, time_command, wait
 
 KNOWN, ASKED = "stat of a known name", "stat of a new name"
 """The kernel answers the first; for the second it asks the daemon."""

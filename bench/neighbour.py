@@ -29,10 +29,11 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.images import Fresh, equal_volumes
+from bench.neighbour_plot import COME_S, END_S, GO_S, TITLES, Moment, Timeline, draw
 from bench.neighbour_table import tables
 from bench.neighbours import KINDS, Latency, Neighbours, fill, neighbours
 from bench.reap import VICTIM, set_caches
-from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, running, tell, time_command, wait
+from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, percentile, running, tell, time_command, wait
 from tests.support.service import places, service
 
 RESULTS = Path(__file__).with_name("results") / "neighbour.jsonl"
@@ -44,6 +45,14 @@ _WARM_S = 0.5
 """Of each neighbour's first calls nothing is kept, nor of a deleter's."""
 _GLANCE_S = 0.05
 PERCENTILES = (50, 95, 99)
+MANY = 4
+"""Times the files of a turn, so that somebody still deletes when the neighbours are gone."""
+STEP_S = 0.1
+_PRESSURE = Path("/proc/pressure/io")
+_SLOW, _PART, _FULL = 2.0, 0.125, 0.7
+"""More than so many times the rate that it holds, and more than that part of its full rate: not stepped back yet. And
+that part of it is full again.
+"""
 
 Deleter = Callable[[Path], AbstractContextManager[int]]
 """Starts what deletes the victim of a volume; its pid. It ends with the `with`."""
@@ -137,12 +146,6 @@ def within(latencies: Sequence[Latency], span: tuple[float, float]) -> list[floa
     return [one.seconds for one in latencies if span[0] <= one.at_s < span[1]]
 
 
-def percentile(values: Sequence[float], part: int) -> float:
-    """The value that so many percent of all do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) * part // 100, len(ordered) - 1)]
-
-
 def quiet_s(options: Sequence[str], fresh: Fresh) -> float:
     """Seconds of a reap with nobody there."""
     with fresh() as root:
@@ -194,13 +197,89 @@ def summary(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**medians, "turns": list(turns)}
 
 
+# Over time.
+
+
+def record(mode: str, fresh: Fresh) -> Timeline:
+    """What happens beside one mode."""
+    with tempfile.TemporaryDirectory(prefix="trashd-bench-", dir="/dev/shm") as scratch, fresh() as root:
+        set_caches(root, cold=False)
+        with MODES[mode](root) as pid:
+            began = time.monotonic()
+            moments = _watch(root, pid, began, COME_S)
+            with neighbours(root, Path(scratch)) as both:
+                moments += _watch(root, pid, began, GO_S)
+                both.stop()
+            moments += _watch(root, pid, began, END_S)
+    latencies = {kind: [Latency(one.at_s - began, one.seconds) for one in both.latencies[kind]] for kind in KINDS}
+    first = min(calls[0].at_s for calls in latencies.values())
+    last = max(calls[-1].at_s + calls[-1].seconds for calls in latencies.values())
+    return Timeline(moments, latencies, first, last)
+
+
+def _watch(root: Path, pid: int, began_s: float, until_s: float) -> list[Moment]:
+    moments = []
+    n_before, stalled_before, before_s = n_inodes(root), _stalled_s(), time.monotonic()
+    while before_s - began_s < until_s:
+        wait(pid, 0)
+        time.sleep(max(before_s + STEP_S - time.monotonic(), 0.0))
+        n, stalled, now_s = n_inodes(root), _stalled_s(), time.monotonic()
+        took_s = now_s - before_s
+        moments.append(Moment(before_s - began_s, (n_before - n) / took_s, (stalled - stalled_before) / took_s))
+        n_before, stalled_before, before_s = n, stalled, now_s
+    return moments
+
+
+def _stalled_s() -> float:
+    return int(_PRESSURE.read_text(encoding="ascii").partition("total=")[2].split()[0]) / 1e6
+
+
+def watch_reaction(filesystem: str, n_rounds: int, mode: str = "paced") -> dict[str, Any]:
+    """Seconds from the neighbours' coming until it is at the rate that it holds, and from their going until it is at
+    full speed again.
+    """
+    found: dict[str, Any] = {"steps back": [], "full again": [], "full rate": [], "held rate": []}
+    with filled(filesystem, MANY * N_FILES) as fresh:
+        for _ in range(n_rounds):
+            reaction = react(record(mode, fresh))
+            for what, value in reaction.items():
+                found[what].append(value)
+    return found
+
+
+def react(line: Timeline) -> dict[str, float | None]:
+    """One round of it."""
+    full = statistics.median(one.rate for one in line.moments if 0.5 <= one.at_s < line.came_s - STEP_S)
+    beside = [one for one in line.moments if line.came_s <= one.at_s < line.went_s - STEP_S]
+    held = sum(one.rate for one in beside[len(beside) // 2 :]) / len(beside[len(beside) // 2 :])
+    fast = [one.at_s + STEP_S for one in beside if one.rate > max(_SLOW * held, _PART * full)]
+    after = [one for one in line.moments if one.at_s >= line.went_s]
+    again = (one.at_s for at, one in enumerate(after) if _mean(after[at : at + 5]) >= _FULL * full)
+    again_s = next(again, None)
+    return {
+        "steps back": max(fast, default=line.came_s) - line.came_s,
+        "full again": None if again_s is None else again_s - line.went_s,
+        "full rate": round(full),
+        "held rate": round(held),
+    }
+
+
+def _mean(moments: Sequence[Moment]) -> float:
+    return sum(one.rate for one in moments) / len(moments)
+
+
+def plot(filesystem: str) -> str:
+    """An SVG of rm -rf and of ours beside the same neighbours."""
+    with filled(filesystem, MANY * N_FILES) as fresh:
+        lines = {mode: record(mode, fresh) for mode in TITLES}
+    return draw(filesystem, MANY * N_FILES, lines)
+
+
 def measure(asked: argparse.Namespace, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """The row of one run."""
     modes = asked.mode or list(MODES)
     load_before = round(os.getloadavg()[0], 2)
     if asked.reaction:
-        from bench.neighbour_plot import watch_reaction
-
         found: dict[str, Any] = {"reaction": watch_reaction(asked.filesystem, asked.rounds)}
     else:
         with filled(asked.filesystem, asked.files) as fresh:
@@ -237,8 +316,6 @@ def main() -> None:
         return
     with measuring(subprocess.CalledProcessError):
         if asked.plot:
-            from bench.neighbour_plot import plot
-
             asked.plot.write_text(plot(asked.filesystem), encoding="utf-8")
         else:
             keep(RESULTS, measure(asked))

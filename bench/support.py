@@ -229,3 +229,9 @@ def measuring(*also: type[Exception]) -> Iterator[None]:
         sys.exit(130)
     except expected as error:
         sys.exit(f"not measured: {error}")
+
+
+def percentile(values: Sequence[float], part: int) -> float:
+    """The value that so many percent of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) * part // 100, len(ordered) - 1)]
