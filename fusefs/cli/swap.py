@@ -6,7 +6,8 @@ import os
 
 import click
 
-from fusefs.cli import dry_run, output
+from fusefs.cli import output
+from fusefs.cli.check import tell_preflight
 from fusefs.cli.fast import Batch, Verb, swap_all
 from fusefs.cli.options import Duration, Note, PathBytes, every_path, json_option, null_option
 from fusefs.cli.wait_option import Waiting, wait_option
@@ -77,7 +78,7 @@ def command(
     """
     paths = every_path(directories, null=null)
     if dry:
-        return dry_run.tell(paths, as_json=as_json, keep=keep, unlike=unlike)
+        return tell_preflight(paths, as_json=as_json, keep=keep, unlike=unlike)
     verb = _verb(for_owner=for_owner, now=now)
     is_given_up = goal is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
