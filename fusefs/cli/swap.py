@@ -3,26 +3,93 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
 from fusefs.cli.fast import Batch, Verb, swap_all
-from fusefs.cli.options import Duration, Note, PathBytes, every_path, json_option, null_option
-from fusefs.cli.wait_option import Waiting, wait_option
+from fusefs.cli.options import Decorator, Duration, Note, PathBytes, every_path, json_option, null_option
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted, UsageError
-from fusefs.core.goal import Goal
+from fusefs.core.goal import ALL, Goal, parse_goal
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
 from fusefs.store.verbs import swap_path
 
+_WAIT = "--wait"
+
+
+class _GoalType(click.ParamType[Goal]):
+    """What has to be back."""
+
+    name = "goal"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Goal:
+        """Read one."""
+        if isinstance(value, Goal):
+            return value
+        try:
+            return parse_goal(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _WaitOption(click.Option):
+    """`--wait[=GOAL]`: its value may be left out, and it takes no directory for it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Its line in the help, without the space that click puts before a value."""
+        record = super().get_help_record(ctx)
+        return record and (record[0].replace(" [=", "[="), record[1])
+
+
+class _Waiting(click.Command):
+    """A command with `--wait[=GOAL]`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give `--wait` its value where it has none: click would take the next word, a directory, for it."""
+        takes_next = {name for one in self.params if _takes_a_word(one) for name in one.opts}
+        told, left = [], list(args)
+        while left and left[0] != "--":
+            word = left.pop(0)
+            if word == _WAIT:
+                word = f"{_WAIT}={left.pop(0) if left and _is_goal(left[0]) else ALL.text}"
+            told.append(word)
+            if word in takes_next:
+                told += left[:1]
+                del left[:1]
+        return super().parse_args(ctx, [*told, *left])
+
+
+def _is_goal(word: str) -> bool:
+    """Whether the word after the option is its value: a goal, and the name of nothing here."""
+    try:
+        parse_goal(word)
+    except ValueError:
+        return False
+    return not os.path.lexists(word)
+
+
+def _takes_a_word(param: click.Parameter) -> bool:
+    return isinstance(param, click.Option) and not param.is_flag and _WAIT not in param.opts
+
+
+_wait_option: Decorator = click.option(
+    _WAIT,
+    "goal",
+    cls=_WaitOption,
+    type=_GoalType(),
+    metavar="[=GOAL]",
+    help="Give up its retention, and wait until so much space is back: 50%, 100G, inodes:1M, or done (all).",
+)
+
 
 @click.command(
-    "swap", cls=Waiting, short_help="Put a fresh, empty directory in the place of each.", no_args_is_help=True
+    "swap", cls=_Waiting, short_help="Put a fresh, empty directory in the place of each.", no_args_is_help=True
 )
 @click.argument("directories", type=PathBytes(), nargs=-1, metavar="DIR…")
 @null_option
@@ -41,7 +108,7 @@ from fusefs.store.verbs import swap_path
 @click.option("--unlike", is_flag=True, help="Accept a fresh directory with another owner, group, ACL or label.")
 @click.option("--for-owner", is_flag=True, help="As root: give the orphan to the directory's owner to restore.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
-@wait_option
+@_wait_option
 @click.option("--holders", is_flag=True, help="Afterwards say which processes still work in the old tree.")
 @json_option
 def command(
