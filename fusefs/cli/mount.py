@@ -1,4 +1,4 @@
-"""trashd mount."""
+"""trashd mount, and --explain: what makes a mount fast, and why it lacks the rest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import click
 from fusefs.cli import output
 from fusefs.cli.background import Ready, run_in_background, run_in_foreground
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.core.errors import Refused, UsageError
+from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
+from fusefs.core.events import show
 from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, parse_options
+from fusefs.core.mountstats import Seen
 from fusefs.core.names import printable
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
@@ -88,13 +90,44 @@ def command(
     if explains:
         if foreground or replaces or mount_point is not None or words:
             raise UsageError("--explain with options for a mount", "it takes one PATH, and mounts nothing")
-        from fusefs.cli.explain import explain
-
-        return explain(source, as_json=as_json)
+        return _explain(source, as_json=as_json)
     if as_json:
         raise UsageError("--json without --explain", "a mount prints nothing")
     target = source if mount_point is None else mount_point
     return serve(source, target, words, in_foreground=foreground, replaces=replaces)
+
+
+def _explain(path: bytes, *, as_json: bool) -> int:
+    """Tell of the mounts that a path belongs to; the exit code. No mount is asked: it may hang.
+
+    Raises  NotFound: there is none, or nothing tells of it; NotPermitted: another user's
+    """
+    from fusefs.mount.seen import look, mounts_of
+
+    seen = [look(mount) for mount in mounts_of(path)]
+    for one in seen:
+        if not one.fast_paths:
+            raise NotFound(f"the fast paths of {printable(one.point)}", "its daemon is of an older version")
+    if as_json:
+        for one in seen:
+            output.as_json(_explain_object(one))
+    else:
+        print("\n\n".join("\n".join(_explain_lines(one)) for one in seen))
+    return output.exit_code(
+        [0 if one.is_running else output.failed(DaemonGone(one.point), as_json=as_json) for one in seen]
+    )
+
+
+def _explain_lines(seen: Seen) -> list[str]:
+    rows = [(f"  {show(one.name)}", "on" if one.is_on else "off", show(one.why)) for one in seen.fast_paths]
+    return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows)]
+
+
+def _explain_object(seen: Seen) -> dict[str, Any]:
+    return {
+        "mount_point": os.fsdecode(seen.point), "source": os.fsdecode(seen.source), "is_running": seen.is_running,
+        "fast_paths": {one.name: {"is_on": one.is_on, "why": one.why} for one in seen.fast_paths},
+    }  # fmt: skip
 
 
 def serve(
