@@ -1,4 +1,4 @@
-"""The commands' list: each is imported when it is called."""
+"""The commands' list, each imported when it is called; groups of commands."""
 
 from __future__ import annotations
 
@@ -54,6 +54,14 @@ class Lazy(click.Group):
             return None
         command: click.Command = import_module(module).command
         return command
+
+
+class InOrder(click.Group):
+    """A group whose commands are listed as they were defined, as people need them: click itself sorts by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In that order."""
+        return list(self.commands)
 
 
 def _tell_exit_codes() -> str:

@@ -13,8 +13,8 @@ import click
 from fusefs.cli import output
 from fusefs.cli.ages import watched
 from fusefs.cli.bar import Shows, bar
+from fusefs.cli.group import InOrder
 from fusefs.cli.options import PathBytes, json_option, volume_option
-from fusefs.cli.ordered import InOrder
 from fusefs.cli.reap import tell_unvouched
 from fusefs.cli.reaping import reap_all
 from fusefs.cli.restore import tell_restored

@@ -8,9 +8,9 @@ from importlib.metadata import version
 import click
 
 from fusefs.cli import output
+from fusefs.cli.group import InOrder
 from fusefs.cli.installing import Installation, Outcome, Told
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.cli.ordered import InOrder
 from fusefs.cli.pieces import Piece, find_command, pieces_for_all, pieces_for_user, who_else_may_change
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
 from fusefs.core.names import printable
