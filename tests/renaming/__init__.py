@@ -1,1 +1,1 @@
-"""What a step that renames, moves and merges is held against; in the tree for the time of that step."""
+"""Renames and moves by a map, and the proof that nothing else changed; deleted when the step is over."""

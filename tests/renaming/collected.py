@@ -1,0 +1,54 @@
+"""python -m tests.renaming.collected BEFORE.txt AFTER.txt [MAP.toml…]: whether the same tests are collected.
+
+Each list is what `.ci/pytest --collect-only -q` printed. Moved test files are looked for where the maps put them, and
+renamed tests and classes by their new names.
+"""
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.renaming.plan import Map, module_of, path_of, read_map
+
+_TEST = re.compile(r"(?P<path>\S+?\.py)::(?P<names>[^\[]+)(?P<case>\[.*\])?")
+
+
+def moved_test(line: str, maps: list[Map]) -> str:
+    """A test's id under the maps."""
+    found = _TEST.fullmatch(line)
+    if found is None:
+        return line
+    module, names = module_of(found["path"]), found["names"].split("::")
+    for one in maps:
+        renamed = one.names.get(module, {})
+        names = [renamed.get(".".join(names[: n + 1]), name) for n, name in enumerate(names)]
+        parents = [old for old in one.modules if module == old or module.startswith(f"{old}.")]
+        longest = max(parents, key=len, default=module)
+        module = one.moved(longest) + module.removeprefix(longest)
+    return f"{path_of(module, is_package=False)}::{'::'.join(names)}{found['case'] or ''}"
+
+
+def differences(before: list[str], after: list[str], maps: list[Map]) -> list[str]:
+    """Which tests are gone (-) or new (+), each as often as it is collected."""
+    olds = Counter(moved_test(line, maps) for line in before if "::" in line)
+    news = Counter(line for line in after if "::" in line)
+    return [f"- {test}" for test in sorted((olds - news).elements())] + [
+        f"+ {test}" for test in sorted((news - olds).elements())
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) < 2:
+        print(__doc__)
+        return 2
+    before, after = (Path(path).read_text(encoding="utf-8").splitlines() for path in arguments[:2])
+    found = differences(before, after, [read_map(Path(path)) for path in arguments[2:]])
+    print(*found, sep="\n", end="\n" if found else "")
+    n_tests = sum("::" in line for line in before)
+    print(f"{n_tests} tests, {len(found)} differences" if found else f"the same {n_tests} tests")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
