@@ -48,7 +48,7 @@ _VARIES: Mapping[str, str] = {
     r'"retention_s": ?1728\d\d': '"retention_s": <2 days>',
     r"\b\d+(\.\d+)? (ms|µs|us)\b": "<time> ms",
     r"\bin \d+(\.\d+)? ?s\b(, [\d,]+/s)?": "in <s>",
-    r"\b(?=\d*[a-f])[0-9a-f]{8,}\b": "<hex digits>",
+    r"(?<=1:)[0-9a-f]+(?= 2 <ns>)|(?<=<32 hex digits> )[0-9a-f]+(?= /)|(?<=sha256 )[0-9a-f]{64}": "<hex digits>",
 }
 _NUMBERS = re.compile(
     r'"(ino|btime_ns|created_ns|expires_ns|at_ns|moved_ns|boot_ns|updated_boot_ns|seconds|elapsed_s|took_s|restorable_for_s|age_s|until_s'
@@ -83,7 +83,7 @@ def enter() -> None:
 
 def leave() -> None:
     """Unmount what is left in there: a daemon that serves a mount ends with it, however the scene ended."""
-    subprocess.run(["umount", "--recursive", "--lazy", VOLUME], check=False)
+    subprocess.run(["umount", "--recursive", "--lazy", VOLUME], stderr=subprocess.DEVNULL, check=False)
 
 
 def _mount(place: str | Path) -> None:
