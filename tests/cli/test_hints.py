@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -17,21 +18,26 @@ SOURCES = sorted((Path(__file__).parents[2] / "fusefs").rglob("*.py"))
 _SAID = re.compile(r"\btrashd ([a-z]+)((?: (?:[a-zA-Z/]+|--[a-z-]+))*)")
 
 
-def texts(tree: ast.AST) -> Iterator[str]:
+def texts(source: str) -> Iterator[str]:
     """All strings of a file; X for what is filled in."""
-    formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    nodes = list(ast.walk(ast.parse(source)))
+    formatted = [node for node in nodes if isinstance(node, ast.JoinedStr)]
     parts = {id(part) for node in formatted for part in ast.walk(node)}
     for node in formatted:
         yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
-    for one in ast.walk(tree):
+    for one in nodes:
         if isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in parts:
             yield one.value
 
 
-def said() -> set[tuple[str, str]]:
+@cache
+def said() -> frozenset[tuple[str, str]]:
     """Each command that is named with something after it, and that."""
-    found = (match for path in SOURCES for text in texts(ast.parse(path.read_text())) for match in _SAID.findall(text))
-    return {(name, rest) for name, rest in found if name in COMMANDS and "--" in rest}
+    sources = (path.read_text() for path in SOURCES)
+    found = (
+        match for source in sources if "trashd " in source for text in texts(source) for match in _SAID.findall(text)
+    )
+    return frozenset((name, rest) for name, rest in found if name in COMMANDS and "--" in rest)
 
 
 def test_much_is_said() -> None:
