@@ -1,7 +1,6 @@
 """Every call failing once, with each errno that a disk, a quota or a limit can give: perhaps an error, never a loss."""
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from tests.support.acts import SCENES
 from tests.support.laws import hold_when_failing
 from tests.support.scenes import EVERY_CALL, Before, assert_nothing_lost, home, settle
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -30,12 +28,6 @@ CASES = [
     # What errno it is makes no difference to a loan.
     *((name, number) for name in WITH_LOANS for number in (errno.EACCES, errno.EIO)[: 1 + EVERY_CALL]),
 ]
-
-
-@pytest.fixture(scope="module")
-def volume() -> Iterator[Path]:
-    with tmpfs_volume() as path:
-        yield path
 
 
 @pytest.mark.parametrize(("name", "number"), CASES, ids=lambda value: errno.errorcode.get(value, value))

@@ -1,6 +1,5 @@
 """Killed before any system call of any verb: what the next command recovers has lost nothing."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from tests.support.acts import SCENES
 from tests.support.laws import hold_when_killed, hold_when_killed_twice
 from tests.support.scenes import Before, Scene, assert_nothing_lost, home, settle
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -22,12 +21,6 @@ TWICE = [
     "restore-late-lent",
     "reap",
 ]
-
-
-@pytest.fixture(scope="module")
-def volume() -> Iterator[Path]:
-    with tmpfs_volume() as path:
-        yield path
 
 
 def nothing_is_lost(scene: Scene, volume: Path, before: Before) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tests.support.laws import hold_when_failing, hold_when_killed
 from tests.support.scenes import Before, Scene, assert_nothing_half_done, home, orphans, settle
 from tests.support.store import recover_all, restore, swap
 from tests.support.tree import Dir, make_tree
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -112,12 +111,6 @@ FAULTS = [
     ("swap", errno.EIO), ("swap", errno.ENOSPC), ("swap-lent", errno.EACCES), ("swap-two-rename", errno.EIO),
     ("restore-late", errno.EIO), ("restore-two-rename", errno.ENOSPC), ("recover-swap", errno.EIO),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def volume() -> Iterator[Path]:
-    with tmpfs_volume() as path:
-        yield path
 
 
 def assert_kept(scene: Scene, volume: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,17 +29,11 @@ from tests.support.scenes import (
 )
 from tests.support.store import NumberedCall, recover_all, restore
 from tests.support.users import as_user
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root")
 
 CUT = 40
-
-
-@pytest.fixture(scope="module")
-def volume() -> Iterator[Path]:
-    with tmpfs_volume() as path:
-        yield path
 
 
 def break_record(volume: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -34,7 +33,7 @@ from tests.support.scenes import (
 )
 from tests.support.store import recover_all, restore
 from tests.support.tree import Dir, make_tree
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root")
 
@@ -106,12 +105,6 @@ SCENES = {
     "recover-sweep": scene(killed_after(make_directory, _sweep, "renameat2", 2), _recover),
     "recover-merge": scene(killed_after(write_over, _restore, "renameat2", 2), _recover),
 }
-
-
-@pytest.fixture(scope="module")
-def volume() -> Iterator[Path]:
-    with tmpfs_volume() as path:
-        yield path
 
 
 def each_file_is_once(scene: Scene, volume: Path, before: Before) -> None:

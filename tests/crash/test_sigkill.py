@@ -5,14 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.acts import SCENES, only_id
 from tests.support.scenes import Scene, assert_nothing_lost, assert_settled, home
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "strace")
 
@@ -20,12 +18,6 @@ REPO = Path(__file__).resolve().parents[2]
 RENAMES = ("renameat2", "renameat", "rename")
 TRASHD = (sys.executable, "-m", "fusefs.cli.main")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-@pytest.fixture(scope="module")
-def volume() -> Iterator[Path]:
-    with tmpfs_volume() as path:
-        yield path
 
 
 def kill_at_rename(call: str, k: int, *arguments: str) -> bool:
