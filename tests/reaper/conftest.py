@@ -1,4 +1,4 @@
-"""The volume of most tests here, a service's places, and homes; files that need more have their own."""
+"""The volume of most tests here, a shared one, a service's places, and homes; files that need more have their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.homes import ALICE, BOB, homes
 from tests.support.service import places
+from tests.support.shared import Shared, shared_volume
 from tests.support.store import tmpfs_store
 
 
@@ -17,6 +18,13 @@ def volume() -> Iterator[Path]:
     """A tmpfs with a store; in the end the checker has nothing to say."""
     with tmpfs_store() as path:
         yield path
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    """Alice's and Mallory's volume; in the end root's canary is what it was."""
+    with shared_volume() as one:
+        yield one
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.support.given import tick
 from tests.support.inner_stores import own_store, plant_store, without_upper_store
 from tests.support.orphans import EXPIRED, PINNED
 from tests.support.reapers import state_of
-from tests.support.service import QUICK, Service, places, service
+from tests.support.service import QUICK, Service, service
 from tests.support.store import entries, folder_of, init, place, raw, reap_now, remove, restore, tmpfs_store
 from tests.support.tree import Dir, File, Spec, make_tree
 from tests.support.users import as_user
@@ -31,13 +31,6 @@ ALICE, BOB = 1001, 1002
 AS_ROOT = f'{QUICK}authority = "root"\nusers = ["{ALICE}"]\n'
 LONG = "\u00e4" * 100
 """Names of which not all have room in a record."""
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """Where the service has its configuration and its log."""
-    with places() as path:
-        yield path
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,18 +28,11 @@ from tests.support.orphans import OTHER, orphan_of
 from tests.support.reapers import beside
 from tests.support.served import audited
 from tests.support.service import QUICK, service
-from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
+from tests.support.shared import ALICE, MALLORY, Shared
 from tests.support.store import own
 from tests.support.users import as_user
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def shared() -> Iterator[Shared]:
-    """Alice's and Mallory's volume; in the end root's canary is what it was."""
-    with shared_volume() as one:
-        yield one
 
 
 def events(shared: Shared, identifier: str) -> list[str]:

@@ -7,7 +7,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.support.processes import stat_of
 from tests.support.reapers import beside
 from tests.support.served import events_in
 from tests.support.service import QUICK, Service, configure
-from tests.support.shared import ALICE, MALLORY, Shared, make_folder, shared_volume
+from tests.support.shared import ALICE, MALLORY, Shared, make_folder
 from tests.support.silent import silent_fuse
 from tests.support.store import assert_silent, recover_all, swap
 from tests.support.tree import Dir, make_tree
@@ -38,13 +38,6 @@ HELD_UP_S = 50.0
 """A child that hangs is waited for longer than that."""
 CPU_MOST = 0.5
 """Of one core: what the service may use while somebody makes noise."""
-
-
-@pytest.fixture
-def shared() -> Iterator[Shared]:
-    """Alice's and Mallory's volume; in the end root's canary is what it was."""
-    with shared_volume() as one:
-        yield one
 
 
 def throw_large(shared: Shared, uid: int, n_files: int = 20_000) -> str:

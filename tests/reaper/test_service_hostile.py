@@ -6,7 +6,7 @@ import os
 import socket
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.support.command import trashd
 from tests.support.orphans import EXPIRED
 from tests.support.served import events_in
 from tests.support.service import QUICK, service
-from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
+from tests.support.shared import ALICE, MALLORY, Shared
 from tests.support.store import assert_silent, forge, place, swap
 from tests.support.tree import Dir, File, Spec, deep_chain, make_tree, weird_names
 from tests.support.users import as_user
@@ -27,13 +27,6 @@ from tests.support.volumes import bind_mount
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
 KEPT = Options(retention_s=None)
-
-
-@pytest.fixture
-def shared() -> Iterator[Shared]:
-    """Alice's and Mallory's volume; in the end root's canary is what it was."""
-    with shared_volume() as one:
-        yield one
 
 
 # Forged records

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,20 +14,13 @@ from tests.support.forged_store import N_LIVE, forge_store, live
 from tests.support.mates import TEAM, plant
 from tests.support.orphans import EXPIRED
 from tests.support.service import places, service
-from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
+from tests.support.shared import ALICE, MALLORY, Shared
 from tests.support.store import Counting, swap
 from tests.support.tree import make_tree, snapshot
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def shared() -> Iterator[Shared]:
-    """Alice's and Mallory's volume; in the end root's canary is what it was."""
-    with shared_volume() as one:
-        yield one
 
 
 @pytest.mark.parametrize("name", ["13000", f"{ALICE}.0123456789ab"])
