@@ -27,14 +27,11 @@ from tests.support.store import (
     swap,
 )
 from tests.support.tree import Dir, File, make_tree, snapshot
-from tests.support.userfolders import shared_store
+from tests.support.userfolders import ALICE, BOB, NOGROUP, shared_store
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount
 
 pytestmark = pytest.mark.needs("root")
-
-ALICE, BOB = 1001, 1002
-NOGROUP = 65534
 
 
 @pytest.fixture

@@ -37,12 +37,12 @@ from tests.support.store import (
     swap,
 )
 from tests.support.tree import Dir, make_tree, snapshot
+from tests.support.userfolders import ALICE, alices_volume
 from tests.support.users import as_user
-from tests.support.volumes import bind_mount, full, loop_volume, mount_of, sync, tmpfs_volume, unmount
+from tests.support.volumes import bind_mount, full, loop_volume, mount_of, sync, unmount
 
 pytestmark = pytest.mark.needs("root")
 
-ALICE = 1001
 Copy = Callable[[Path, Path], None]
 
 
@@ -72,9 +72,7 @@ class Volumes(NamedTuple):
 @pytest.fixture
 def volumes() -> Iterator[Volumes]:
     """A store of root's and a directory of Alice's; the other filesystem gives other inode numbers."""
-    with tmpfs_volume() as source, loop_volume("ext4", 32) as copy:
-        init(source)
-        make_tree(source / "alice", Dir(owner=(ALICE, ALICE)))
+    with alices_volume() as source, loop_volume("ext4", 32) as copy:
         yield Volumes(source, copy)
 
 

@@ -25,7 +25,6 @@ from tests.support.store import (
     assert_silent,
     entries,
     folder_of,
-    init,
     opened,
     place,
     raw,
@@ -35,23 +34,20 @@ from tests.support.store import (
     restore,
 )
 from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
+from tests.support.userfolders import ALICE, NOGROUP, shared_store
 from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-ALICE, NOGROUP = 1001, 65534
 DAY_S = 86400
 
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's, in which Alice has a folder; her directory in root's; and the canary, which is root's."""
-    with tmpfs_volume() as path:
-        init(path)
+    with shared_store({"secret": "root's"}) as path:
         with opened(path) as store:
             make_folder_of(store, ALICE).fd.close()
-        make_tree(path / "canary", {"secret": "root's"})
         make_home(path)
         yield path
 

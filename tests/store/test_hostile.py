@@ -27,38 +27,18 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, File, Seen, make_tree, remove_tree_hard, snapshot
-from tests.support.userfolders import shared_store
+from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
+from tests.support.userfolders import ALICE, BOB, CANARY, canary_of, orphan_of, shared_store
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-ALICE, BOB = 1001, 1002
-
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
-    """A store of root's, a directory of Alice's and one of Bob's, and the canary, which is root's."""
-    with shared_store(alice=ALICE, bob=BOB) as path:
-        make_tree(path / "canary", {"job": {"results": "root's"}, "tree": {"results": "root's"}, "secret": File(b"s")})
+    with shared_store(CANARY, alice=ALICE, bob=BOB) as path:
         yield path
-
-
-def orphan_of(volume: Path, uid: int) -> str:
-    """The id of an orphan that a user made of `job` in his directory."""
-    job = volume / {ALICE: "alice", BOB: "bob"}[uid] / "job"
-
-    def act() -> str:
-        make_tree(job, {"results": "his own", "sub": {"more": "too"}})
-        return str(swap(job).id)
-
-    return as_user(uid, act)
-
-
-def canary(volume: Path) -> tuple[Seen, ...]:
-    """What must not change."""
-    return snapshot(volume / "canary", with_times=True)
 
 
 def attempt(act: Callable[[], object]) -> None:
@@ -100,10 +80,10 @@ def test_a_forged_origin_that_climbs_is_no_record(volume: Path, origin: str) -> 
 def test_a_forged_origin_leads_nowhere_where_its_user_may_not_write(volume: Path, origin: str) -> None:
     identifier = orphan_of(volume, ALICE)
     forge(place(volume, identifier) / "record.json", origin=origin, fresh=None)
-    before = canary(volume), snapshot(volume / "bob")
+    before = canary_of(volume), snapshot(volume / "bob")
     with pytest.raises(TrashdError):
         restore(volume, identifier)
-    assert (canary(volume), snapshot(volume / "bob")) == before
+    assert (canary_of(volume), snapshot(volume / "bob")) == before
     assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
     assert not (volume / "newname").exists()
     assert_silent(volume)
@@ -114,10 +94,10 @@ def test_a_forged_fresh_identity_makes_no_directory_of_others_make_way(volume: P
     with Kernel().open_path(raw(volume / "canary" / "job")) as fd:
         identity = Kernel().identify(fd)._asdict()
     forge(place(volume, identifier) / "record.json", origin="canary/job", fresh=identity)
-    before = canary(volume)
+    before = canary_of(volume)
     with pytest.raises(TrashdError):
         restore(volume, identifier)
-    assert canary(volume) == before
+    assert canary_of(volume) == before
     assert_silent(volume)
 
 
@@ -147,9 +127,9 @@ def test_recovery_by_a_forged_method_stays_within_its_users_authority(volume: Pa
     origin = None if method == "dropped" else "canary/job"
     forge(container / "record.json", method=method, origin=origin, lent_mode=0o4555)
     container.rename(folder_of(volume, ALICE) / state / identifier)
-    before = canary(volume)
+    before = canary_of(volume)
     recover_all(volume)
-    assert canary(volume) == before
+    assert canary_of(volume) == before
     assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
     assert_silent(volume)
 
@@ -246,7 +226,7 @@ def test_what_is_no_record_is_told_and_kept(volume: Path, plant: Callable[[Path]
     plant(record)
     if not record.is_symlink() and plant is not _hard_link_to_roots:
         os.chown(record, ALICE, ALICE)
-    before = canary(volume)
+    before = canary_of(volume)
     [entry] = entries(volume)
     assert entry.problem
     for act in (lambda: restore(volume, identifier), lambda: reap_now(volume, identifier)):
@@ -255,7 +235,7 @@ def test_what_is_no_record_is_told_and_kept(volume: Path, plant: Callable[[Path]
     recover_all(volume)
     [problem] = problems(volume)
     assert identifier in problem.where
-    assert canary(volume) == before
+    assert canary_of(volume) == before
     assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
 
 
@@ -309,7 +289,7 @@ def _plant_link(path: Path) -> None:
 @pytest.mark.parametrize("plant", [_plant_folder, _plant_file, _plant_link])
 def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, plant: Callable[[Path], None]) -> None:
     as_user(BOB, lambda: plant(folder_of(volume, ALICE)))
-    before = canary(volume)
+    before = canary_of(volume)
     identifier = orphan_of(volume, ALICE)
     [entry] = entries(volume)
     assert (entry.uid, entry.id) == (ALICE, identifier)
@@ -321,7 +301,7 @@ def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, plant
     assert (volume / "alice" / "job" / "results").read_text() == "his own"
     init(volume)
     recover_all(volume)
-    assert canary(volume) == before
+    assert canary_of(volume) == before
     assert not (volume / f".trashd/new/{ALICE}").exists()
     # A directory is told by its owner's name until he takes it away.
     assert all("new/1002." in problem.where for problem in problems(volume))
@@ -358,7 +338,7 @@ def test_root_does_not_use_a_users_store_and_says_so() -> None:
 def test_init_takes_over_a_users_store_and_keeps_his_orphans(litter: Callable[[Path], object]) -> None:
     with tmpfs_volume(options=("mode=1777",)) as volume:
         make_tree(volume / "canary", {"secret": "root's"})
-        before = canary(volume)
+        before = canary_of(volume)
 
         def make() -> str:
             make_tree(volume / "job", {"results": "his own"})
@@ -381,7 +361,7 @@ def test_init_takes_over_a_users_store_and_keeps_his_orphans(litter: Callable[[P
         record = folder_of(volume, ALICE) / "orphans" / identifier / "record.json"
         assert record.stat().st_uid == ALICE
         assert record.is_relative_to(volume / ".trashd/u")
-        assert canary(volume) == before
+        assert canary_of(volume) == before
         # What else she put into her store is hers to take away.
         assert all("/old-" in problem.where for problem in problems(volume))
 
@@ -392,7 +372,7 @@ def test_init_takes_over_a_users_store_and_keeps_his_orphans(litter: Callable[[P
 def test_init_puts_a_file_of_roots_where_a_user_planted_volume_json(plant: Callable[[Path], object]) -> None:
     with tmpfs_volume(options=("mode=1777",)) as volume:
         make_tree(volume / "canary", {"secret": "root's"})
-        before = canary(volume)
+        before = canary_of(volume)
         as_user(ALICE, lambda: init(volume))
         (volume / ".trashd" / "volume.json").unlink()
         as_user(ALICE, lambda: plant(volume / ".trashd" / "volume.json"))
@@ -400,6 +380,6 @@ def test_init_puts_a_file_of_roots_where_a_user_planted_volume_json(plant: Calla
             swap(volume / "canary")
         init(volume)
         assert (volume / ".trashd" / "volume.json").lstat().st_uid == 0
-        assert canary(volume) == before
+        assert canary_of(volume) == before
         as_user(ALICE, lambda: recover_all(volume))
         assert_silent(volume)

@@ -33,44 +33,18 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, Seen, Spec, make_tree, remove_tree_hard, snapshot
-from tests.support.userfolders import shared_store
+from tests.support.tree import Dir, make_tree, remove_tree_hard
+from tests.support.userfolders import ALICE, BOB, CANARY, NOGROUP, canary_of, job_of, orphan_of, shared_store
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
 
-ALICE, BOB = 1001, 1002
-NOGROUP = 65534
-CANARY: Spec = {"job": {"results": "root's"}, "tree": {"results": "root's"}, "orphans": {}, "secret": "s"}
-
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
-    """A store of root's, a directory of Alice's and one of Bob's, and the canary, which is root's."""
-    with shared_store(alice=ALICE, bob=BOB) as path:
-        make_tree(path / "canary", CANARY)
+    with shared_store(CANARY, alice=ALICE, bob=BOB) as path:
         yield path
-
-
-def job_of(volume: Path, uid: int) -> Path:
-    """The directory that a user swaps."""
-    return volume / {ALICE: "alice", BOB: "bob"}[uid] / "job"
-
-
-def orphan_of(volume: Path, uid: int) -> str:
-    """The id of an orphan that a user made."""
-
-    def act() -> str:
-        make_tree(job_of(volume, uid), {"results": "his own", "sub": {"more": "too"}})
-        return str(swap(job_of(volume, uid)).id)
-
-    return as_user(uid, act)
-
-
-def canary(volume: Path) -> tuple[Seen, ...]:
-    """What must not change."""
-    return snapshot(volume / "canary", with_times=True)
 
 
 def attempt(act: Callable[[], object]) -> None:
@@ -89,7 +63,7 @@ def attempt(act: Callable[[], object]) -> None:
 )
 def test_root_enters_no_mount_in_a_users_folder_and_serves_the_others(volume: Path, over: str) -> None:
     mine, other = orphan_of(volume, ALICE), orphan_of(volume, BOB)
-    before = canary(volume)
+    before = canary_of(volume)
     with bind_mount(volume / "canary", folder_of(volume, ALICE) / over.replace("ID", mine)):
         assert other in [entry.id for entry in entries_of_others(volume)]
         attempt(lambda: recover_all(volume))
@@ -100,7 +74,7 @@ def test_root_enters_no_mount_in_a_users_folder_and_serves_the_others(volume: Pa
         for mount in mounts():
             if b"/.trashd/" in mount.mount_point:
                 unmount(mount.mount_point)  # it went along with its container
-    assert canary(volume) == before
+    assert canary_of(volume) == before
     recover_all(volume)
     assert_silent(volume)
 
@@ -141,10 +115,10 @@ def links_at_every_call(act: Callable[[Kernel], object], path: Path, target: Pat
 def test_a_link_that_replaces_a_parent_at_any_call_leads_root_nowhere(volume: Path) -> None:
     job = job_of(volume, ALICE)
     as_user(ALICE, lambda: make_tree(job, {"results": "his own"}))
-    before = canary(volume)
+    before = canary_of(volume)
     steps = links_at_every_call(lambda kernel: swap(job, kernel), job.parent, volume / "canary")
     for n in steps:
-        assert canary(volume) == before, f"call {n}"
+        assert canary_of(volume) == before, f"call {n}"
         if not job.exists():
             as_user(ALICE, job.mkdir)
     assert n > 30
@@ -154,7 +128,7 @@ def test_a_link_that_replaces_a_parent_at_any_call_leads_root_nowhere(volume: Pa
 
 def test_a_link_that_replaces_the_origins_parent_at_any_call_leads_a_restore_nowhere(volume: Path) -> None:
     orphan_of(volume, ALICE)
-    before = canary(volume)
+    before = canary_of(volume)
     job = job_of(volume, ALICE)
 
     def restore_it(kernel: Kernel) -> None:
@@ -162,7 +136,7 @@ def test_a_link_that_replaces_the_origins_parent_at_any_call_leads_a_restore_now
 
     n = 0
     for n in links_at_every_call(restore_it, job.parent, volume / "canary"):
-        assert canary(volume) == before, f"call {n}"
+        assert canary_of(volume) == before, f"call {n}"
         if (job / "results").exists():
             as_user(ALICE, lambda: swap(job))
     assert n > 30
@@ -170,7 +144,7 @@ def test_a_link_that_replaces_the_origins_parent_at_any_call_leads_a_restore_now
 
 
 def test_a_link_inside_the_tree_at_any_call_leads_the_reaper_nowhere(volume: Path) -> None:
-    before = canary(volume)
+    before = canary_of(volume)
     n, gate = 0, ActingAt(0, bool)
     while gate.left < 0 or n == 0:
         identifier = orphan_of(volume, ALICE)
@@ -183,7 +157,7 @@ def test_a_link_inside_the_tree_at_any_call_leads_the_reaper_nowhere(volume: Pat
 
         gate = ActingAt(n, replace)
         reap_now(volume, identifier, Kernel(gate))
-        assert canary(volume) == before, f"call {n}"
+        assert canary_of(volume) == before, f"call {n}"
         as_user(ALICE, job_of(volume, ALICE).rmdir)
         n += 1
     assert n > 30
@@ -194,7 +168,7 @@ def test_a_link_inside_the_tree_at_any_call_leads_the_reaper_nowhere(volume: Pat
 def test_a_container_renamed_at_any_call_leads_root_nowhere(
     volume: Path, verb: Callable[[Path, str, Kernel], object]
 ) -> None:
-    before = canary(volume)
+    before = canary_of(volume)
     n, gate = 0, ActingAt(0, bool)
     while gate.left < 0 or n == 0:
         remove_tree_hard(job_of(volume, ALICE))
@@ -211,7 +185,7 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
 
         gate = ActingAt(n, hide)
         attempt(lambda gate=gate, identifier=identifier: verb(volume, identifier, Kernel(gate)))  # type: ignore[misc]
-        assert canary(volume) == before, f"call {n}"
+        assert canary_of(volume) == before, f"call {n}"
         for state in ("orphans", "restoring", "reaping"):
             if (users / state / identifier).is_symlink():
                 (users / state / identifier).unlink()
@@ -326,7 +300,7 @@ def test_a_broken_folder_hides_no_other_users_orphans(volume: Path, part: str, k
             os.mkfifo(path)
         case _:
             make_tree(path, Dir(mode=0))
-    before = canary(volume)
+    before = canary_of(volume)
     lost: list[TrashdError] = []
     found: list[Entry] = all_entries(Kernel(), [raw(volume)], lost)
     assert other in [entry.id for entry in found]
@@ -334,7 +308,7 @@ def test_a_broken_folder_hides_no_other_users_orphans(volume: Path, part: str, k
     assert problems(volume) != [] or kind == "closed"
     assert recovered is not None
     reap_now(volume, other)
-    assert canary(volume) == before
+    assert canary_of(volume) == before
 
 
 def entries_of_others(volume: Path) -> list[Entry]:

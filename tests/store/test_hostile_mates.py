@@ -11,14 +11,14 @@ import pytest
 
 from fusefs.cli.main import run
 from tests.support.mates import FORGED, plant
-from tests.support.store import assert_silent, entries, folder_of, init, problems, reap_now, recover_all, restore, swap
+from tests.support.store import assert_silent, entries, folder_of, problems, reap_now, recover_all, restore, swap
 from tests.support.tree import Dir, Seen, make_tree, snapshot
+from tests.support.userfolders import ALICE, BOB, alices_volume
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-ALICE, BOB = 1001, 1002
 HEX = "0123456789ab"
 LIKE_FOLDERS = [f"{ALICE}", f"{ALICE}.{HEX}"]
 UNLIKE = ["junk", f"0{ALICE}", f"{ALICE}.{HEX[:-1]}", f"{ALICE}.{HEX}0", f"{ALICE}.{HEX.upper()}", f"{ALICE}.", "-1"]
@@ -27,9 +27,7 @@ UNLIKE = ["junk", f"0{ALICE}", f"{ALICE}.{HEX[:-1]}", f"{ALICE}.{HEX}0", f"{ALIC
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's and Alice's home."""
-    with tmpfs_volume() as path:
-        init(path)
-        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
+    with alices_volume() as path:
         yield path
 
 

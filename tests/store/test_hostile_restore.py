@@ -14,19 +14,16 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from tests.support.store import assert_silent, entries, folder_of, place, remove, restore, swap
 from tests.support.tree import make_tree, remove_tree_hard, snapshot
-from tests.support.userfolders import shared_store
+from tests.support.userfolders import BOB, shared_store
 from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
-
-BOB = 1002
 
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's, Bob's home, a canary, and a directory of root's to restore to."""
-    with shared_store(bob=BOB) as path:
-        make_tree(path / "canary", {"secret": "root's"})
+    with shared_store({"secret": "root's"}, bob=BOB) as path:
         make_tree(path / "srv", {})
         yield path
 

@@ -35,6 +35,7 @@ from tests.support.tree import (
     set_flags,
     snapshot,
 )
+from tests.support.userfolders import shared_store
 from tests.support.users import as_user, run_as
 from tests.support.volumes import loop_volume, set_project, tmpfs_volume
 
@@ -164,9 +165,7 @@ def mounted() -> Iterator[Callable[[str], Path]]:
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A tmpfs with a store and Alice's home; in the end the checker has nothing to say."""
-    with tmpfs_volume() as path:
-        init(path)
-        make_tree(path / "home", Dir(owner=(ALICE, ALICE)))
+    with shared_store(home=ALICE) as path:
         yield path
         assert_silent(path)
 

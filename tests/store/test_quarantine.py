@@ -36,13 +36,11 @@ from tests.support.store import (
     tree_of,
 )
 from tests.support.tree import IMMUTABLE, Dir, flags_of, make_tree, set_flags, snapshot
-from tests.support.userfolders import shared_store
+from tests.support.userfolders import ALICE, BOB, shared_store
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, full, loop_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
-
-ALICE, BOB = 1001, 1002
 
 
 @pytest.fixture

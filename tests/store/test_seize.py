@@ -29,7 +29,6 @@ from tests.support.store import (
     entries,
     folder_of,
     in_child,
-    init,
     place,
     raw,
     reap_now,
@@ -38,25 +37,21 @@ from tests.support.store import (
     swap,
 )
 from tests.support.tree import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
+from tests.support.userfolders import ALICE, canary_of, shared_store
 from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-ALICE = 1001
 CANARY: Spec = {"secret": "s", "job": {"record.json": "{}", "tree": {"results": "root's"}}}
 
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A store of root's, a directory of Alice's, and the canary, which is root's."""
-    with tmpfs_volume() as path:
-        init(path)
-        make_tree(path / "canary", CANARY)
-        make_tree(path / "alice", Dir(owner=(ALICE, ALICE)))
-        before = snapshot(path / "canary", with_times=True)
+    with shared_store(CANARY, alice=ALICE) as path:
+        before = canary_of(path)
         yield path
-        assert snapshot(path / "canary", with_times=True) == before
+        assert canary_of(path) == before
         assert_silent(path)
 
 

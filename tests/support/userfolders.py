@@ -1,4 +1,4 @@
-"""Alice's folder in a store of root's: made, looked at."""
+"""Stores of root's that Alice and Bob share: what they swap, her folder, and root's canary, which nobody may touch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from fusefs.store.layout import FOLDERS
 from fusefs.store.new_folder import make_user
 from tests.support.acls import GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ
 from tests.support.store import init, opened, swap
-from tests.support.tree import Dir, make_tree
+from tests.support.tree import Dir, Seen, Spec, make_tree, snapshot
+from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
 
-ALICE, BOB = 1001, 1002
+ALICE, BOB, NOGROUP = 1001, 1002, 65534
+CANARY: Spec = {"job": {"results": "root's"}, "tree": {"results": "root's"}, "orphans": {}, "secret": "s"}
+"""As much like an orphan as it can be."""
 OPEN_TO_BOB = [(USER_OBJ, 7, NOBODY), (USER, 7, BOB), (GROUP_OBJ, 0, NOBODY), (MASK, 7, NOBODY), (OTHER, 0, NOBODY)]
 PARTS = [os.fsdecode(part) for part in FOLDERS]
 
 
 @contextmanager
-def shared_store(**owners: int) -> Iterator[Path]:
-    """A store of root's, and a directory of each of these users, by its name."""
+def shared_store(canary: Spec | None = None, **owners: int) -> Iterator[Path]:
+    """A store of root's, a directory of each of these users, by its name, and the canary, if there is to be one."""
     with tmpfs_volume() as path:
         init(path)
+        if canary is not None:
+            make_tree(path / "canary", canary)
         for name, uid in owners.items():
             make_tree(path / name, Dir(owner=(uid, uid)))
         yield path
@@ -37,6 +42,26 @@ def alices_volume() -> Iterator[Path]:
     """A store of root's and Alice's home."""
     with shared_store(alice=ALICE) as path:
         yield path
+
+
+def canary_of(volume: Path) -> tuple[Seen, ...]:
+    """What must not change."""
+    return snapshot(volume / "canary", with_times=True)
+
+
+def job_of(volume: Path, uid: int) -> Path:
+    """The directory that Alice or Bob swaps."""
+    return volume / {ALICE: "alice", BOB: "bob"}[uid] / "job"
+
+
+def orphan_of(volume: Path, uid: int) -> str:
+    """The id of an orphan that Alice or Bob made of it."""
+
+    def act() -> str:
+        make_tree(job_of(volume, uid), {"results": "his own", "sub": {"more": "too"}})
+        return str(swap(job_of(volume, uid)).id)
+
+    return as_user(uid, act)
 
 
 def throw(volume: Path, kernel: Kernel | None = None) -> Path:
