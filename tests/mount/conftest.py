@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import switched_off
+from tests.support.daemons import workbench
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.oracle import DIRECT, Arena, Oracle, arena_on
 from tests.support.through import LIMIT_S, stored_volume
@@ -81,6 +82,13 @@ def mount(source: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
     options = ["coherence=exclusive", f"backing={request.param}"]
     with trashd_mount(source, options=options, limit_s=LIMIT_S) as mounted:
         yield mounted
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    """With `source/file` and an empty `target`, for mounts in the background."""
+    with workbench() as path:
+        yield path
 
 
 @pytest.fixture

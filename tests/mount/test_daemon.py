@@ -3,22 +3,16 @@
 import os
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import TRASHD, done_well, trashd
-from tests.support.daemons import backing_of, daemon_of, mount, our_mount, workbench
+from tests.support.daemons import backing_of, daemon_of, mount, our_mount
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
-
-
-@pytest.fixture
-def bench() -> Iterator[Path]:
-    with workbench() as path:
-        yield path
 
 
 @pytest.mark.quick("mount")

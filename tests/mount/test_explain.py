@@ -15,7 +15,7 @@ import pytest
 from fusefs.core.fastpaths import SAVES, FastPath
 from fusefs.linux.claims import directory_of
 from tests.support.command import TRASHD, Done, done_well, switched_off, trashd
-from tests.support.daemons import kill_daemon, mount, workbench
+from tests.support.daemons import kill_daemon, mount
 from tests.support.mounted import until
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount, overlay_volume, tmpfs_volume
@@ -26,12 +26,6 @@ USER, OTHER = 1000, 1001
 LOGINS = Path("/run/user")
 NAMES = [path.value for path in FastPath]
 RESTING = {name: ["unopened-directories"] for name in ("direct-requests", "kept-listings")}
-
-
-@pytest.fixture
-def bench() -> Iterator[Path]:
-    with workbench() as path:
-        yield path
 
 
 def explained(path: Path) -> dict[str, dict[str, Any]]:

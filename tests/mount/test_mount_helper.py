@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import TRASHD, environment
-from tests.support.daemons import daemon_of, mount, our_mount, workbench
+from tests.support.daemons import daemon_of, mount, our_mount
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount
 
@@ -21,12 +20,6 @@ HELPER = Path(sys.executable).with_name("mount.fuse.trashd")
 
 # $1 a directory with sbin/, the rest a command; mount(8) looks for its helpers in /sbin alone.
 _WITH_HELPER = 'mount -t overlay -o "lowerdir=$1/sbin:$(realpath /sbin)" overlay "$(realpath /sbin)" && shift && "$@"'
-
-
-@pytest.fixture
-def bench() -> Iterator[Path]:
-    with workbench() as path:
-        yield path
 
 
 def helper(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -6,25 +6,19 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import done_well, trashd
-from tests.support.daemons import RUNTIME, backing_of, daemon_of, ended, mount, our_mount, workbench
+from tests.support.daemons import RUNTIME, backing_of, daemon_of, ended, mount, our_mount
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount, mounts
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
 USER = 1000
-
-
-@pytest.fixture
-def bench() -> Iterator[Path]:
-    with workbench() as path:
-        yield path
 
 
 def test_over_itself_the_tree_is_served_and_its_clone_shows_what_is_below(bench: Path) -> None:

@@ -12,7 +12,7 @@ from fusefs.core.errors import NotPermitted
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.mount.remount import remount
 from tests.support.command import TRASHD
-from tests.support.daemons import backing_of, mount, workbench
+from tests.support.daemons import backing_of, mount
 from tests.support.users import as_user, run_as
 from tests.support.volumes import bind_mount, tmpfs_volume
 
@@ -21,12 +21,6 @@ pytestmark = pytest.mark.needs("root", "fuse")
 USER = 1000
 RESTRICTIONS = ("ro", "nosuid", "nodev", "noexec", "nosymfollow")
 EVERYTHING = "remount,rw,suid,dev,exec,symfollow,atime,diratime"
-
-
-@pytest.fixture
-def bench() -> Iterator[Path]:
-    with workbench() as path:
-        yield path
 
 
 def flags_at(path: Path) -> set[str]:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fusefs.core.mountstats import OPERATIONS, decode
 from fusefs.linux.claims import directory_of
 from tests.support.command import TRASHD, Done, done_well, trashd
-from tests.support.daemons import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount, workbench
+from tests.support.daemons import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount
 from tests.support.mounted import until
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount, tmpfs_volume, unmount
@@ -28,12 +28,6 @@ pytestmark = pytest.mark.needs("root", "fuse")
 USER, OTHER = 1000, 1001
 LOGINS = Path("/run/user")
 DOCUMENT = Path(__file__).parents[2] / "docs/monitoring.md"
-
-
-@pytest.fixture
-def bench() -> Iterator[Path]:
-    with workbench() as path:
-        yield path
 
 
 @pytest.fixture

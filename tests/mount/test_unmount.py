@@ -4,25 +4,18 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import TRASHD, done_well, trashd
-from tests.support.daemons import backing_of, daemon_of, ended, kill_daemon, mount, our_mount, workbench
+from tests.support.daemons import backing_of, daemon_of, ended, kill_daemon, mount, our_mount
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume, unmount
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
 USER = 1000
-
-
-@pytest.fixture
-def bench() -> Iterator[Path]:
-    with workbench() as path:
-        yield path
 
 
 @pytest.mark.quick("umount")
