@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.command import Done, fast_paths_off, trashd
-from tests.support.homes import ALICE, BOB, fuse_for_all, homes, registry_of, trashd_as
+from tests.support.fuse import device_for_all
+from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
 from tests.support.silent import silent_fuse
 from tests.support.tree import make_tree
 from tests.support.volumes import tmpfs_volume
@@ -26,7 +27,7 @@ SILENT_FOR_S = 60
 @pytest.fixture
 def home() -> Iterator[Path]:
     """Alice's, on a disk of its own whose root is not hers, with /dev/fuse open to all, as udev makes it."""
-    with homes(ALICE, BOB) as made, fuse_for_all():
+    with homes(ALICE, BOB) as made, device_for_all():
         yield made[ALICE]
 
 

@@ -16,9 +16,10 @@ from fusefs.core.fastpaths import SAVES, FastPath
 from fusefs.linux.claims import directory_of
 from tests.support.command import TRASHD, Done, done_well, switched_off, trashd
 from tests.support.daemons import kill_daemon, mount
+from tests.support.fuse import device_for_all
 from tests.support.mounted import until
 from tests.support.users import run_as
-from tests.support.volumes import bind_mount, overlay_volume, tmpfs_volume
+from tests.support.volumes import bind_mount, overlay_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -196,11 +197,7 @@ def own_bench(bench: Path) -> Iterator[Path]:
     for one in (bench / "run", bench / "source", bench / "source/file", bench / "target"):
         os.chown(one, USER, USER)
     with ExitStack() as stack:
-        devices = stack.enter_context(tmpfs_volume(options=["dev"]))
-        node = devices / "fuse"
-        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
-        node.chmod(0o666)
-        stack.enter_context(bind_mount(node, Path("/dev/fuse")))
+        devices = stack.enter_context(device_for_all())
         if LOGINS.exists():
             stack.enter_context(bind_mount(devices, LOGINS))
         yield bench

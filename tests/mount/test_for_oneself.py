@@ -12,6 +12,7 @@ import pytest
 from tests.support import acls
 from tests.support.command import TRASHD, fast_paths_off
 from tests.support.daemons import kill_daemon, our_mount, workbench
+from tests.support.fuse import device_for_all
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount, tmpfs_volume
 
@@ -23,14 +24,10 @@ USER, OTHER = 1000, 1001
 @pytest.fixture
 def bench() -> Iterator[Path]:
     """The user's own `source/file` and empty `target`, and a /dev/fuse that is open to all, as udev makes it."""
-    with workbench() as path, tmpfs_volume(options=["dev"]) as devices:
-        node = devices / "fuse"
-        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
-        node.chmod(0o666)
+    with workbench() as path, device_for_all():
         for one in (path, path / "source", path / "source/file", path / "target"):
             os.chown(one, USER, USER)
-        with bind_mount(node, Path("/dev/fuse")):
-            yield path
+        yield path
 
 
 def trashd(*words: str | Path) -> CompletedProcess[bytes]:

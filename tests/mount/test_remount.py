@@ -1,7 +1,6 @@
 """`remount` gives back what the mount itself refused, and nothing of what SRC's mount, or whoever mounted, refuses."""
 
 import os
-import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,9 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.mount.remount import remount
 from tests.support.command import TRASHD
 from tests.support.daemons import backing_of, mount
+from tests.support.fuse import device_for_all
 from tests.support.users import as_user, run_as
-from tests.support.volumes import bind_mount, tmpfs_volume
+from tests.support.volumes import bind_mount
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -77,14 +77,10 @@ def test_what_the_mount_alone_refuses_is_given_back_on_request_and_not_before(
 @pytest.fixture
 def users(bench: Path) -> Iterator[Path]:
     """The same as a user's, who may open /dev/fuse."""
-    with tmpfs_volume(options=["dev"]) as devices:
-        node = devices / "fuse"
-        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
-        node.chmod(0o666)
+    with device_for_all():
         for one in (bench, bench / "source", bench / "target"):
             os.chown(one, USER, USER)
-        with bind_mount(node, Path("/dev/fuse")):
-            yield bench
+        yield bench
 
 
 @pytest.mark.parametrize("flag", ["ro", "noexec"])

@@ -19,6 +19,7 @@ from fusefs.core.mountstats import OPERATIONS, decode
 from fusefs.linux.claims import directory_of
 from tests.support.command import TRASHD, Done, done_well, trashd
 from tests.support.daemons import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount
+from tests.support.fuse import device_for_all
 from tests.support.mounted import until
 from tests.support.users import run_as
 from tests.support.volumes import bind_mount, tmpfs_volume, unmount
@@ -289,18 +290,14 @@ def test_every_metric_is_documented(target: Path) -> None:
 @pytest.fixture
 def own_bench(bench: Path) -> Iterator[Path]:
     """The user's own `source`, `target` and runtime directory `run`, and a /dev/fuse for all, as udev makes it."""
-    with tmpfs_volume(options=["dev"]) as devices:
-        node = devices / "fuse"
-        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
-        node.chmod(0o666)
-        (bench / "run").mkdir(0o700)
-        for one in (bench, bench / "source", bench / "target", bench / "run"):
-            os.chown(one, USER, USER)
-        with ExitStack() as stack:
-            stack.enter_context(bind_mount(node, Path("/dev/fuse")))
-            if LOGINS.exists():  # somebody who is logged in here has a runtime directory without being told of it
-                stack.enter_context(bind_mount(devices, LOGINS))
-            yield bench
+    (bench / "run").mkdir(0o700)
+    for one in (bench, bench / "source", bench / "target", bench / "run"):
+        os.chown(one, USER, USER)
+    with ExitStack() as stack:
+        devices = stack.enter_context(device_for_all())
+        if LOGINS.exists():  # somebody who is logged in here has a runtime directory without being told of it
+            stack.enter_context(bind_mount(devices, LOGINS))
+        yield bench
 
 
 def as_user(bench: Path, *words: str | Path, uid: int = USER) -> Done:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -12,10 +11,10 @@ import pytest
 
 from tests.support.command import TRASHD
 from tests.support.daemons import daemon_of, workbench
+from tests.support.fuse import device_for_all
 from tests.support.mounted import until
 from tests.support.tree import Spec, make_tree, snapshot
 from tests.support.users import as_user, run_as
-from tests.support.volumes import bind_mount, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -26,16 +25,12 @@ N_DIRECTORIES, SLACK = 200, 8
 @pytest.fixture
 def bench() -> Iterator[Path]:
     """The user's own mount of `source` at `target`; /dev/fuse is open to all, as udev makes it."""
-    with workbench() as path, tmpfs_volume(options=["dev"]) as devices:
-        node = devices / "fuse"
-        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
-        node.chmod(0o666)
+    with workbench() as path, device_for_all():
         for one in (path, path / "source", path / "source/file", path / "target"):
             os.chown(one, USER, USER)
-        with bind_mount(node, Path("/dev/fuse")):
-            trashd("mount", path / "source", path / "target")
-            yield path
-            trashd("umount", path / "target")
+        trashd("mount", path / "source", path / "target")
+        yield path
+        trashd("umount", path / "target")
 
 
 def trashd(*words: str | Path) -> CompletedProcess[bytes]:

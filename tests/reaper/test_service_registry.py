@@ -15,7 +15,8 @@ import pytest
 from fusefs.core.status import Phase
 from fusefs.linux.places import SYSTEM_RUNTIME
 from tests.support.command import done_well, fast_paths_off
-from tests.support.homes import ALICE, BOB, fuse_for_all, registry_of, trashd_as
+from tests.support.fuse import device_for_all
+from tests.support.homes import ALICE, BOB, registry_of, trashd_as
 from tests.support.own_stores import SOON, outlasts, own_stores, phases, thrown
 from tests.support.service import QUICK, Service, service
 from tests.support.tree import Dir, make_tree
@@ -183,7 +184,7 @@ def test_what_was_swapped_in_a_users_own_mount_is_reaped_when_that_is_gone(
     source = make_tree(at_home / "src", Dir({"d": Dir(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
     mounted = make_tree(at_home / "mnt", Dir(owner=(ALICE, ALICE)))
     without = [word for option in fast_paths_off() for word in ("-o", option)]
-    with fuse_for_all(), service(base) as running:
+    with device_for_all(), service(base) as running:
         assert trashd_as(ALICE, at_home, "mount", source, mounted, *without).code == 0
         (told,) = trashd_as(ALICE, at_home, "swap", "--json", *SOON, mounted / "d").objects()
         container = source / f".trashd/u/{ALICE}/orphans" / str(told["id"])

@@ -62,14 +62,14 @@ class ServedVolume:
 
 
 @contextlib.contextmanager
-def device_for_all() -> Iterator[None]:
-    """A /dev/fuse that users may open, as udev makes it."""
+def device_for_all() -> Iterator[Path]:
+    """A /dev/fuse that users may open, as udev makes it; gives the directory that it is in."""
     with tmpfs_volume(options=["dev"]) as devices:
         node = devices / "fuse"
         os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
         node.chmod(0o666)
         with bind_mount(node, Path("/dev/fuse")):
-            yield
+            yield devices
 
 
 def mount_fusectl() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.support.command import TRASHD, Done, environment
 from tests.support.users import run_as
-from tests.support.volumes import bind_mount, tmpfs_over, tmpfs_volume
+from tests.support.volumes import tmpfs_over, tmpfs_volume
 
 ALICE, BOB = 1000, 6101
 _PASSWD = Path("/etc/passwd")
@@ -44,17 +43,6 @@ def accounts(known: Mapping[int, Path]) -> Iterator[None]:
             yield
         finally:
             subprocess.run(["umount", _PASSWD], check=True)
-
-
-@contextlib.contextmanager
-def fuse_for_all() -> Iterator[None]:
-    """Users may mount: /dev/fuse is open to all, as udev makes it."""
-    with tmpfs_volume(options=["dev"]) as devices:
-        node = devices / "fuse"
-        os.mknod(node, stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
-        node.chmod(0o666)
-        with bind_mount(node, Path("/dev/fuse")):
-            yield
 
 
 def registry_of(home: Path) -> Path:
