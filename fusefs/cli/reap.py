@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 import click
 
@@ -92,6 +93,39 @@ def command(
       trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
     """
+    _check(identifiers, everything=everything, pinned=pinned, now=now, with_stores=with_stores)
+    kernel, clocks = tended(volumes), watched()
+    lost: list[TrashdError] = []
+    if identifiers:
+        choice = _Choice([find_container(kernel, volumes, one, clocks) for one in identifiers])
+    else:
+        found = [entry for entry in all_entries(kernel, volumes, lost, clocks) if entry.state in _REAPABLE]
+        choice = _choose(found, everything=everything, pinned=pinned, now=now)
+    waiting, ended = _by_retention(choice.chosen)
+    due = choice.chosen if now else ended
+    early = waiting if identifiers and not now else []
+    if not now and not as_json:
+        tell_kept_by_clock(waiting, time.time_ns())
+    if not due and not early and not as_json:
+        click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
+    for entry in early:
+        output.warn(f"{entry.id} is still kept; --now reaps it all the same")
+    if not (dry and as_json):
+        _tell_choice(choice, as_json=as_json)
+    refused = Incomplete.exit_code if early or lost else 0
+    if dry:
+        tell_would_go(due, as_json=as_json)
+        return refused
+    if now and not yes:
+        ask_about(waiting, as_json=as_json)
+    expired = partial(has_expired, clocks=clocks)
+    is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else expired
+    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
+    return reap_all(kernel, volumes, due, how, as_json=as_json) or refused
+
+
+def _check(identifiers: Sequence[str], *, everything: bool, pinned: bool, now: bool, with_stores: bool) -> None:
+    """Raises  UsageError for options that don't go together"""
     if identifiers and (everything or pinned):
         raise UsageError(f"ID with {'--all' if everything else '--pinned'}", "name orphans, or take all of them")
     if with_stores and not identifiers:
@@ -100,43 +134,53 @@ def command(
         raise UsageError("--pinned without --now", "what is pinned has no term that could end: say --now, too")
     if now and not (identifiers or everything or pinned):
         raise UsageError("--now alone", "name those that may go before their time (trashd list)")
-    kernel, clocks = tended(volumes), watched()
-    lost: list[TrashdError] = []
-    early, left, unvouched, unproven = [], [], [], []
-    if identifiers:
-        chosen = [find_container(kernel, volumes, one, clocks) for one in identifiers]
-        early = [entry for entry in chosen if not now and _waits(entry)]
-    else:
-        found = [entry for entry in all_entries(kernel, volumes, lost, clocks) if entry.state in _REAPABLE]
-        mine = [entry for entry in found if entry.is_served_by(os.geteuid())]
-        # Of an unproven folder its user alone says by --all that he means what is in it.
-        unproven = [entry for entry in found if entry not in mine and not everything and not _waits(entry)]
-        chosen = [entry for entry in mine if entry.is_vouched]
-        unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
-        if everything or pinned:
-            own = [entry for entry in chosen if entry.uid == os.geteuid()]
-            chosen = [entry for entry in own if (pinned if _is_pinned(entry) else everything)]
-            left = [] if pinned else [entry for entry in own if _is_pinned(entry)]
-    due = [entry for entry in chosen if now or not _waits(entry)]
-    if not now and not as_json:
-        tell_kept_by_clock([entry for entry in chosen if _waits(entry)], time.time_ns())
-    if not due and not early and not as_json:
-        click.echo("no orphans to reap" if now else "no orphan has expired", err=True)
-    for entry in early:
-        output.warn(f"{entry.id} is still kept; --now reaps it all the same")
-    _tell_left([] if dry and as_json else left, as_json=as_json)
-    tell_unvouched([] if dry and as_json else unvouched, as_json=as_json)
-    _tell_unproven([] if dry and as_json else unproven, as_json=as_json)
-    refused = Incomplete.exit_code if early or lost else 0
-    if dry:
-        tell_would_go(due, as_json=as_json)
-        return refused
-    if not yes:
-        ask_about([entry for entry in due if _waits(entry)], as_json=as_json)
-    expired = partial(has_expired, clocks=clocks)
-    is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else expired
-    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
-    return reap_all(kernel, volumes, due, how, as_json=as_json) or refused
+
+
+class _Choice(NamedTuple):
+    """Orphans that a reap may take, and those that it leaves.
+
+    chosen     of those, the ones whose retention has ended go; with --now all
+    left       pinned
+    unvouched  in stores that may be copies
+    unproven   in folders that others may have filled
+    """
+
+    chosen: list[Entry]
+    left: Sequence[Entry] = ()
+    unvouched: Sequence[Entry] = ()
+    unproven: Sequence[Entry] = ()
+
+
+def _choose(found: Sequence[Entry], *, everything: bool, pinned: bool, now: bool) -> _Choice:
+    """Choose among all that there are, none being named."""
+    uid = os.geteuid()
+    mine = [entry for entry in found if entry.is_served_by(uid)]
+    # Of an unproven folder its user alone says by --all that he means what is in it.
+    theirs = [] if everything else [entry for entry in found if not entry.is_served_by(uid)]
+    unproven = [entry for entry in theirs if not _waits(entry)]
+    unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
+    chosen = [entry for entry in mine if entry.is_vouched]
+    if not (everything or pinned):
+        return _Choice(chosen, (), unvouched, unproven)
+    own = [entry for entry in chosen if entry.uid == uid]
+    left = [] if pinned else [entry for entry in own if _is_pinned(entry)]
+    return _Choice([entry for entry in own if (pinned if _is_pinned(entry) else everything)], left, unvouched, unproven)
+
+
+def _by_retention(chosen: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Those whose retention has not ended, and those whose has."""
+    waiting: list[Entry] = []
+    ended: list[Entry] = []
+    for entry in chosen:
+        (waiting if _waits(entry) else ended).append(entry)
+    return waiting, ended
+
+
+def _tell_choice(choice: _Choice, *, as_json: bool) -> None:
+    """Say what is left, and how it would go."""
+    _tell_left(choice.left, as_json=as_json)
+    tell_unvouched(choice.unvouched, as_json=as_json)
+    _tell_unproven(choice.unproven, as_json=as_json)
 
 
 def _is_pinned(entry: Entry) -> bool:
