@@ -7,7 +7,7 @@ import time
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import Duration, json_option, volume_option
+from fusefs.cli.options import DURATION, json_option, volume_option
 from fusefs.cli.tending import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import UsageError, from_os
@@ -18,7 +18,7 @@ from fusefs.store.keep import For, Kept, Release, Term, keep_by_id
 @click.command("keep", short_help="Keep an orphan longer, or until you release it.", no_args_is_help=True)
 @click.argument("identifier", metavar="ID")
 @click.option(
-    "--for", "seconds", type=Duration(), metavar="DURATION", help="So long from now on; default: until released."
+    "--for", "seconds", type=DURATION, metavar="DURATION", help="So long from now on; default: until released."
 )
 @click.option("--release", is_flag=True, help="The usual time again, as if nobody had asked for another.")
 @volume_option

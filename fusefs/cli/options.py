@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
@@ -21,34 +21,31 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 
 
-class Duration(click.ParamType[int]):
-    """Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
+T = TypeVar("T")
 
-    name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read one."""
-        if isinstance(value, int):
-            return value
+class Read(click.ParamType[T], Generic[T]):
+    """A value as a function reads it, which says by ValueError what is wrong."""
+
+    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        """Read one; a default is not read."""
+        if not isinstance(value, str):
+            default: T = value
+            return default
         try:
-            return parse_duration(value)
+            return self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Rate(click.ParamType[int]):
-    """An amount a second."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read one."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_rate(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+DURATION = Read("duration", parse_duration)
+"""Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
+RATE = Read("rate", parse_rate)
+"""An amount a second."""
 
 
 class PathBytes(click.ParamType[bytes]):
@@ -110,8 +107,8 @@ null_option: Decorator = click.option(
 )
 
 _TEMPO_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--max-rate", type=Rate(), metavar="N/s", help="At most N entries a second."),
-    click.option("--max-bytes", type=Rate(), metavar="N/s", help="At most N bytes a second (K, M, G: powers of 1024)."),
+    click.option("--max-rate", type=RATE, metavar="N/s", help="At most N entries a second."),
+    click.option("--max-bytes", type=RATE, metavar="N/s", help="At most N bytes a second (K, M, G: powers of 1024)."),
     click.option(
         "--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does."
     ),

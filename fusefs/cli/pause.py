@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import Duration, PathBytes, json_option
+from fusefs.cli.options import DURATION, PathBytes, json_option
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotPermitted, TrashdError
 from fusefs.core.names import STORE, printable
@@ -27,7 +27,7 @@ volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar
 
 
 @click.command("pause", short_help="Have the reaper leave volumes alone.")
-@click.option("--for", "duration_s", type=Duration(), metavar="DURATION", help="Go on by itself after that (2h, 1d).")
+@click.option("--for", "duration_s", type=DURATION, metavar="DURATION", help="Go on by itself after that (2h, 1d).")
 @volumes_argument
 @json_option
 def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fusefs.cli.fast import Batch, swap_all
-from fusefs.cli.options import Duration, Note, every_path, json_option, null_option, paths_argument
+from fusefs.cli.options import DURATION, Note, every_path, json_option, null_option, paths_argument
 from fusefs.cli.reaping import reap_ids
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.linux.kernel import Kernel
@@ -17,7 +17,7 @@ from fusefs.store.verbs import remove_path
 @click.command("rm", short_help="Make files and directories disappear, restorably.", no_args_is_help=True)
 @paths_argument
 @null_option
-@click.option("--keep-for", type=Duration(), default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
+@click.option("--keep-for", type=DURATION, default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
 @click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
 @click.option("--no-fsync", is_flag=True, help="Don't flush after the rename; its record is flushed before it.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")

@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, get_args
 
 import click
 
 from fusefs.cli.ages import Cutoffs
-from fusefs.cli.options import Decorator
+from fusefs.cli.options import Decorator, Read
 from fusefs.core.criteria import (
     check_exclude,
     check_name,
@@ -28,23 +28,6 @@ from fusefs.core.moments import is_path, parse_when
 from fusefs.core.selection import Field, Selection, SizeBound, TimeBound
 from fusefs.linux.accounts import gid_of, uid_of
 from fusefs.linux.kernel import Kernel
-
-T = TypeVar("T")
-
-
-class Read(click.ParamType[T], Generic[T]):
-    """A value as a function reads it, which says by ValueError what is wrong."""
-
-    def __init__(self, name: str, read: Callable[[str], T]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        """Read one."""
-        try:
-            return self._read(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 class Typed(NamedTuple):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
 from fusefs.cli.fast import Batch, Verb, swap_all
-from fusefs.cli.options import Decorator, Duration, Note, PathBytes, every_path, json_option, null_option
+from fusefs.cli.options import DURATION, Decorator, Note, PathBytes, Read, every_path, json_option, null_option
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.goal import ALL, Goal, parse_goal
@@ -21,21 +20,6 @@ from fusefs.store.swap import Swapped
 from fusefs.store.verbs import swap_path
 
 _WAIT = "--wait"
-
-
-class _GoalType(click.ParamType[Goal]):
-    """What has to be back."""
-
-    name = "goal"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Goal:
-        """Read one."""
-        if isinstance(value, Goal):
-            return value
-        try:
-            return parse_goal(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 class _WaitOption(click.Option):
@@ -82,7 +66,7 @@ _wait_option: Decorator = click.option(
     _WAIT,
     "goal",
     cls=_WaitOption,
-    type=_GoalType(),
+    type=Read("goal", parse_goal),
     metavar="[=GOAL]",
     help="Give up its retention, and wait until so much space is back: 50%, 100G, inodes:1M, or done (all).",
 )
@@ -102,7 +86,7 @@ _wait_option: Decorator = click.option(
     help="Leave what in the top of DIR has such a name in view: files by a hard link, directories by a rename "
     "right after the exchange (may be repeated).",
 )
-@click.option("--keep-for", type=Duration(), help="Restorable that long (24h).")
+@click.option("--keep-for", type=DURATION, help="Restorable that long (24h).")
 @click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
 @click.option("--no-fsync", is_flag=True, help="Don't flush after the exchange; its record is flushed before it.")
 @click.option("--unlike", is_flag=True, help="Accept a fresh directory with another owner, group, ACL or label.")

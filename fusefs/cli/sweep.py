@@ -14,7 +14,7 @@ import click
 
 from fusefs.cli import output, swepttext
 from fusefs.cli.bar import bar
-from fusefs.cli.options import Duration, Note, PathBytes, json_option, standard_input, tempo_options
+from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_input, tempo_options
 from fusefs.cli.selecting import selection_options, typed
 from fusefs.cli.stop import Stop
 from fusefs.core.budget import Tempo
@@ -63,7 +63,7 @@ _Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], _NotTold]
 )
 @click.option("--print", "prints", is_flag=True, help="Only print their paths; with --json one object for each.")
 @click.option("--print0", "prints_null", is_flag=True, help="The same, each ended by NUL.")
-@click.option("--keep-for", type=Duration(), help="Trashed, they can be restored that long (24h).")
+@click.option("--keep-for", type=DURATION, help="Trashed, they can be restored that long (24h).")
 @click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
 @click.option("--max-delete", "most", type=click.IntRange(0), metavar="N", help="Act on so many matches at most.")
 @click.option("--dry-run", "dry", is_flag=True, help="Only count them, and show the largest and the oldest.")
