@@ -1,4 +1,6 @@
-"""Containers in the making: a directory in stage/ whose record appears complete, durable and locked in one step."""
+"""Containers: how one is made in stage/, whose record appears complete, durable and locked in one step; how it moves
+on, and goes.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.libc import NO_TMPFILE
-from fusefs.store.layout import RECORD, Store, UserFolder
+from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.sides import DIRECTORY, Sides, open_shown_as
 
 RECORD_NEW = Name(b"record.json.new")
+_UNFINISHED = FRESH + b"."
+"""How the name of a directory begins that is being made for a sweep's tree, or for its origin, beside the tree."""
 _HIDDEN = b".fuse_hidden"  # what libfuse makes of a record that was replaced or unlinked while we hold it open
 _PATIENCE, _PAUSE_S = 100, 0.01
 _TICK_S = 0.001
@@ -247,3 +251,38 @@ def _rmdir_patiently(held: Held, state: Fd) -> None:
         else:
             return
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), held.name())
+
+
+def unfinished_name() -> bytes:
+    """A new name for a directory that is being made for a sweep's tree, or for its origin, beside the tree."""
+    return _UNFINISHED + os.urandom(6).hex().encode()
+
+
+def drop_prepared(held: Held) -> None:
+    """Remove the directories with such names, which a killed sweep, or a restore, was still making."""
+    kernel = held.folder.store.kernel
+    for name in kernel.list(held.fd):
+        if name.startswith(_UNFINISHED):
+            kernel.rmdir(held.fd, name)
+
+
+def drop_empty_tree(held: Held) -> bool:
+    """Remove the tree if it is empty; whether it is gone."""
+    try:
+        held.folder.store.kernel.rmdir(held.fd, TREE)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def flush(held: Held) -> None:
+    """Make the renames into or out of the tree durable, once the container was moved, or the tree removed, after them.
+
+    That change is the last of all in the journals of ext4 and xfs, so that a flush of the container carries them;
+    btrfs writes everything when a directory that was itself moved, or lost one, is flushed (docs/crash.md).
+    """
+    held.folder.store.kernel.fsync(held.fd)

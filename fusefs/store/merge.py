@@ -17,9 +17,8 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import Held, move, open_inside
+from fusefs.store.container import Held, drop_empty_tree, flush, move, open_inside
 from fusefs.store.deep_path import DeepOpener, walk_inwards
-from fusefs.store.gathered import drop_empty_tree, flush
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.recover import rescue_hoisted, retire_restored

@@ -25,8 +25,7 @@ from fusefs.linux.host import boot_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
-from fusefs.store.container import RECORD_NEW, Held, dissolve, move, superblock_of
-from fusefs.store.gathered import drop_empty_tree, drop_prepared
+from fusefs.store.container import RECORD_NEW, Held, dissolve, drop_empty_tree, drop_prepared, move, superblock_of
 from fusefs.store.keeping import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
 from fusefs.store.origin import Origin

@@ -18,8 +18,7 @@ from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.claim import Lost, hold, look_at_record
-from fusefs.store.container import Held, flush_directory, move, rewrite, superblock_of
-from fusefs.store.gathered import drop_prepared
+from fusefs.store.container import Held, drop_prepared, flush_directory, move, rewrite, superblock_of
 from fusefs.store.hand import ITS_OWNERS, why_other
 from fusefs.store.keeping import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder

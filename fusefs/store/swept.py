@@ -25,9 +25,19 @@ from fusefs.linux.likeness import Likeness, apply_likeness, make_like, read_like
 from fusefs.linux.mountinfo import below
 from fusefs.store.alike import make_alike
 from fusefs.store.ballast import FOR_USER, with_room
-from fusefs.store.container import RECORD_NEW, Held, come, dissolve, move, open_inside
+from fusefs.store.container import (
+    RECORD_NEW,
+    Held,
+    come,
+    dissolve,
+    drop_empty_tree,
+    drop_prepared,
+    flush,
+    move,
+    open_inside,
+    unfinished_name,
+)
 from fusefs.store.deep_path import DeepOpener, DeepOpeners, walk_inwards
-from fusefs.store.gathered import drop_empty_tree, drop_prepared, flush, making
 from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
@@ -67,7 +77,7 @@ class Basket(NamedTuple):
 
     def _make_like(self, here: Fd, name: Name, model: Fd) -> None:
         """A directory made like another one appears with its likeness: some of that only an empty one can have."""
-        kernel, new = self.held.folder.store.kernel, making()
+        kernel, new = self.held.folder.store.kernel, unfinished_name()
         appear = partial(kernel.rename_free, self.held.fd, new, here, name)
         make_like(kernel, self.held.fd, new, _likeness_of(kernel, model), appear)
 

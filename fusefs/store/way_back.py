@@ -10,8 +10,7 @@ from fusefs.core.names import Name, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import make_like, read_likeness
-from fusefs.store.container import Held
-from fusefs.store.gathered import making
+from fusefs.store.container import Held, unfinished_name
 from fusefs.store.sides import DIRECTORY, Sides, between, open_shown_as, refresh
 
 
@@ -54,7 +53,7 @@ def _enter(kernel: Kernel, held: Held, above: Sides, name: Name, like: Fd) -> Si
     except FileNotFoundError:
         with kernel.open_dir(like) as model:
             wanted = read_likeness(kernel, model)
-    new = making()
+    new = unfinished_name()
     with ExitStack() as owned:
         shown = None
         if above.mounted is not None:
