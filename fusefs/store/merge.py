@@ -22,9 +22,8 @@ from fusefs.store.deep_path import DeepOpener, walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.recover import rescue_hoisted, retire_restored
-from fusefs.store.restore import Claim, Destination, Restored, closed, restore, settle
+from fusefs.store.restore import Claim, Destination, Restored, closed, restore, settle, way_back
 from fusefs.store.sides import Sides, between, wholly_beneath
-from fusefs.store.way_back import way_back
 
 _IN_BOTH = errno.EISDIR
 
