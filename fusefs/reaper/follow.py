@@ -1,28 +1,37 @@
-"""Following orphans until their reaper is done with them, or until it is known why it will not be."""
+"""What a command swapped away and waits for: left to the reaper, followed until that is done with it, and its space."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fusefs.core.durations import format_duration
+from fusefs.core.errors import NotFound
 from fusefs.core.events import show
-from fusefs.core.goal import Goal, is_reached
+from fusefs.core.goal import Goal, Met, explain_impossible, is_reached
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join, printable
-from fusefs.core.space import Kind, Reason, Survey, total
+from fusefs.core.report import Progress
+from fusefs.core.space import Kind, Reason, Survey, Waited, total
 from fusefs.core.status import VolumeStatus
 from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
 from fusefs.linux.locks import command_of, flock_holders
-from fusefs.reaper.handing import expires_ns, explain_left
 from fusefs.reaper.serving import find_reaper
-from fusefs.reaper.wait import Gauge
+from fusefs.reaper.survey import survey
+from fusefs.reaper.wait import Gauge, wait_for_goal
 from fusefs.store.authority import as_owner
+from fusefs.store.ballast import FOR_REAPER, with_room
+from fusefs.store.claim import Lost, hold, look_at_record
+from fusefs.store.container import move
+from fusefs.store.discover import discover, folders
 from fusefs.store.layout import RECORD, TREE, UserFolder
+from fusefs.store.listing import explain_failure
+from fusefs.store.swap import Swapped
 
 _PAUSE_S = 0.2
 _ASK_S = 1.0
@@ -32,6 +41,65 @@ _LATE_S = 10.0
 _RESTART_S = 5.0
 """So long a service may be away before it counts as gone."""
 _UNKNOWN = Survey(0, 0, 0, 0, 1, False)
+_MARKED_MAX = 200
+"""So many trees are remembered by an fd each, to tell a restore from a reap."""
+
+
+class Handed(NamedTuple):
+    """How an orphan was left to the reaper.
+
+    survey     of what was in it; None if somebody else had it
+    is_handed  the next reaper takes it; False if it was to be kept, or we were stopped
+    """
+
+    survey: Survey | None
+    is_handed: bool
+
+
+def hand_over(
+    folder: UserFolder, container: ContainerId, progress: Progress, stops: Callable[[], bool], *, keeps: bool
+) -> Handed:
+    """Count what is in an orphan, and let the reaper have it; to be run as the folder's owner.
+
+    It is counted while we have its lock, so that nothing of it goes meanwhile, and then claimed: what lies in
+    reaping/ and nobody holds is past its retention, and the next reaper goes on with it. If we are stopped or
+    killed before that, it is an orphan like any other.
+    keeps   it stays an orphan for its retention
+    Raises  BadRecord, OSError
+    """
+    held = hold(folder, State.ORPHANS, container)
+    if isinstance(held, Lost):
+        return Handed(None, False)
+    with held:
+        seen = survey(folder.store.kernel, held.fd, progress, with_shared=True, stops=stops)
+        is_handed = not keeps and not stops()
+        if is_handed:
+            with_room(folder, FOR_REAPER, lambda: move(held, State.REAPING))
+    return Handed(seen, is_handed)
+
+
+def _explain_left(folder: UserFolder, container: ContainerId) -> Reason:
+    """What of a quarantined orphan is left, and why; to be run as the folder's owner.
+
+    Raises  BadRecord, OSError; FileNotFoundError if it is not in quarantine any more
+    """
+    kernel = folder.store.kernel
+    with folder.open(State.QUARANTINE) as state_fd, kernel.open_dir(state_fd, container.encode()) as fd:
+        n_bytes = survey(kernel, fd).n_bytes
+    failures = look_at_record(folder, State.QUARANTINE, container).failures
+    why = ""
+    if failures:
+        more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        why = f": {explain_failure(failures[0])}{more}"
+    return Reason(Kind.LEFT, n_bytes, f"could not be removed, in quarantine{why}")
+
+
+def _expires_ns(folder: UserFolder, container: ContainerId) -> int | None:
+    """When the retention of an orphan ends by what its record says now; None for never. To be run as its owner.
+
+    Raises  BadRecord, OSError; FileNotFoundError if it is no orphan any more
+    """
+    return look_at_record(folder, State.ORPHANS, container).expires_ns()
 
 
 class Orphan:
@@ -77,12 +145,12 @@ class Orphan:
 
     def left(self) -> Reason:
         """Of one in quarantine: what is left, and why."""
-        explain = partial(explain_left, self.folder, self.id)
+        explain = partial(_explain_left, self.folder, self.id)
         return as_owner(self.folder, lambda _visible: explain(), Reason)
 
     def why_untouched(self) -> Reason | None:
         """Of one that is due and still an orphan: what keeps it, if that can be seen."""
-        read = partial(expires_ns, self.folder, self.id)
+        read = partial(_expires_ns, self.folder, self.id)
         with suppress(FileNotFoundError):
             if as_owner(self.folder, lambda _visible: read(), int | None) is None:
                 return Reason(Kind.PINNED, self.survey.n_bytes, f"{self.id} is to be kept (trashd keep)")
@@ -181,3 +249,165 @@ def _describe(reaper: VolumeStatus | Reason, waits_s: float) -> str:
     rate = f", {reaper.entries_per_s:,.0f} entries/s" if reaper.entries_per_s else ""
     why = f": {show(reaper.why)}" if reaper.why else ""
     return f"{reaper.phase.value}{rate}{why}"
+
+
+class Ways(NamedTuple):
+    """How whoever waits is told, and may end it.
+
+    counting  gets the entries and bytes that are counted, about every thousand
+    tell      gets what came, what is expected, and what goes on, in words
+    stops     whether to end now, and leave everything as it is
+    """
+
+    counting: Progress
+    tell: Callable[[int, int, str], None]
+    stops: Callable[[], bool]
+
+
+class Outcome(NamedTuple):
+    """How the waiting for one volume ended.
+
+    base    the directory that holds the store
+    ids     of the orphans that were waited for
+    spared  those of them that were not left to the reaper: they have the retention that a swap gives
+    """
+
+    base: bytes
+    met: Met
+    ids: tuple[ContainerId, ...]
+    spared: tuple[ContainerId, ...]
+
+
+class _Volume:
+    """The directory that holds a store, what was free when its first victim was gone, and what is waited for."""
+
+    def __init__(self, kernel: Kernel, folder: UserFolder) -> None:
+        self.store = folder.store
+        self.gauge = Gauge(kernel, folder.store.base_fd)
+        self.orphans: list[Orphan] = []
+        self.handed: set[ContainerId] = set()
+
+    def expected(self) -> Survey:
+        """What was in all of them, as far as it was counted."""
+        return total(orphan.survey for orphan in self.orphans)
+
+
+class Awaiting:
+    """The volumes of one command."""
+
+    def __init__(self, goal: Goal, keep_for: int) -> None:
+        """keep_for: the retention in seconds that the user asked for; 0 if it is given up."""
+        self._goal = goal
+        self._keep_for = keep_for
+        self._kernel = Kernel()
+        self._volumes: dict[bytes, _Volume] = {}
+        self._folders: dict[bytes, UserFolder] = {}
+        self._n_marked = 0
+        self._owned = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Own what is opened for it."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of the volumes."""
+        self._owned.close()
+
+    def add(self, swapped: Swapped) -> None:
+        """One more. Raises  TrashdError, OSError if it can't be waited for"""
+        folder = self._folders.get(swapped.store)
+        if folder is None:
+            folder = self._folders[swapped.store] = self._open(swapped)
+        base = folder.store.base_path
+        volume = self._volumes.get(base)
+        if volume is None:
+            volume = self._volumes[base] = _Volume(self._kernel, folder)
+        orphan = Orphan(folder, swapped.id, time.time_ns() + self._keep_for * 1_000_000_000)
+        self._owned.callback(orphan.close)
+        if self._n_marked < _MARKED_MAX:
+            self._n_marked += 1
+            orphan.mark()
+        volume.orphans.append(orphan)
+
+    def _open(self, swapped: Swapped) -> UserFolder:
+        """The folder that has it; ours until the end."""
+        base = swapped.store.rsplit(b"/", 3)[0] or b"/"  # BASE/.trashd/u/FOLDER
+        for store in discover(self._kernel, (base,)):
+            with ExitStack() as mine:
+                mine.enter_context(store)
+                for folder in folders(store):
+                    if folder.path() == swapped.store:
+                        mine.enter_context(folder)
+                        self._owned.push(mine.pop_all())
+                        return folder
+                    folder.fd.close()
+        raise NotFound(swapped.store)
+
+    def bases(self) -> Iterable[bytes]:
+        """The volumes, each by the directory that holds its store."""
+        return self._volumes.keys()
+
+    def wait_for(self, base: bytes, ways: Ways) -> Outcome:
+        """Wait for one of them.
+
+        Raises  TrashdError, OSError of what can't be counted or followed
+        """
+        volume = self._volumes[base]
+        ids = tuple(orphan.id for orphan in volume.orphans)
+        met = self._wait_for(volume, ways)
+        return Outcome(base, met, ids, tuple(one for one in ids if one not in volume.handed))
+
+    def _wait_for(self, volume: _Volume, ways: Ways) -> Met:
+        reaper = find_reaper(volume.store)
+        if isinstance(reaper, Reason) and reaper.kind is Kind.NOBODY:
+            return self._unmet(volume, reaper)  # nobody would take them, so that nothing is given up
+        kept = self._hand_over(volume, ways)
+        expected = volume.expected()
+        impossible = explain_impossible(self._goal, expected)
+        if ways.stops() or impossible is not None or not volume.orphans:
+            return self._unmet(volume, *filter(None, [impossible]), *kept)
+
+        def tell(what: str) -> None:
+            ways.tell(max(volume.gauge.courses.space.came(), 0), expected.n_bytes, what)
+
+        followed = follow(volume.orphans, volume.gauge, self._goal, tell=tell, stops=ways.stops)
+        kept += followed.kept
+        if ways.stops() or followed.hindrance is not None:
+            return self._unmet(volume, *filter(None, [followed.hindrance]), *kept)
+        return wait_for_goal(
+            self._kernel,
+            volume.store.base_fd,
+            volume.gauge,
+            self._goal,
+            expected,
+            known=kept,
+            containers=[orphan.id for orphan in volume.orphans],
+            tell=lambda _came, _expected: tell("reaped"),
+            stops=ways.stops,
+        )
+
+    def _hand_over(self, volume: _Volume, ways: Ways) -> list[Reason]:
+        """Let the reaper have all of a volume; why some of their space will not come."""
+        kept = []
+        for orphan in list(volume.orphans):
+            if ways.stops():
+                break
+            handed = self._hand_over_one(orphan, ways)
+            if handed.is_handed:
+                volume.handed.add(orphan.id)
+            if handed.survey is not None:
+                orphan.survey = handed.survey
+            elif orphan.state() is not State.REAPING:
+                volume.orphans.remove(orphan)
+                kept.append(orphan.why_untouched() or Reason(Kind.PINNED, 0, f"somebody else has {orphan.id}"))
+        return kept
+
+    def _hand_over_one(self, orphan: Orphan, ways: Ways) -> Handed:
+        keeps = self._keep_for > 0
+        act = partial(hand_over, orphan.folder, orphan.id, ways.counting, ways.stops, keeps=keeps)
+        return as_owner(orphan.folder, lambda _visible: act(), Handed)
+
+    def _unmet(self, volume: _Volume, *reasons: Reason) -> Met:
+        courses = volume.gauge.courses
+        waited = Waited(max(courses.space.came(), 0), volume.expected().n_bytes, reasons, False)
+        return Met(self._goal, False, waited, courses.came_inodes())

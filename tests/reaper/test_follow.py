@@ -17,8 +17,7 @@ from fusefs.core.space import Kind
 from fusefs.core.status import Phase, volume_status
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.servicelock import take
-from fusefs.reaper.follow import Followed, Orphan, follow
-from fusefs.reaper.handing import Handed, hand_over
+from fusefs.reaper.follow import Followed, Handed, Orphan, follow, hand_over
 from fusefs.reaper.wait import Gauge
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
