@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 from fusefs.cli import output
 from fusefs.cli.stop import Stop
 from fusefs.core.errors import Incomplete
+from fusefs.core.goal import ALL
 from fusefs.core.names import ContainerId, printable
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
@@ -64,22 +65,23 @@ class Waits:
 
     def wait(self, stop: Stop, *, as_json: bool) -> list[int]:
         """Wait for all of it; exit codes."""
-        from fusefs.reaper.wait import wait_for_space
+        from fusefs.reaper.wait import Gauge, wait_for_goal
 
         codes = []
         for base, volume in self._volumes.items():
             if volume.surveys and not stop():
-                waited = wait_for_space(
+                met = wait_for_goal(
                     self._kernel,
                     volume.fd,
-                    volume.before_bytes,
+                    Gauge(self._kernel, volume.fd, before_bytes=volume.before_bytes),
+                    ALL,
                     total(volume.surveys),
                     left_bytes=sum(volume.left_bytes),
                     containers=volume.containers,
                     tell=_draw,
                     stops=stop,
                 )
-                codes.append(_tell(base, waited, as_json=as_json))
+                codes.append(_tell(base, met.waited, as_json=as_json))
         return codes
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 
-from fusefs.core.goal import ALL, Courses, Goal, Met, conclude_goal, decide_goal, is_reached
+from fusefs.core.goal import Courses, Goal, Met, conclude_goal, decide_goal, is_reached
 from fusefs.core.names import STORE, ContainerId, printable
 from fusefs.core.space import (
     Course,
@@ -64,42 +64,6 @@ class Gauge:
             inodes = look(inodes, expected_bytes, free_inodes, now)
         self.courses = Courses(space, inodes)
         return space.grown > before.space.grown
-
-
-def wait_for_space(
-    kernel: Kernel,
-    fd: int,
-    before_bytes: int,
-    survey: Survey,
-    *,
-    left_bytes: int = 0,
-    containers: Collection[ContainerId] = (),
-    patience_s: float = PATIENCE_S,
-    tell: Tell = lambda _came, _expected: None,
-    stops: Callable[[], bool] = lambda: False,
-    clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
-) -> Waited:
-    """Wait until a volume has the space that reaped trees took; or say what keeps it.
-
-    before_bytes  `Kernel.free_bytes` before the reap
-    The others    as for `wait_for_goal`
-    """
-    gauge = Gauge(kernel, fd, before_bytes=before_bytes, clock=clock)
-    return wait_for_goal(
-        kernel,
-        fd,
-        gauge,
-        ALL,
-        survey,
-        left_bytes=left_bytes,
-        containers=containers,
-        patience_s=patience_s,
-        tell=tell,
-        stops=stops,
-        clock=clock,
-        pause=pause,
-    ).waited
 
 
 def wait_for_goal(

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.goal import ALL
 from fusefs.core.names import ContainerId
 from fusefs.core.space import Kind, Survey, Waited, tolerance_bytes
 from fusefs.linux.kernel import XFS_MAGIC, Kernel
 from fusefs.reaper.survey import survey
-from fusefs.reaper.wait import wait_for_space
+from fusefs.reaper.wait import Gauge, wait_for_goal
 from tests.support.orphans import OTHER
 from tests.support.silent import silent_fuse
 from tests.support.store import init, raw, reap_now, swap, tree_of
@@ -64,15 +65,16 @@ class Gone(NamedTuple):
         """`--wait`."""
         kernel = Kernel()
         with kernel.open_path(raw(volume)) as fd:
-            return wait_for_space(
+            return wait_for_goal(
                 kernel,
                 fd,
-                self.before_bytes,
+                Gauge(kernel, fd, before_bytes=self.before_bytes),
+                ALL,
                 self.survey,
                 left_bytes=left_bytes,
                 containers=[self.id],
                 patience_s=patience_s,
-            )
+            ).waited
 
 
 def reap_counted(volume: Path, victim: Path, before_reap: Callable[[Path], object] = lambda _tree: None) -> Gone:
@@ -342,10 +344,11 @@ class Volume(Kernel):
     def wait(self, patience_s: float = 30.0, stops: Callable[[], bool] = lambda: False) -> Waited:
         """Wait for 64 MiB that were taken when 100 were free."""
         with self.open_path(b"/dev/shm") as fd:
-            return wait_for_space(
+            return wait_for_goal(
                 self,
                 fd,
-                100 * MIB,
+                Gauge(self, fd, before_bytes=100 * MIB, clock=lambda: self.now_s),
+                ALL,
                 Survey(1, 64 * MIB, 0, 0, 0, False),
                 containers=[ContainerId("nobody-has-this-id")],
                 patience_s=patience_s,
@@ -353,7 +356,7 @@ class Volume(Kernel):
                 stops=stops,
                 clock=lambda: self.now_s,
                 pause=self.pause,
-            )
+            ).waited
 
 
 def test_what_is_there_at_once_is_not_waited_for() -> None:
