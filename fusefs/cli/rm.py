@@ -7,7 +7,7 @@ import click
 from fusefs.cli.fast import Batch, swap_all
 from fusefs.cli.options import DURATION, Note, every_path, json_option, null_option, paths_argument
 from fusefs.cli.reaping import reap_ids
-from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped

@@ -9,10 +9,20 @@ import click
 from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
 from fusefs.cli.fast import Batch, Verb, swap_all
-from fusefs.cli.options import DURATION, Decorator, Note, PathBytes, Read, every_path, json_option, null_option
+from fusefs.cli.options import (
+    DURATION,
+    Decorator,
+    Note,
+    PathBytes,
+    Read,
+    every_path,
+    json_option,
+    null_option,
+)
 from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.goal import ALL, Goal, parse_goal
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options

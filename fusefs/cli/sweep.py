@@ -18,8 +18,8 @@ from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_
 from fusefs.cli.selecting import selection_options, typed
 from fusefs.cli.stop import Stop
 from fusefs.core.budget import Tempo
-from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, from_os
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import join, printable
 from fusefs.core.selection import Selection, letter_of
 from fusefs.core.sizes import format_size

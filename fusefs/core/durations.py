@@ -5,10 +5,6 @@ from __future__ import annotations
 import re
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-DEFAULT_RETENTION_S = 24 * 3600
-"""How long an orphan can be restored unless somebody says otherwise: a night to notice a mistake."""
-RESCUED_RETENTION_S = 7 * 24 * 3600
-"""How long what a restore found in its way can be restored: nobody asked for it, nor to have it for ever."""
 DURATION_MAX_S = 1000 * 366 * 86_400
 """A thousand years: what a record holds, and its end in nanoseconds too, whatever the clock says."""
 _DIGITS_MAX = 15

@@ -1,4 +1,4 @@
-"""The states of a container, the moves between them, and what recovery does with what it finds.
+"""The states of a container, the moves between them, how long it is kept, and what recovery does with what it finds.
 
 Total functions over values: every crash window of docs/crash.md is a row of a table here.
 """
@@ -9,6 +9,11 @@ from enum import Enum
 
 from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.record import Method, Record
+
+DEFAULT_RETENTION_S = 24 * 3600
+"""How long an orphan can be restored unless somebody says otherwise: a night to notice a mistake."""
+RESCUED_RETENTION_S = 7 * 24 * 3600
+"""How long what a restore found in its way can be restored: nobody asked for it, nor to have it for ever."""
 
 
 class State(Enum):

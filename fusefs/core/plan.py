@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fusefs.core import criteria, kinds
-from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import BadConfig, Problem, TrashdError
 from fusefs.core.glob import compile_glob
 from fusefs.core.kinds import Kind
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.moments import SECOND_NS, CivilTime, is_path, parse_when
 from fusefs.core.selection import DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
 from fusefs.core.swept import Swept

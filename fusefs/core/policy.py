@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from fusefs.core.clock import Clock, Sight, age_ns, see
-from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import ContainerId
 from fusefs.core.windows import Window
 

@@ -6,9 +6,8 @@ import os
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import TrashdError, from_os
-from fusefs.core.lifecycle import State
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath, printable
 from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd

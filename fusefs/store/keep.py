@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from fusefs.core.durations import DEFAULT_RETENTION_S, DURATION_MAX_S
+from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import SETTLE, BadRecord, Busy, NotFound, Refused
-from fusefs.core.lifecycle import State
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.moments import moment

@@ -13,11 +13,17 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple, assert_never
 
-from fusefs.core.durations import RESCUED_RETENTION_S
 from fusefs.core.errors import WAY_OUT, TrashdError, from_os
 from fusefs.core.events import show
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import RestoringAction, StageAction, State, decide_restoring, decide_stage
+from fusefs.core.lifecycle import (
+    RESCUED_RETENTION_S,
+    RestoringAction,
+    StageAction,
+    State,
+    decide_restoring,
+    decide_stage,
+)
 from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable, shell_word
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd

@@ -9,10 +9,9 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
-from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import State
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Heir, Method, Record
 from fusefs.linux.fd import Fd

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.clock import started
-from fusefs.core.durations import DEFAULT_RETENTION_S, DURATION_MAX_S
+from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import Busy, NotFound, NotPermitted, Refused
-from fusefs.core.lifecycle import State
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.policy import Known, Rules, due_at_s
 from fusefs.core.record import Record
 from fusefs.core.wire import decode

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from fusefs.core.durations import DEFAULT_RETENTION_S
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.wire import decode
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.store.stage import Options

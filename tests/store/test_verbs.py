@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import IsMountPoint, IsStore, NoStore, NotADirectory, NotFound, Refused
 from fusefs.core.identity import Likelihood, compare
-from fusefs.core.lifecycle import State
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.record import Method
 from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.durations import RESCUED_RETENTION_S
 from fusefs.core.errors import Busy, Incomplete, UsageError
-from fusefs.core.lifecycle import State
+from fusefs.core.lifecycle import RESCUED_RETENTION_S, State
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import claim

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.durations import RESCUED_RETENTION_S
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, UsageError
-from fusefs.core.lifecycle import State
+from fusefs.core.lifecycle import RESCUED_RETENTION_S, State
 from fusefs.linux.kernel import Kernel
 from tests.support.orphans import OTHER, orphan_in, victim_in
 from tests.support.store import (

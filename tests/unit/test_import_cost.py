@@ -11,7 +11,7 @@ HEAVY = {
 
 OURS = {
     "cli.fast", "cli.main", "cli.output",
-    "core.durations", "core.errors", "core.identity", "core.lifecycle", "core.names", "core.record",
+    "core.errors", "core.identity", "core.lifecycle", "core.names", "core.record",
     "linux.fd", "linux.host", "linux.kernel", "linux.libc", "linux.likeness", "linux.mark", "linux.mountinfo",
     "linux.places",
     "store.ballast", "store.container", "store.folders", "store.layout", "store.lines",
