@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fusefs.linux import libc
-from fusefs.linux.channel import receive, send
-from fusefs.linux.children import ChildLost, watch
+from fusefs.linux.children import ChildLost, receive, send, watch
 
 Ask = Callable[[bytes], bytes]
 """Puts a question to the process that we act for, and returns its answer."""

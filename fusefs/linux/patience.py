@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from fusefs.linux.channel import receive, send
+from fusefs.linux.children import receive, send
 from fusefs.linux.credentials import Person, become, die_with_parent
 from fusefs.linux.fd import Fd
 

@@ -29,7 +29,7 @@ import trio
 
 from fusefs.core.inodes import ROOTS
 from fusefs.linux import libc
-from fusefs.linux.beside import child
+from fusefs.linux.children import child
 from fusefs.linux.door import Visitor, answer, open_door, received, uid_of, visitor
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import read_mounts

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fusefs.linux.beside import child
+from fusefs.linux.children import child
 from fusefs.linux.fusectl import abort, open_abort
 
 MESSAGE_MAX = 32768

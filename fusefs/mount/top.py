@@ -19,7 +19,7 @@ import trio
 
 from fusefs.core.inodes import InodeTable
 from fusefs.linux import mounting
-from fusefs.linux.beside import child
+from fusefs.linux.children import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
 from fusefs.mount.gate import Gate

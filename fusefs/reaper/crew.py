@@ -19,8 +19,7 @@ from queue import SimpleQueue
 from typing import Generic, Protocol, Self, TypeVar
 
 from fusefs.core.budget import Budget
-from fusefs.linux.channel import receive, send
-from fusefs.linux.children import ChildLost, watch
+from fusefs.linux.children import ChildLost, receive, send, watch
 from fusefs.linux.credentials import die_with_parent
 from fusefs.reaper.strategy import Workers
 
