@@ -1,4 +1,7 @@
-"""What a FUSE daemon and the kernel have to do beside requests: files that it reads itself, what it is to forget."""
+"""What a FUSE daemon and the kernel have to do beside requests.
+
+Files that the kernel reads itself, what it is to forget, and the end of the connection.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from contextlib import suppress
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.libc import F_SETSIG
+from fusefs.linux.mounting import new_mount
 
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _MAP = struct.Struct("=iIQ")
@@ -68,6 +72,22 @@ def forget_unused(device: int, nodeids: Collection[int]) -> None:
     size = _PRUNE.size + 8 * len(nodeids)
     told = struct.pack(f"={len(nodeids)}Q", *nodeids)
     os.write(device, _PRUNE.pack(size, _NOTIFY_PRUNE, 0, len(nodeids), 0, 0) + told)
+
+
+def open_abort(connection: int) -> Fd:
+    """An fd to `abort` with; afterwards, and when the connection is gone, that does nothing.
+
+    connection  its number: the mount's minor device number
+    Raises      OSError: EPERM without CAP_SYS_ADMIN, ENOENT if there is none of that number
+    Source      Documentation/filesystems/fuse.rst; mounted for ourselves, as /sys/fs/fuse/connections may be empty
+    """
+    with new_mount(b"fusectl", b"fusectl", {}, 0) as mount:
+        return Fd(os.open(b"%d/abort" % connection, os.O_WRONLY | os.O_CLOEXEC, dir_fd=mount))
+
+
+def abort(fd: int) -> None:
+    """Answer every request, waiting or to come, with an error."""
+    os.write(fd, b"1")
 
 
 def is_written(fd: int) -> bool:

@@ -16,8 +16,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from fusefs.linux.backing import abort, open_abort
 from fusefs.linux.children import child
-from fusefs.linux.fusectl import abort, open_abort
 
 MESSAGE_MAX = 32768
 ANSWER = struct.Struct("=i")
