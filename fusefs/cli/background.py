@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from fusefs.core.errors import Exit
 from fusefs.linux.journal import make_handler
-from fusefs.linux.notify import Notifier
+from fusefs.linux.systemd import Notifier
 
 Ready = Callable[[], None]
 _SYSLOG = "/dev/log"

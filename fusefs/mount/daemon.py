@@ -26,6 +26,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.notify import Notifier
+from fusefs.linux.systemd import Notifier
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount import loop, porter, runtime, unopened
 from fusefs.mount.adapter import Adapter

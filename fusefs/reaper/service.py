@@ -29,9 +29,9 @@ from fusefs.linux.inotify import Happened
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, View, covering, is_inside, read_mounts
 from fusefs.linux.mountwatch import MountWatch
-from fusefs.linux.notify import Notifier
 from fusefs.linux.places import lasting_dir, make_dir, runtime_dir, state_dir
 from fusefs.linux.priority import be_idle
+from fusefs.linux.systemd import Notifier
 from fusefs.reaper.berths import Berths
 from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.finder import Finder

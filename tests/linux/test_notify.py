@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.notify import Notifier
+from fusefs.linux.systemd import Notifier
 
 
 @pytest.fixture(params=["path", "abstract"])
