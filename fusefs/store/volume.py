@@ -12,6 +12,7 @@ from fusefs.core.errors import Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, VolumeId
 from fusefs.linux.fd import Fd
+from fusefs.linux.filesystem_probes import discard_trial, keeps_unnamed, refuses_strangers
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private import is_nameless
 from fusefs.linux.strangers import discard_trial, refuses_strangers

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.fd import Fd
+from fusefs.linux.filesystem_probes import keeps_unnamed
 from fusefs.linux.kernel import TMPFS_MAGIC, Kernel
-from fusefs.linux.unnamed import keeps_unnamed
 from fusefs.store.layout import decode_volume
 from tests.support.command import done_well, swapped
 from tests.support.losingfs import LosingVolume, losing_volume
