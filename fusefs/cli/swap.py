@@ -19,7 +19,6 @@ from fusefs.cli.options import (
     json_option,
     null_option,
 )
-from fusefs.core.durations import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.goal import ALL, Goal, parse_goal
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S

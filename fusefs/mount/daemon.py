@@ -25,7 +25,6 @@ from fusefs.linux.door import door_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
-from fusefs.linux.notify import Notifier
 from fusefs.linux.systemd import Notifier
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount import loop, porter, runtime, unopened

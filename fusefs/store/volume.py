@@ -15,8 +15,6 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.filesystem_probes import discard_trial, keeps_unnamed, refuses_strangers
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private import is_nameless
-from fusefs.linux.strangers import discard_trial, refuses_strangers
-from fusefs.linux.unnamed import keeps_unnamed
 from fusefs.store.ballast import discard_ballast
 from fusefs.store.folders import open_user
 from fusefs.store.layout import (
