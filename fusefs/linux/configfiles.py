@@ -65,12 +65,7 @@ def check_files(files: Sequence[bytes]) -> Loaded:
 
 
 def _load(files: Sequence[bytes], problems: list[Problem], base: Config, *, is_trusting: bool) -> Loaded:
-    sources = []
-    for file in files:
-        try:
-            sources.append(read_source(file, is_trusting=is_trusting))
-        except BadConfig as error:
-            problems += error.problems
+    sources = read_sources(files, problems, is_trusting=is_trusting)
     try:
         config, settings = read_with_places(sources, base)
     except BadConfig as error:
@@ -108,8 +103,22 @@ def is_drop_in(name: bytes) -> bool:
     return name.endswith(_ENDING) and not name.startswith(b".")
 
 
-def read_source(file: bytes, *, is_trusting: bool) -> Source:
-    """A file's text. is_trusting: whoever it belongs to
+def read_sources(files: Iterable[bytes], problems: list[Problem], *, is_trusting: bool) -> list[Source]:
+    """The texts of files; of one that can't be read or believed a problem more.
+
+    is_trusting  whoever they belong to
+    """
+    sources = []
+    for file in files:
+        try:
+            sources.append(_read_source(file, is_trusting=is_trusting))
+        except BadConfig as error:
+            problems += error.problems
+    return sources
+
+
+def _read_source(file: bytes, *, is_trusting: bool) -> Source:
+    """A file's text.
 
     Raises  BadConfig: it can't be read, is no file, or belongs to somebody who has no business to tell us anything
     """

@@ -10,7 +10,7 @@ from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.plan import Rule, World, read_plan
 from fusefs.core.toml_reader import Source
 from fusefs.linux.accounts import gid_of, uid_of
-from fusefs.linux.configfiles import config_dir, distrust, is_drop_in, read_source, unreadable
+from fusefs.linux.configfiles import config_dir, distrust, is_drop_in, read_sources, unreadable
 
 _HERE = b"plan.d"
 
@@ -42,11 +42,7 @@ def load_plan(
         except BadConfig as error:
             problems += error.problems
             continue
-        for file in files:
-            try:
-                sources.append(read_source(file, is_trusting=is_trusting))
-            except BadConfig as error:
-                problems += error.problems
+        sources += read_sources(files, problems, is_trusting=is_trusting)
     rules: tuple[Rule, ...] = ()
     try:
         rules = read_plan(sources, World(now_ns, time.mktime, uid_of, gid_of, cutoff_ns))
