@@ -40,7 +40,7 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
     path = os.path.realpath(volume)
     try:
         base = open_shown(kernel, path)
-        store, done = initialise(kernel, base.fd, path, base.mounted, is_known=is_known)
+        store, done = initialise(kernel, base, path, is_known=is_known)
     except OSError as error:
         raise from_os(error, path) from error
     with store:

@@ -105,7 +105,7 @@ def _store_at(volume: bytes) -> tuple[str, int] | None:
     kernel = Kernel()
     with suppress(TrashdError, OSError):
         shown = open_shown(kernel, volume)
-        store = open_store(kernel, shown.fd, volume, shown.mounted)
+        store = open_store(kernel, shown, volume)
         if store is not None:
             with store:
                 return store.volume.id, store.owner

@@ -27,6 +27,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.folders import open_user
 from fusefs.store.layout import DROP, Store, UserFolder, is_stores_own, open_store
 from fusefs.store.new_folder import make_proven, make_user
+from fusefs.store.sides import Sides
 from fusefs.store.volume import make_store
 
 _HOLD_TRASH = frozenset([DROP, *(state.value.encode() for state in State)])
@@ -167,7 +168,7 @@ class Drops:
         """Raises  ENOENT if there is none, or none that we trust."""
         base = self._kernel.open_beneath(self._root, b".", os.O_PATH | os.O_DIRECTORY)
         try:
-            store = open_store(self._kernel, base, b"")
+            store = open_store(self._kernel, Sides(base), b"")
         except TrashdError as error:
             raise OSError(error.errno, os.strerror(error.errno)) from error
         if store is None:
@@ -200,8 +201,8 @@ def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSErro
     """
     flags = os.O_PATH | os.O_DIRECTORY
     try:
-        store = open_store(kernel, kernel.open_beneath(root, b".", flags), path)
-        (store or make_store(kernel, kernel.open_beneath(root, b".", flags), path)).__exit__()
+        store = open_store(kernel, Sides(kernel.open_beneath(root, b".", flags)), path)
+        (store or make_store(kernel, Sides(kernel.open_beneath(root, b".", flags)), path)).__exit__()
     except (TrashdError, OSError) as error:
         return error
     return None

@@ -283,7 +283,7 @@ class _Volume:
 
     def __init__(self, kernel: Kernel, folder: UserFolder) -> None:
         self.store = folder.store
-        self.gauge = Gauge(kernel, folder.store.base_fd)
+        self.gauge = Gauge(kernel, folder.store.base.fd)
         self.orphans: list[Orphan] = []
         self.handed: set[ContainerId] = set()
 
@@ -376,7 +376,7 @@ class Awaiting:
             return self._unmet(volume, *filter(None, [followed.hindrance]), *kept)
         return wait_for_goal(
             self._kernel,
-            volume.store.base_fd,
+            volume.store.base.fd,
             volume.gauge,
             self._goal,
             expected,

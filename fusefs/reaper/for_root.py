@@ -39,8 +39,8 @@ def _store_of(upper: Store, base: bytes, owned: ExitStack) -> Store:
     if base == upper.base_path:
         return upper
     way = below(base, upper.base_path)
-    sides = upper.base().beneath(upper.kernel, way)
-    lower = open_store(upper.kernel, sides.fd, base, sides.mounted)
+    sides = upper.base.beneath(upper.kernel, way)
+    lower = open_store(upper.kernel, sides, base)
     if lower is None:
         raise NotFound(base)
     return owned.enter_context(lower)

@@ -28,6 +28,7 @@ from fusefs.reaper.child import Child
 from fusefs.reaper.messages import MESSAGE_MAX, Forked, Home, Read, Spawn
 from fusefs.reaper.reader import tell_homes
 from fusefs.store.layout import Areas, Store, UserFolder
+from fusefs.store.sides import Sides
 
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8
@@ -100,9 +101,9 @@ class Forker:
             store.volume,
             store.owner,
         )
-        fds = [theirs.fileno(), folder.fd, store.base_fd, store.fd]
-        if store.mounted is not None:
-            fds.append(store.mounted)
+        fds = [theirs.fileno(), folder.fd, store.base.fd, store.fd]
+        if store.base.mounted is not None:
+            fds.append(store.base.mounted)
         with theirs, ExitStack() as owned:
             owned.enter_context(ours)
             born, pidfd = await self._ask(spawn, fds)
@@ -233,8 +234,8 @@ def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
         channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
         person = Person(spawn.uid, spawn.gid, spawn.groups, spawn.home)
         is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
-        shown = mounted[0] if mounted else None
-        store = Store(Kernel(), base_fd, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner, shown)
+        base = Sides(base_fd, mounted[0] if mounted else None)
+        store = Store(Kernel(), base, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner)
         with socket.socket(fileno=channel_fd) as channel:
             if is_wanted:
                 folder = UserFolder(store, spawn.uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)

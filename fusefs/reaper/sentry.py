@@ -82,7 +82,7 @@ class Sentry:
     def _open_folder(self, store: Store, base: bytes) -> Fd:
         """The user's folder in that store or in one below it. His own pointer leads there: through no link."""
         kernel = store.kernel
-        with kernel.open_beneath(store.base_fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
+        with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
             areas = open_areas(kernel, fd)
         with areas:
             found = find_user(kernel, areas, self.user.uid)

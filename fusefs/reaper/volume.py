@@ -102,7 +102,7 @@ class Opened(NamedTuple):
 
     def space(self) -> Space:
         """What it has now. Raises  OSError"""
-        return space_at(self.store.base_fd)
+        return space_at(self.store.base.fd)
 
 
 def space_at(where: int | bytes) -> Space:
@@ -121,7 +121,7 @@ def open_volume(kernel: Kernel, path: bytes) -> Opened:
     with ExitStack() as owned:
         _let_sleep(path, mounts)
         shown = open_shown(kernel, path, mounts)
-        store = open_store(kernel, shown.fd, path, shown.mounted)
+        store = open_store(kernel, shown, path)
         if store is None:
             raise NoStore(path)
         with ExitStack() as unused:
@@ -148,7 +148,7 @@ def open_own(kernel: Kernel, wanted: Word) -> Opened:
     with ExitStack() as owned:
         store = owned.enter_context(open_vouched(kernel, open_base(kernel, wanted, mounts), wanted))
         hold = owned.enter_context(kernel.open_dir(store.fd))
-        told, filesystem = seen_by_all(store.base_fd, wanted), _type_of(find_mount(kernel, store.fd, mounts))
+        told, filesystem = seen_by_all(store.base.fd, wanted), _type_of(find_mount(kernel, store.fd, mounts))
         return Opened(store, filesystem, hold, None, owned.pop_all(), wanted, told)
 
 
@@ -269,7 +269,7 @@ def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, i
     try:
         _let_sleep(path, mounts)
         shown = open_shown(kernel, path, mounts)
-        store = open_store(kernel, shown.fd, path, shown.mounted)
+        store = open_store(kernel, shown, path)
     except (OSError, TrashdError):
         return None  # `trashd doctor PATH` says why
     if store is None:

@@ -22,7 +22,7 @@ from fusefs.linux.way import open_way
 from fusefs.store.folders import Census, Refusal, plain_name, why_not
 from fusefs.store.layout import USERS, Store, UserFolder, Volume, open_areas
 from fusefs.store.leads import Word
-from fusefs.store.sides import ABSENT, DIRECTORY, READABLE
+from fusefs.store.sides import ABSENT, DIRECTORY, READABLE, Sides
 
 ROOTS = (0,)
 """Whose links and mounts root's service goes through."""
@@ -74,7 +74,7 @@ def open_vouched(kernel: Kernel, base: Fd, wanted: Word) -> Store:
             raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
         owned.pop_all()
     # What else its volume.json says his process reads (reaper/child.py).
-    return Store(kernel, base, wanted.line.path, fd, areas, Volume(wanted.line.volume, False, 0), wanted.uid)
+    return Store(kernel, Sides(base), wanted.line.path, fd, areas, Volume(wanted.line.volume, False, 0), wanted.uid)
 
 
 def unseen(wanted: Word) -> bytes:

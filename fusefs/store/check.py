@@ -44,7 +44,7 @@ from fusefs.store.passed_over import passed_over
 from fusefs.store.pointers import pointed
 from fusefs.store.registry import is_vouched
 from fusefs.store.reserve import is_stocked, is_used
-from fusefs.store.sides import DIRECTORY
+from fusefs.store.sides import DIRECTORY, Sides
 from fusefs.store.stage import identify_at
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
@@ -61,7 +61,7 @@ _BY_KILLED_KEEP = bytes(RECORD_NEW)
 def check_store(store: Store) -> Iterator[Problem]:
     """What is wrong with the store itself; to be run by anybody who may look."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
-    for name in _list(store, store.base_fd):
+    for name in _list(store, store.base.fd):
         if name.startswith(NEW_PREFIX):
             yield Problem(_told(store.base_path, name), "a store that was never finished", f"{init} sweeps it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
@@ -207,8 +207,8 @@ def _check_pointers(folder: UserFolder) -> Iterator[Problem]:
             yield Problem(where, "not a relative path", "remove it")
             continue
         try:
-            base_fd = kernel.open_beneath(folder.store.base_fd, lower, DIRECTORY)
-            store = open_store(kernel, base_fd, os.path.join(folder.store.base_path, lower))
+            base_fd = kernel.open_beneath(folder.store.base.fd, lower, DIRECTORY)
+            store = open_store(kernel, Sides(base_fd), os.path.join(folder.store.base_path, lower))
         except TrashdError as error:
             yield Problem(where, error.message(), error.hint)
             continue

@@ -67,7 +67,7 @@ def open_inside(held: Held, name: Name) -> Sides:
     fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
     with ExitStack() as owned:
         owned.enter_context(fd)
-        mounted = open_shown_as(store.kernel, store.mounted, join(held.way(), name), fd)
+        mounted = open_shown_as(store.kernel, store.base.mounted, join(held.way(), name), fd)
         owned.pop_all()
     return Sides(fd, mounted)
 

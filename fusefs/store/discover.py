@@ -119,7 +119,7 @@ def open_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
     """
     shown = open_shown(kernel, path, mounts)
     try:
-        return open_store(kernel, shown.fd, path, shown.mounted)
+        return open_store(kernel, shown, path)
     except Untrusted:
         if os.geteuid() != 0:
             raise
@@ -127,7 +127,7 @@ def open_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
         shown = owned.enter_context(open_shown(kernel, path, mounts))
         owner = kernel.stat(shown.fd, STORE).st_uid  # it may be gone by now
         owned.pop_all()
-    return open_store(kernel, shown.fd, path, shown.mounted, of=owner or None)
+    return open_store(kernel, shown, path, of=owner or None)
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:

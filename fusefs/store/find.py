@@ -281,12 +281,12 @@ def _beneath(upper: Store, base: bytes, of: int | None) -> Store | None:
     """The store in the directory of another one's or in one beneath it; None if no way leads there. of: or his own"""
     way = below(base, upper.base_path)
     try:
-        owner = None if of is None else upper.kernel.stat(upper.base_fd, join(way, STORE)).st_uid
-        sides = upper.base().beneath(upper.kernel, way)
+        owner = None if of is None else upper.kernel.stat(upper.base.fd, join(way, STORE)).st_uid
+        sides = upper.base.beneath(upper.kernel, way)
     except OSError:
         return None  # another volume is mounted on the way, or somebody moved it
     try:
-        return open_store(upper.kernel, sides.fd, base, sides.mounted, of=of if of == owner else None)
+        return open_store(upper.kernel, sides, base, of=of if of == owner else None)
     except Untrusted as error:
         hint = f"root takes it over, with what is in it, by: trashd init {shell_word(base)}"
         raise Untrusted(error.detail, hint) from error

@@ -163,7 +163,7 @@ class _Giver:
             is_his_alone = st.st_uid == his.uid and not st.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
             if not is_his_alone or kernel.fstat(self._tree).st_uid != his.uid:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            mounted = open_shown_as(kernel, his.store.mounted, his.way_to(State.STAGE, name), there)
+            mounted = open_shown_as(kernel, his.store.base.mounted, his.way_to(State.STAGE, name), there)
             if mounted is not None:
                 owned.enter_context(mounted)
             Direct(kernel, Sides(there, mounted), TREE).make(Move.BACK, held)

@@ -64,10 +64,8 @@ class Initialised(NamedTuple):
     repaired: tuple[str, ...]
 
 
-def initialise(
-    kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None, *, is_known: bool = False
-) -> tuple[Store, Initialised]:
-    """Make the store of a directory, or check and repair the one that is there; takes over the fds.
+def initialise(kernel: Kernel, base: Sides, base_path: bytes, *, is_known: bool = False) -> tuple[Store, Initialised]:
+    """Make the store of a directory, or check and repair the one that is there; takes over that directory.
 
     What somebody else could change, or could have made of root's directories, root sets aside as it is, and makes a new
     one: who moved what into the old one, or moved it as a whole, nobody can tell. Each owner's next command takes his
@@ -77,10 +75,10 @@ def initialise(
     """
     repaired: list[str] = []
     with ExitStack() as owned:
-        base = owned.enter_context(Sides(base_fd, mounted))
+        owned.enter_context(base)
         done = _see_to_it(kernel, base, base_path, repaired, is_known=is_known)
         owned.pop_all()
-    store = open_store(kernel, base_fd, base_path, mounted)
+    store = open_store(kernel, base, base_path)
     if store is None:
         raise Untrusted(os.path.join(base_path, STORE))
     store = vouched(store, done.identity)

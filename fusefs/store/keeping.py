@@ -231,7 +231,7 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[Sides, Sides]:
     assert fresh is not None
     name = TREE if held.record.method is Method.EXCHANGE else FRESH
     shown = open_shown_as(kernel, victim.parent.sides.mounted, victim.name, victim.fd)
-    inside = open_shown_as(kernel, held.folder.store.mounted, join(held.way(), name), fresh)
+    inside = open_shown_as(kernel, held.folder.store.base.mounted, join(held.way(), name), fresh)
     for fd in (shown, inside):
         if fd is not None:
             held.owned.enter_context(fd)

@@ -113,24 +113,22 @@ class Areas(NamedTuple):
 class Store(NamedTuple):
     """An opened, trusted store.
 
-    base_fd    the directory that holds it (O_PATH)
+    base       the directory that holds it
     base_path  the same for people, as it was found
     fd         `.trashd`
     areas      where users' folders are in it
     owner      uid of `.trashd`
-    mounted    the base as a mount of ours shows it (O_PATH); None where none does
     is_named   whether it was found by its user's word: a pointer in his folder, or his registry
     made       who made a store of root's, as far as root has looked: nobody else's command needs to know
     """
 
     kernel: Kernel
-    base_fd: Fd
+    base: Sides
     base_path: bytes
     fd: Fd
     areas: Areas
     volume: Volume
     owner: int
-    mounted: Fd | None = None
     is_named: bool = False
     made: Made = Made.BY_ROOT
 
@@ -140,14 +138,8 @@ class Store(NamedTuple):
 
     def __exit__(self, *_error: object) -> None:
         """Close them."""
-        for fd in (self.base_fd, self.fd, self.mounted):
-            if fd is not None:
-                fd.close()
-        self.areas.__exit__()
-
-    def base(self) -> Sides:
-        """The base on both sides, whose fds stay this one's."""
-        return Sides(self.base_fd, self.mounted)
+        with self.areas, self.fd, self.base:
+            pass
 
     def keeps_unnamed(self) -> bool:
         """Whether files made without a name were seen to last on this filesystem."""
@@ -157,7 +149,7 @@ class Store(NamedTuple):
         """The same, after a look who made it, if it is root's. Raises  OSError"""
         if self.owner != 0:
             return self
-        places = {self.base_path, os.readlink(self.base_fd.path())} if os.geteuid() == 0 else ()
+        places = {self.base_path, os.readlink(self.base.fd.path())} if os.geteuid() == 0 else ()
         return self._replace(made=who_made(self.kernel, self.fd, places))
 
     def is_unknown(self) -> bool:
@@ -306,22 +298,18 @@ def decode_identity(fields: object) -> Identity | None:
     return None
 
 
-def open_store(
-    kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None, *, of: int | None = None
-) -> Store | None:
-    """The store in a directory, or None if there is none; takes over the fds, closing them if there is none.
+def open_store(kernel: Kernel, base: Sides, base_path: bytes, *, of: int | None = None) -> Store | None:
+    """The store in a directory, or None if there is none; takes over that, closing it if there is none.
 
     of      the user whose own it must be: root opens it for him alone, and believes nothing that it says of others
     Raises  Untrusted if it belongs to somebody whom we don't trust: root trusts root, others root and themselves
     """
     owners = trusted_owners(os.geteuid()) if of is None else (of,)
     with ExitStack() as owned:
-        owned.enter_context(base_fd)
-        if mounted is not None:
-            owned.enter_context(mounted)
+        owned.enter_context(base)
         try:
-            fd = owned.enter_context(kernel.open_beneath(base_fd, STORE, READABLE))
-            dev = kernel.fstat(base_fd).st_dev
+            fd = owned.enter_context(kernel.open_beneath(base.fd, STORE, READABLE))
+            dev = kernel.fstat(base.fd).st_dev
             owner = _check(kernel, fd, base_path, owners, dev)
             volume = read_volume(kernel, fd, base_path, owners)
             areas = owned.enter_context(open_areas(kernel, fd))
@@ -329,7 +317,7 @@ def open_store(
                 _check(kernel, area, base_path, owners, dev, sticky=area is areas.new_fd)
             if areas.registry_fd is not None:
                 _check(kernel, areas.registry_fd, base_path, owners, dev)
-            store = Store(kernel, base_fd, base_path, fd, areas, volume, owner, mounted)
+            store = Store(kernel, base, base_path, fd, areas, volume, owner)
             if os.geteuid() == 0:
                 store = store.judged()
         except OSError as error:

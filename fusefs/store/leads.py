@@ -118,7 +118,7 @@ def open_registered(kernel: Kernel, word: Word, mounts: list[Mount]) -> Store | 
     try:
         base = open_way(kernel, line.path, mounts, trusted_on_the_way(os.geteuid()))
         shown = shown_of(kernel, base, mounts)
-        store = open_store(kernel, shown.fd, line.path, shown.mounted, of=of)
+        store = open_store(kernel, shown, line.path, of=of)
     except (OSError, TrashdError):
         return None
     if store is None:

@@ -254,7 +254,7 @@ def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) ->
     for relative, path in ancestors(scope):
         base = wholly_beneath(kernel, scope.root, relative)
         try:
-            store = open_store(kernel, base.fd, path, base.mounted)
+            store = open_store(kernel, base, path)
         except Untrusted as error:
             untrusted.append(error)
             continue
@@ -313,7 +313,7 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) 
             from fusefs.store.volume import make_store  # a swap into a store that is there is spared it
 
             owned.pop_all()
-            return make_store(kernel, base.fd, path, base.mounted)
+            return make_store(kernel, base, path)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise  # else something is mounted over it

@@ -89,7 +89,7 @@ def _gone(held: Held, origin: RelPath, path: bytes, owned: ExitStack) -> Destina
 
 def _merge_all(kernel: Kernel, held: Held, tree: Sides, origin: RelPath, path: bytes) -> Unmoved:
     try:
-        target = held.folder.store.base().beneath(kernel, origin)
+        target = held.folder.store.base.beneath(kernel, origin)
     except NotADirectoryError as error:
         raise Occupied(path) from error
     with target:

@@ -38,7 +38,7 @@ class Origin:
             *parents, self.name = split(path)
             self._upper = join(*parents)
             try:
-                self.parent_fd = self._kernel.open_beneath(held.folder.store.base_fd, self._upper or b".", DIRECTORY)
+                self.parent_fd = self._kernel.open_beneath(held.folder.store.base.fd, self._upper or b".", DIRECTORY)
             except OSError as error:
                 if error.errno not in _NOWHERE:
                     raise
@@ -61,7 +61,7 @@ class Origin:
         """Who changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
         assert self.parent_fd is not None
         # Not opened before it is needed: to look at what needs no repair there, nobody waits for a mount's daemon.
-        mounted = open_shown_as(self._kernel, self._held.folder.store.mounted, self._upper, self.parent_fd)
+        mounted = open_shown_as(self._kernel, self._held.folder.store.base.mounted, self._upper, self.parent_fd)
         try:
             yield Direct(self._kernel, Sides(self.parent_fd, mounted), self.name)
         finally:
@@ -110,6 +110,6 @@ class Origin:
             if error.errno not in _NOWHERE:
                 raise
             return settle_kept(self._held, None)
-        above = self._held.folder.store.mounted
+        above = self._held.folder.store.base.mounted
         with Sides(fd, open_shown_as(self._kernel, above, join(self._upper, self.name), fd)) as here:
             return settle_kept(self._held, here)

@@ -108,8 +108,8 @@ def lower_stores(folder: UserFolder) -> Iterator[Store]:
         if lower is None:
             continue
         try:
-            base = store.base().beneath(store.kernel, lower)
-            found = open_store(store.kernel, base.fd, os.path.join(store.base_path, lower), base.mounted)
+            base = store.base.beneath(store.kernel, lower)
+            found = open_store(store.kernel, base, os.path.join(store.base_path, lower))
         except (OSError, TrashdError):
             continue
         if found is not None:

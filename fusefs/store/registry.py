@@ -24,15 +24,15 @@ def describe(store: Store) -> Line:
 
 def place_of_store(store: Store) -> bytes:
     """The directory that holds a store, where it is without a mount of ours. Raises  OSError"""
-    path = os.readlink(store.base_fd.path())
-    if store.mounted is not None and (path.startswith(HOME + b"/") or not _leads_to(store.kernel, path, store)):
+    path = os.readlink(store.base.fd.path())
+    if store.base.mounted is not None and (path.startswith(HOME + b"/") or not _leads_to(store.kernel, path, store)):
         return store.base_path  # of a mount over itself: when that is gone, the store is there
     return path
 
 
 def _leads_to(kernel: Kernel, path: bytes, store: Store) -> bool:
     try:
-        return os.path.samestat(os.stat(path), kernel.fstat(store.base_fd))
+        return os.path.samestat(os.stat(path), kernel.fstat(store.base.fd))
     except OSError:
         return False
 

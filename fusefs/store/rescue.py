@@ -253,7 +253,7 @@ def _take_out(folder: UserFolder, entry: Entry, above: Sides, name: Name, to: by
             raise Refused(f"{entry.id} is neither a directory nor a file", "its owner can rescue it, or rm it")
         _lock(kernel, thing, owned)
         upper = os.path.dirname(folder.way_to(_state_of(entry), old))
-        mounted = open_shown_as(kernel, _same_mount(kernel, store.mounted, above.mounted), upper, state_fd)
+        mounted = open_shown_as(kernel, _same_mount(kernel, store.base.mounted, above.mounted), upper, state_fd)
         if mounted is not None:
             owned.enter_context(mounted)
         source, target = between(Sides(state_fd, mounted), above)

@@ -176,12 +176,12 @@ def _let_forget(held: Held) -> None:
     Source  fs/dcache.c, d_invalidate
     """
     store = held.folder.store
-    if store.mounted is None:
+    if store.base.mounted is None:
         return
     for state in State:
         if state is not held.state:
             with suppress(OSError):
-                store.kernel.stat(store.mounted, held.folder.way_to(state, held.name()))
+                store.kernel.stat(store.base.mounted, held.folder.way_to(state, held.name()))
 
 
 def restore(claim: Claim, destination: Destination) -> Restored:
@@ -410,7 +410,7 @@ def way_back(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides
     """
     if held.record.origin is None:
         raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
-    base, like = held.folder.store.base(), kernel.open_beneath(tree, b".", DIRECTORY)
+    base, like = held.folder.store.base, kernel.open_beneath(tree, b".", DIRECTORY)
     with ExitStack() as owned:
         owned.enter_context(like)
         if held.record.origin:
@@ -446,7 +446,7 @@ def _enter(kernel: Kernel, held: Held, above: Sides, name: Name, like: Fd) -> Si
     with ExitStack() as owned:
         shown = None
         if above.mounted is not None:
-            shown = open_shown_as(kernel, held.folder.store.mounted, held.way(), held.fd)
+            shown = open_shown_as(kernel, held.folder.store.base.mounted, held.way(), held.fd)
         if shown is not None:
             owned.enter_context(shown)
         source, target = between(Sides(held.fd, shown), above)

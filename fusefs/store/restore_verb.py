@@ -121,5 +121,5 @@ def _elsewhere(
 
 def _relative(folder: UserFolder, parent_fd: Fd, name: Name) -> RelPath | None:
     """A destination relative to the store's base; None if it does not lie below that."""
-    base, parent = (os.readlink(b"/proc/self/fd/%d" % fd) for fd in (folder.store.base_fd, parent_fd))
+    base, parent = (os.readlink(b"/proc/self/fd/%d" % fd) for fd in (folder.store.base.fd, parent_fd))
     return join(below(parent, base), name) if is_inside(parent, base) else None

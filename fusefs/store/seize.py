@@ -96,6 +96,6 @@ def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
     mounts = read_mounts()
     mount = mount_of(kernel, fd, mounts, store.base_path)
     relative = RelPath(join(folder.way(), _QUARANTINE))
-    place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base_fd), mount)
-    above = Scope(Sides(store.base_fd), store.base_path, place, relative, Sides(parent), mount, tuple(mounts))
+    place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base.fd), mount)
+    above = Scope(Sides(store.base.fd), store.base_path, place, relative, Sides(parent), mount, tuple(mounts))
     return Victim(above, name, fd, st)

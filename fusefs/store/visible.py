@@ -113,7 +113,7 @@ class Direct:
 
     def _open_shown(self, folder: UserFolder, state: State, container: bytes) -> Fd | None:
         """The container in the mount that shows the parent too; None if there is none that anybody can see."""
-        base, kernel = folder.store.mounted, self._kernel
+        base, kernel = folder.store.base.mounted, self._kernel
         if base is None or self._mounted is None:
             return None
         try:
@@ -165,9 +165,9 @@ class Direct:
 
     def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:
         """The same for a container that is not locked."""
-        if folder.store.mounted is not None and self._mounted is not None:
+        if folder.store.base.mounted is not None and self._mounted is not None:
             refresh(self._kernel, self._mounted, self._name)
-            refresh(self._kernel, folder.store.mounted, join(folder.way_to(state, container), TREE))
+            refresh(self._kernel, folder.store.base.mounted, join(folder.way_to(state, container), TREE))
 
 
 def _stale(container: bytes) -> OSError:

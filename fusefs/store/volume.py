@@ -51,20 +51,17 @@ LOCK = Name(b".lock")
 _ATTEMPTS = 8
 
 
-def make_store(kernel: Kernel, base_fd: Fd, base_path: bytes, mounted: Fd | None = None) -> Store:
-    """A new store in a directory, or the one that somebody else made meanwhile; takes over the fds.
-
+def make_store(kernel: Kernel, base: Sides, base_path: bytes) -> Store:
+    """A new store in a directory, or the one that somebody else made meanwhile; takes over that.
 
     It is built under another name and appears complete by one rename: there is no store without a volume.json.
     Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
     """
     with ExitStack() as owned:
-        owned.enter_context(base_fd)
-        if mounted is not None:
-            owned.enter_context(mounted)
-        made = build_store(kernel, Sides(base_fd, mounted))
+        owned.enter_context(base)
+        made = build_store(kernel, base)
         owned.pop_all()
-    store = open_store(kernel, base_fd, base_path, mounted)
+    store = open_store(kernel, base, base_path)
     if store is None:
         raise Untrusted(base_path)
     return vouched(store, made)
@@ -456,7 +453,7 @@ def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:
     """Remove our own folder, if there is nothing in it; whether nobody has one now."""
-    store = open_store(kernel, kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY), base_path)
+    store = open_store(kernel, Sides(kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY)), base_path)
     if store is None:
         return False
     with store:

@@ -12,6 +12,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.replacing import replace_file
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.init import initialise
+from fusefs.store.sides import Sides
 from fusefs.store.stage import Options
 from fusefs.store.verbs import own_folder
 from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, check_state, text_of
@@ -339,7 +340,7 @@ def _sweep(cut: Cut, k: int) -> str:
 def init_round(cut: Cut, _k: int) -> None:
     """The store is durable before the caller's folder is made: registering that flushes a file, on ext4 and xfs all."""
     base = os.fsencode(cut.base)
-    store, _done = initialise(cut.kernel, cut.kernel.open_path(base), base)
+    store, _done = initialise(cut.kernel, Sides(cut.kernel.open_path(base)), base)
     cut.volume.mark(STORE_DURABLE)
     with store:
         own_folder(store).fd.close()

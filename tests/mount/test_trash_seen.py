@@ -23,7 +23,6 @@ from fusefs.store.discover import discover
 from fusefs.store.folders import open_user
 from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.mounted import open_shown
-from fusefs.store.sides import Sides
 from fusefs.store.stage import Options
 from fusefs.store.tend import tend
 from fusefs.store.volume import make_store, unmake_store
@@ -270,10 +269,10 @@ def test_a_store_made_further_down_is_there_for_who_had_listed_its_directory(pla
 def test_a_store_made_in_vain_is_gone_for_who_had_seen_it(place: Place) -> None:
     kernel, path = Kernel(), raw(place.home())
     shown = open_shown(kernel, path)
-    make_store(kernel, shown.fd, path, shown.mounted).__exit__()
+    make_store(kernel, shown, path).__exit__()
     place.look()
     with open_shown(kernel, path) as base:
-        unmake_store(kernel, Sides(base.fd, base.mounted), path)
+        unmake_store(kernel, base, path)
     assert os.listdir(place.home()) == []
     place.assert_seen()
 

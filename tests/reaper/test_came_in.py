@@ -28,6 +28,7 @@ from fusefs.reaper.pace import Constant
 from fusefs.reaper.reap import reap
 from fusefs.reaper.volume import open_volume
 from fusefs.store.layout import open_store
+from fusefs.store.sides import Sides
 from fusefs.store.verbs import own_folder
 from fusefs.sweep.request import ToTrash
 from tests.support.given import (
@@ -531,7 +532,7 @@ def reap_and_die(asker: int, volume: Path, identifier: str, n: int) -> bool:
 
     def act() -> bool:
         kernel = Kernel(DyingAt(n))
-        store = open_store(kernel, kernel.open_path(raw(volume)), raw(volume))
+        store = open_store(kernel, Sides(kernel.open_path(raw(volume))), raw(volume))
         assert store is not None
         with store, own_folder(store) as folder:
             reap(folder, ContainerId(identifier), Wishes(n_workers=1))

@@ -30,6 +30,7 @@ from fusefs.reaper.user import Part, User
 from fusefs.reaper.volume import Opened
 from fusefs.reaper.watcher import Watcher
 from fusefs.store.layout import Areas, Store, Volume
+from fusefs.store.sides import Sides
 
 UID, BASE = 1000, b"/volume"
 MOST, PAGE = 3, 2
@@ -51,7 +52,7 @@ def part_of(user: User) -> Part:
 def new_intake() -> Intake:
     """It takes in answers for the usual rules; no child is asked for, and no fd used."""
     nowhere = Fd(-1)
-    store = Store(Kernel(), nowhere, BASE, nowhere, Areas(), Volume(VolumeId("0" * 32), True, 0), 0, None)
+    store = Store(Kernel(), Sides(nowhere), BASE, nowhere, Areas(), Volume(VolumeId("0" * 32), True, 0), 0)
     nobody, clock = cast(Forker, None), started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     with Watcher() as watcher:
         context = Context(

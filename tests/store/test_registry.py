@@ -20,6 +20,7 @@ from fusefs.store.leads import Word, open_registered
 from fusefs.store.lines import MAX_LINES, Line, decode, encode, registered
 from fusefs.store.registries import stores_of_users
 from fusefs.store.registry import is_remembered, remember
+from fusefs.store.sides import Sides
 from tests.support.command import done_well
 from tests.support.homes import ALICE, BOB, ROOTS, homes, registry_of, trashd_as
 from tests.support.store import init, raw, swap
@@ -42,7 +43,7 @@ def alice() -> Iterator[Path]:
 @contextmanager
 def opened(base: Path) -> Iterator[Store]:
     kernel = Kernel()
-    store = open_store(kernel, kernel.open_path(raw(base)), raw(base))
+    store = open_store(kernel, Sides(kernel.open_path(raw(base))), raw(base))
     assert store is not None
     with store:
         yield store
@@ -103,7 +104,7 @@ def test_a_users_registry_is_his_alone_and_root_has_another(alice: Path) -> None
 
 def test_root_names_no_users_store(alice: Path) -> None:
     kernel, base = Kernel(), own_store(alice)
-    store = open_store(kernel, kernel.open_path(raw(base)), raw(base), of=ALICE)
+    store = open_store(kernel, Sides(kernel.open_path(raw(base))), raw(base), of=ALICE)
     assert store is not None
     with store:
         assert remember(store)

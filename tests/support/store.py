@@ -24,6 +24,7 @@ from fusefs.store.layout import Store, UserFolder, open_store
 from fusefs.store.listing import Entry
 from fusefs.store.restore import Restored
 from fusefs.store.restore_verb import restore_by_id
+from fusefs.store.sides import Sides
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
 from fusefs.store.verbs import own_folder, remove_path, swap_path
@@ -40,7 +41,7 @@ def raw(path: Path) -> bytes:
 def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) -> None:
     """`trashd init`, with the caller's own folder and reserve."""
     kernel = kernel or Kernel()
-    store, _done = initialise(kernel, kernel.open_path(raw(volume)), raw(volume), is_known=is_known)
+    store, _done = initialise(kernel, Sides(kernel.open_path(raw(volume))), raw(volume), is_known=is_known)
     with store:
         own_folder(store).fd.close()
 
@@ -105,7 +106,7 @@ def assert_silent(volume: Path) -> None:
 def opened(volume: Path) -> Iterator[Store]:
     """The store of a volume."""
     kernel = Kernel()
-    store = open_store(kernel, kernel.open_path(raw(volume)), raw(volume))
+    store = open_store(kernel, Sides(kernel.open_path(raw(volume))), raw(volume))
     assert store is not None, f"no store in {volume}"
     with store:
         yield store
