@@ -23,7 +23,6 @@ from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import Likeness, apply_likeness, make_like, read_likeness
 from fusefs.linux.mountinfo import below
-from fusefs.store.alike import make_alike
 from fusefs.store.ballast import FOR_USER, with_room
 from fusefs.store.container import (
     RECORD_NEW,
@@ -37,7 +36,7 @@ from fusefs.store.container import (
     open_inside,
     unfinished_name,
 )
-from fusefs.store.deep_path import DeepOpener, DeepOpeners, walk_inwards
+from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_inwards
 from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
@@ -72,7 +71,7 @@ class Basket(NamedTuple):
 
     def _make_way(self, models: DeepOpener, above: Sides, way: bytes, missing: bytes) -> None:
         kernel = self.held.folder.store.kernel
-        make = partial(make_alike, kernel, above.fd, way, missing, models, self._make_like)
+        make = partial(make_missing, kernel, above.fd, way, missing, models, self._make_like)
         with_room(self.held.folder, FOR_USER, make)
 
     def _make_like(self, here: Fd, name: Name, model: Fd) -> None:

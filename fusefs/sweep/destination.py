@@ -21,8 +21,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import inherited_project, make_like, project_of, read_likeness
 from fusefs.linux.mountinfo import below, is_inside
 from fusefs.linux.private import Private
-from fusefs.store.alike import make_alike
-from fusefs.store.deep_path import DeepOpener, DeepOpeners
+from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
 from fusefs.store.locate import find_scope
 from fusefs.store.sides import Scope, Sides
@@ -69,7 +68,7 @@ class Destination:
         return self._root.beneath(self._kernel, b"").fd
 
     def _make_way(self, models: DeepOpener, above: Sides, way: bytes, missing: bytes) -> None:
-        make_alike(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
+        make_missing(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
 
 
 def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
