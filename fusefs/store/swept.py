@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
-from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, TrashdError, from_os
+from fusefs.core.errors import CrossesBoundary, NoStore, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, Record
@@ -42,7 +42,7 @@ from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
 from fusefs.store.sides import DIRECTORY, READABLE, Scope, Sides, check_wholly
 from fusefs.store.stage import Options, Staged, stage_as
-from fusefs.store.verbs import own_folder, point_to, volume_to_tell
+from fusefs.store.verbs import own_folder, point_to, shows_another, volume_to_tell
 
 
 class Basket(NamedTuple):
@@ -114,7 +114,7 @@ def open_basket(kernel: Kernel, scope: Scope, options: Options) -> Iterator[Bask
             basket = _open_first(kernel, scope, options, owned)
         except OSError as error:
             if error.errno == errno.ESTALE and scope.root.mounted is not None:
-                raise NoBacking(scope.root_path + b": it shows another directory than its source") from error
+                raise shows_another(scope) from error
             raise from_os(error, scope.path()) from error
         yield basket
 

@@ -181,5 +181,10 @@ def explain(error: OSError, victim: Victim) -> TrashdError:
                 hint = f"{what} is immutable or append-only (lsattr -d); chattr -ia first, as root"
                 return NotPermitted(victim.path(), hint)
     if error.errno == errno.ESTALE and victim.parent.root.mounted is not None:
-        return NoBacking(victim.parent.root_path + b": it shows another directory than its source")
+        return shows_another(victim.parent)
     return from_os(error, victim.path())
+
+
+def shows_another(scope: Scope) -> NoBacking:
+    """What ESTALE means where a mount of ours shows a directory."""
+    return NoBacking(scope.root_path + b": it shows another directory than its source")
