@@ -11,8 +11,10 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
 from itertools import islice
+from typing import NamedTuple
 
 from fusefs.core.budget import Budget
 from fusefs.core.names import join
@@ -27,12 +29,12 @@ from fusefs.reaper.groups import Groups
 from fusefs.reaper.inner_store import InnerStores
 from fusefs.reaper.large import LargeFiles
 from fusefs.reaper.strategy import Strategy
-from fusefs.reaper.window import read_window
 from fusefs.store.layout import HOISTED
 from fusefs.store.sides import DIRECTORY
 
 _AT_ONCE = 128
 """Names between two looks at the clock: about a millisecond's work."""
+_CHUNK = 1024
 _MOST_FRAMES = 400
 """Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
 _DENIED = (errno.EACCES, errno.EPERM)
@@ -322,7 +324,7 @@ class _Run:
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
         try:
             with self._kernel.scan(frame.fd) as entries:
-                found = read_window(islice(entries, n_passed, None), work.failed, self._strategy)
+                found = _read_window(islice(entries, n_passed, None), work.failed, self._strategy)
         except OSError as error:
             work.is_listed = True
             self._fail(frame, "", error.errno or errno.EIO, "getdents")
@@ -438,3 +440,44 @@ class _Run:
         else:
             frame.work.n_failed += 1
         add_failures(self._failures, [Failure(join(frame.path, way or raw(name)), number, call)])
+
+
+class _Window(NamedTuple):
+    """Entries of a directory, to be taken from the end.
+
+    names    to unlink; directories too where listings don't tell types
+    subdirs  directories
+    is_all   nothing else is in there
+    """
+
+    names: list[str]
+    subdirs: list[str]
+    is_all: bool
+
+
+def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy) -> _Window:
+    """The first entries that are not passed over: bounded by their number, and by the length of their names."""
+    if passed:
+        entries = (entry for entry in entries if entry.name not in passed)
+    names: list[str] = []
+    subdirs: list[str] = []
+    inos: list[int] = []
+    n_chars = 0
+    # Entries are let go of chunk by chunk: each takes as much memory as four names.
+    while len(names) + len(subdirs) < strategy.window and n_chars < strategy.window_chars:
+        chunk = list(islice(entries, _CHUNK))
+        files = [e for e in chunk if not e.is_dir(follow_symlinks=False)] if strategy.tells_types else chunk
+        if len(files) < len(chunk):
+            subdirs += [e.name for e in chunk if e.is_dir(follow_symlinks=False)]
+        found = [e.name for e in files]
+        names += found
+        n_chars += sum(map(len, found))
+        if strategy.by_inode:
+            inos += [e.inode() for e in files]
+        if len(chunk) < _CHUNK:
+            break
+    if strategy.by_inode:
+        names = [names[at] for at in sorted(range(len(inos)), key=inos.__getitem__, reverse=True)]
+    else:
+        names.reverse()
+    return _Window(names, subdirs, next(entries, None) is None)
