@@ -23,7 +23,7 @@ from fusefs.core.report import CAME_IN, add_failures
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper import force
+from fusefs.linux.likeness import thaw
 from fusefs.reaper.given import Given
 from fusefs.reaper.groups import Groups
 from fusefs.reaper.inner_store import InnerStores
@@ -37,6 +37,7 @@ _AT_ONCE = 128
 _CHUNK = 1024
 _MOST_FRAMES = 400
 """Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
+_LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
@@ -59,7 +60,7 @@ class Stripper:
         """Be ready for slices.
 
         groups       the filesystem's allocation groups, where workers had better not meet in one
-        by_force     immutable and append-only flags are taken off where they forbid something
+        by_force     flags (immutable, append-only) that forbid something are taken off: an administrator asked for it
         with_stores  stores in it that hold something go too, but for what is pinned in them
         """
         self.by_force = by_force
@@ -199,7 +200,7 @@ class _Run:
 
     def _unlink_by_force(self, frame: _Frame, name: str) -> bool:
         try:
-            force.unlink(self._kernel, frame.fd, name)
+            _unlink_flagged(self._kernel, frame.fd, name)
         except OSError as error:
             self._fail(frame, name, error.errno or errno.EIO, "unlink")
             return False
@@ -373,7 +374,7 @@ class _Run:
 
     def _may_rmdir_now(self, number: int | None, parent: _Frame, frame: _Frame) -> bool:
         if number == errno.EPERM and self._by_force:
-            return force.free(self._kernel, parent.fd, frame.fd)
+            return _take_flags_off(self._kernel, parent.fd, frame.fd)
         return number == errno.EACCES and self._open_up(parent)
 
     def _hoist(self, frame: _Frame, name: str) -> bool:
@@ -481,3 +482,27 @@ def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], s
     else:
         names.reverse()
     return _Window(names, subdirs, next(entries, None) is None)
+
+
+def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
+    """Unlink a file, its own flags and its directory's taken off.
+
+    Raises  OSError: EPERM for a file with other names too: they would lose its flags with this one
+    """
+    thaw(kernel, dir_fd)
+    with kernel.open_beneath(dir_fd, raw(name), _LOOKED_AT) as seen:
+        st = kernel.fstat(seen)
+        # Only these have flags; to open a device or a FIFO would act on it.
+        if stat.S_ISREG(st.st_mode) and st.st_nlink == 1:
+            with kernel.reopen(seen, os.O_RDONLY | os.O_NONBLOCK) as fd:
+                thaw(kernel, fd)
+    kernel.unlink(dir_fd, raw(name))
+
+
+def _take_flags_off(kernel: Kernel, *directories: Fd) -> bool:
+    """Take the flags off directories; whether any had some."""
+    found = False
+    for fd in directories:
+        with suppress(OSError):
+            found |= thaw(kernel, fd)
+    return found
