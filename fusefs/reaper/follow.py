@@ -7,21 +7,23 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, assert_never
 
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import NotFound
+from fusefs.core.errors import NotFound, TrashdError
 from fusefs.core.events import show
 from fusefs.core.goal import Goal, Met, explain_impossible, is_reached
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join, printable
 from fusefs.core.report import Progress
 from fusefs.core.space import Kind, Reason, Survey, Waited, total
-from fusefs.core.status import VolumeStatus
+from fusefs.core.status import Phase, VolumeStatus
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.locks import command_of, flock_holders
-from fusefs.reaper.serving import find_reaper
+from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
+from fusefs.linux.places import SYSTEM_RUNTIME, runtime_dir
+from fusefs.reaper.status import read_status
 from fusefs.reaper.survey import survey
 from fusefs.reaper.wait import Gauge, wait_for_goal
 from fusefs.store.authority import as_owner
@@ -29,7 +31,7 @@ from fusefs.store.ballast import FOR_REAPER, with_room
 from fusefs.store.claim import Lost, hold, look_at_record
 from fusefs.store.container import move
 from fusefs.store.discover import discover, folders
-from fusefs.store.layout import RECORD, TREE, UserFolder
+from fusefs.store.layout import RECORD, TREE, Store, UserFolder
 from fusefs.store.listing import explain_failure
 from fusefs.store.swap import Swapped
 
@@ -193,7 +195,7 @@ def follow(
     expected = total(orphan.survey for orphan in orphans)
     left, kept = list(orphans), list[Reason]()
     asked_s = late_s = served_s = clock()
-    reaper = find_reaper(orphans[0].folder.store)
+    reaper = _find_reaper(orphans[0].folder.store)
     while True:
         gauge.look(expected.n_bytes)
         while left and (end := _end_of(left[0])) is not None:
@@ -218,7 +220,7 @@ def follow(
         tell(_describe(reaper, waits_s))
         pause(_PAUSE_S)
         if now - asked_s > _ASK_S:
-            asked_s, reaper = now, find_reaper(left[0].folder.store)
+            asked_s, reaper = now, _find_reaper(left[0].folder.store)
 
 
 def _end_of(orphan: Orphan) -> list[Reason] | None:
@@ -358,7 +360,7 @@ class Awaiting:
         return Outcome(base, met, ids, tuple(one for one in ids if one not in volume.handed))
 
     def _wait_for(self, volume: _Volume, ways: Ways) -> Met:
-        reaper = find_reaper(volume.store)
+        reaper = _find_reaper(volume.store)
         if isinstance(reaper, Reason) and reaper.kind is Kind.NOBODY:
             return self._unmet(volume, reaper)  # nobody would take them, so that nothing is given up
         kept = self._hand_over(volume, ways)
@@ -411,3 +413,55 @@ class Awaiting:
         courses = volume.gauge.courses
         waited = Waited(max(courses.space.came(), 0), volume.expected().n_bytes, reasons, False)
         return Met(self._goal, False, waited, courses.came_inodes())
+
+
+def _find_reaper(store: Store) -> VolumeStatus | Reason:
+    """What the reaper of a store's volume says, root's or else the caller's own; or why nothing is reaped there."""
+    reason = Reason(Kind.NOBODY, 0, f"no reaper serves {printable(store.base_path)}")
+    for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
+        with suppress(TrashdError, OSError):  # of another version, or not ours to read
+            seen = read_status(directory)
+            if seen is None or not seen.is_running:
+                continue
+            volume = _find(store, seen.status.volumes)
+            if volume is None:
+                continue
+            hindrance = _explain_hindrance(volume)
+            if hindrance is None:
+                return volume
+            reason = hindrance
+    return reason
+
+
+def _find(store: Store, volumes: tuple[VolumeStatus, ...]) -> VolumeStatus | None:
+    """A lower store is served with the upper one of its filesystem, which its user's pointers lead from."""
+    # An id is no secret: somebody else's own store may have the same.
+    ours = [volume for volume in volumes if volume.owner in (None, store.owner)]
+    for volume in ours:
+        if volume.id == store.volume.id:
+            return volume
+    mounts = read_mounts()
+    place = find_place(store.base_path, mounts)
+    for volume in sorted(ours, key=lambda volume: -len(volume.root())):
+        upper = find_place(volume.root(), mounts)
+        if place and upper and place.device == upper.device and is_inside(store.base_path, volume.root()):
+            return volume
+    return None
+
+
+def _explain_hindrance(volume: VolumeStatus) -> Reason | None:
+    """Why a reaper that serves a volume does not reap there; None if it does, or will without anybody's doing."""
+    match volume.phase:
+        case Phase.IDLE | Phase.LOOKING | Phase.REAPING | Phase.YIELDING | Phase.HURRYING | Phase.WINDOW:
+            return None
+        case Phase.PAUSED:
+            return Reason(Kind.PAUSED, 0, _told("the reaper is paused", volume))
+        case Phase.BROKEN:
+            return Reason(Kind.BROKEN, 0, _told("the reaper rests after too many errors", volume))
+        case Phase.ELSEWHERE | Phase.GONE | Phase.UNPROVEN:
+            return Reason(Kind.NOBODY, 0, _told("the reaper has let go of the volume", volume))
+    assert_never(volume.phase)
+
+
+def _told(what: str, volume: VolumeStatus) -> str:
+    return f"{what}: {show(volume.why)}" if volume.why else what
