@@ -34,14 +34,13 @@ from fusefs.linux.priority import be_idle
 from fusefs.linux.systemd import Notifier
 from fusefs.reaper.berths import Berths
 from fusefs.reaper.context import Context, boot_s
-from fusefs.reaper.finder import Finder
 from fusefs.reaper.forker import Forker, ForkerLost
 from fusefs.reaper.keeper import Keeper, Own
 from fusefs.reaper.memory import load_clock, save_clock
 from fusefs.reaper.outlets import Outlets
-from fusefs.reaper.own_stores import Key, OwnStores
 from fusefs.reaper.pause import Pause, pause_dir, read_pauses
 from fusefs.reaper.portrait import portray
+from fusefs.reaper.served_stores import Finder, Key, OwnStores
 from fusefs.reaper.status import write_status
 from fusefs.reaper.volume import all_views, by_rules, registered_paths, volume_paths
 from fusefs.reaper.watcher import Watcher
