@@ -13,7 +13,6 @@ from fusefs.linux import dirents, libc
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 
-_BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
 _statx = libc.statx_held
 """With Python's lock: a local filesystem answers sooner than that is had back."""
 # Python's own numbers would be made into these at each call.
@@ -132,7 +131,7 @@ def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
 
 def _look_closely(dir_fd: int, name: str, wanted: int) -> Looked:
     told = ctypes.create_string_buffer(libc.STATX_SIZE)
-    with Fd(libc.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, _BENEATH)) as fd:
+    with Fd(libc.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, libc.BENEATH)) as fd:
         libc.checked(libc.statx_call(fd, b"", _BY_FD, wanted, told))
     return Looked(name, *_STATX.unpack_from(told))
 

@@ -30,9 +30,6 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """With an access ACL the group's bits are its mask, so that these are all that anybody named in it may have."""
 _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 0x2FC12FC1, OVERLAY_MAGIC})
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
-_BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_XDEV
-_PATH_MAX = 4000
-"""Of what one call walks: the kernel's own limit is 4096, with the byte that ends it."""
 _FEW_BYTES = 4096
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -66,7 +63,7 @@ class Kernel:
 
         A longer one is spelled out: name by name, across mounts but through no link.
         """
-        if len(path) <= _PATH_MAX:
+        if len(path) <= libc.WALK_MAX_BYTES:
             return self.open_path(path)
         fd = self.open_path(b"/")
         for name in os.path.normpath(os.path.join(os.getcwdb(), path))[1:].split(b"/"):
@@ -79,15 +76,15 @@ class Kernel:
 
         Source  openat2(2); paths over PATH_MAX go in chunks
         """
-        if len(path) > _PATH_MAX:
+        if len(path) > libc.WALK_MAX_BYTES:
             return self._open_far(dir_fd, path, flags)
         self._gate("openat2")
-        return Fd(libc.openat2(dir_fd, path, flags, _BENEATH))
+        return Fd(libc.openat2(dir_fd, path, flags, libc.BENEATH))
 
     def _open_far(self, dir_fd: int, path: bytes, flags: int) -> Fd:
         with ExitStack() as above:
-            while len(path) > _PATH_MAX:
-                cut = path.rfind(b"/", 0, _PATH_MAX)
+            while len(path) > libc.WALK_MAX_BYTES:
+                cut = path.rfind(b"/", 0, libc.WALK_MAX_BYTES)
                 if cut < 0:
                     raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
                 middle = self.open_beneath(dir_fd, path[:cut], os.O_PATH | os.O_DIRECTORY)
@@ -124,7 +121,7 @@ class Kernel:
         beyond SIGKILL.
         """
         self._gate("stat")
-        with Fd(libc.openat2(dir_fd, name, os.O_PATH | os.O_NOFOLLOW, _BENEATH)) as fd:
+        with Fd(libc.openat2(dir_fd, name, os.O_PATH | os.O_NOFOLLOW, libc.BENEATH)) as fd:
             return os.fstat(fd)
 
     def fstat(self, fd: int) -> os.stat_result:

@@ -36,6 +36,10 @@ FALLOC_FL_KEEP_SIZE = 1
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
+BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+"""No `..` above where it begins, no link, no mount."""
+WALK_MAX_BYTES = 4000
+"""Of a path that one call walks: the kernel takes 4096, with the byte that ends it."""
 F_SETSIG = 10
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4

@@ -14,13 +14,12 @@ from typing import Generic, Self, TypeVar
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.libc import WALK_MAX_BYTES
 from fusefs.store.sides import DIRECTORY, Sides, check_wholly
 
 D = TypeVar("D", bound=AbstractContextManager[object])
 
 _FDS_MAX = 64
-_STRIDE_BYTES = 4000
-"""How much of a path one openat2 walks."""
 _NEAR_BYTES = 512
 _APART = 1000
 """Bytes of path between two directories that stay open for `DeepOpener`, about; a shorter path needs none."""
@@ -114,7 +113,7 @@ class Descent(_OpenDirectories[Fd]):
         left = mark - here
         if left <= _NEAR_BYTES:
             return mark
-        stop = self._path.rfind(b"/", here + 1, here + 1 + min(_STRIDE_BYTES, max(left // 2, _NEAR_BYTES)))
+        stop = self._path.rfind(b"/", here + 1, here + 1 + min(WALK_MAX_BYTES, max(left // 2, _NEAR_BYTES)))
         if stop < 0:  # FUSE may have names as long as that
             stop = self._path.find(b"/", here + 1)
         return stop if stop >= 0 else mark
