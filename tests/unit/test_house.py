@@ -15,6 +15,8 @@ IMPURE = {
     "ctypes", "io", "os", "pathlib", "pyfuse3", "random", "secrets", "socket", "subprocess", "time", "trio",
 }  # fmt: skip
 KNOWS_PYFUSE3 = {f"fusefs.mount.{name}" for name in ("adapter", "translate", "loop", "notifier", "daemon")}
+LOADS_LIBRARIES = "fusefs.linux.libc"
+LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 CATCHES_ALL = {"fusefs.cli.main", "fusefs.mount.translate", "fusefs.reaper.service"}
 
 
@@ -138,6 +140,14 @@ def files_fit_the_ceiling(module: Module) -> Iterator[str]:
         yield f"{n_lines} lines, {MAX_LINES} at most"
 
 
+def one_file_calls_the_c_library(module: Module) -> Iterator[str]:
+    """There each function has its prototype, once."""
+    for node in module.nodes:
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        if module.name.startswith("fusefs") and module.name != LOADS_LIBRARIES and name in LOADERS:
+            yield f"line {getattr(node, 'lineno', 0)}: loads a library"
+
+
 def only_the_top_catches_all(module: Module) -> Iterator[str]:
     """A handler that ends in a bare `raise` passes on what it caught, and may stand anywhere."""
     if not module.name.startswith("fusefs") or module.name in CATCHES_ALL:
@@ -180,6 +190,7 @@ LAWS: tuple[Law, ...] = (
     packages_hold_only_a_docstring,
     modules_say_what_they_are,
     files_fit_the_ceiling,
+    one_file_calls_the_c_library,
     only_the_top_catches_all,
 )
 
@@ -228,6 +239,8 @@ def test_every_file_keeps(law: Law, house: list[Module]) -> None:
         (imports_name_what_they_take, "fusefs.store.a", "from os import *"),
         (modules_say_what_they_are, "fusefs.store.a", "a = 1"),
         (files_fit_the_ceiling, "bench.a", "a = 1\n" * (MAX_LINES + 1)),
+        (one_file_calls_the_c_library, "fusefs.linux.a", "import ctypes\nlibc = ctypes.CDLL(None)"),
+        (one_file_calls_the_c_library, "fusefs.mount.a", "from ctypes import PyDLL\nlibc = PyDLL(None)"),
         (only_the_top_catches_all, "fusefs.store.a", "try: f()\nexcept: pass"),
         (only_the_top_catches_all, "fusefs.store.a", "try: f()\nexcept Exception: raise ValueError"),
         (only_the_top_catches_all, "fusefs.store.a", "try: f()\nexcept (OSError, BaseException): pass"),
@@ -251,6 +264,8 @@ def test_a_package_with_code_is_found() -> None:
         ("fusefs.mount.adapter", "import pyfuse3"),
         ("fusefs.sweep.a", "from fusefs.reaper.pace import Pace"),
         ("fusefs.cli.a", "def f():\n    from fusefs.reaper.service import serve"),
+        (LOADS_LIBRARIES, "import ctypes\nlibc = ctypes.CDLL(None)"),
+        ("fusefs.linux.a", "import ctypes\nbuffer = ctypes.create_string_buffer(1)"),
         ("fusefs.cli.main", "try: f()\nexcept Exception: pass"),
         ("fusefs.store.a", "try: f()\nexcept BaseException:\n    close()\n    raise"),
         ("tests.linux.a", "import pyfuse3, trio"),
