@@ -79,7 +79,7 @@ class Work:
     def look_again(self) -> None:
         """When all is done: list once more where something failed and something was removed.
 
-        readdir may have skipped entries meanwhile (pitfall 14), and here no rmdir will tell.
+        readdir may have skipped entries meanwhile, as some servers do, and here no rmdir will tell.
         """
         if self.failed and self.is_productive and self.n_failed <= MAX_FAILED_NAMES and self.n_passes < MAX_PASSES:
             self.is_listed = False

@@ -328,7 +328,7 @@ class Kernel:
         """renameat2(RENAME_EXCHANGE).
 
         `old` should be the empty one of the two: on a filesystem that ignores the flag a plain rename then
-        meets ENOTEMPTY instead of destroying (docs/pitfalls: s3fs, cryfs, old ceph-fuse).
+        meets ENOTEMPTY instead of destroying (s3fs-fuse, cryfs and old ceph-fuse do one, and say 0).
         """
         self._gate("exchange")
         libc.renameat2(old_dir, old, new_dir, new, libc.RENAME_EXCHANGE)

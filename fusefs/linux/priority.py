@@ -1,7 +1,7 @@
 """Being the least important process of a machine.
 
-For unlinking it changes nothing that a neighbour on the disk would feel (measured, pitfall 18: what he waits for is
-the journal): the pacer does that. It counts where processors are short, and for what is read.
+For unlinking it changes nothing that a neighbour on the disk would feel (measured: it waits for the journal): the
+pacer does that. It counts where processors are short, and for what is read.
 """
 
 from __future__ import annotations

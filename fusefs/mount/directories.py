@@ -1,7 +1,7 @@
 """How a node's inode is reached: by its name in a directory that is open, or by its file handle; always verified.
 
-Fds of directories are kept in a list of bounded length; nothing else is, so that no deleted file's blocks are held
-(pitfall 10). A name that means something else by now is no obstacle where the backing filesystem has file handles.
+Fds of directories are kept in a list of bounded length; nothing else is, so that no deleted file's blocks are held.
+A name that means something else by now is no obstacle where the backing filesystem has file handles.
 """
 
 from __future__ import annotations

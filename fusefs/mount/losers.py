@@ -1,8 +1,9 @@
 """Who has lost a race for a name: the file that he finds by it next is held until he has opened it.
 
 Between a look at a name and the open of what has it, somebody may unlink that. On other filesystems it is opened all
-the same: who has found an inode, holds it. We hold no file that nobody has open (pitfall 10), and say ESTALE. The
-kernel then looks again and opens again, once; who loses twice would be told ESTALE, which no program expects.
+the same: who has found an inode, holds it. We hold no file that nobody has open, as its space would not come back, and
+say ESTALE. The kernel then looks again and opens again, once; who loses twice would be told ESTALE, which no program
+expects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting until the space of a reaped tree is free, or knowing why it is not (pitfall 20)."""
+"""Waiting until the space of a reaped tree is free, which is later than unlink returns, or knowing why it is not."""
 
 from __future__ import annotations
 

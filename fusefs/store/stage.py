@@ -248,7 +248,7 @@ def loan(st: os.stat_result) -> int | None:
     """The mode to go back to, if we own a directory whose mode forbids what a move to another parent needs.
 
     Moving it changes its `..`, so the kernel asks for write permission on itself; reading its likeness asks for
-    read and search. Its owner may give himself both for that moment; nobody else (pitfall 5).
+    read and search. Its owner may give himself both for that moment; nobody else.
     """
     uid = os.geteuid()
     if uid == 0 or st.st_uid != uid or not stat.S_ISDIR(st.st_mode) or st.st_mode & _LOAN == _LOAN:

@@ -378,7 +378,8 @@ def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
     (ENOTEMPTY), and one that does nothing, or something else, and says 0, shows by where the marks are. After a
     0 the kernel has exchanged its own dentries, so that looking by name may show what the liar did not do: the
     directory's listing, which comes from the filesystem, decides too.
-    Source  pitfalls 1 and 2; measured with a FUSE filesystem that says 0 and does nothing
+    Source  s3fs-fuse PR 2933 and cryfs PR 568: a plain rename, and 0; measured with a FUSE filesystem that says 0
+            and does nothing
     """
     a, b = _PROBE
     for name in _PROBE:

@@ -131,7 +131,7 @@ def test_clients_get_errors_when_the_daemon_ends_under_load(end: Callable[[Mount
 
 
 def test_killed_daemon_leaves_a_dead_mount_point() -> None:
-    """Nothing below shows, so that a nightly rsync --delete sees an error and no empty directory (pitfall 30)."""
+    """Nothing below shows, so that a nightly rsync --delete sees an error and no empty directory."""
     with a_mount() as mounted:
         end_by_kill(mounted)
         _wait(mounted)

@@ -110,7 +110,7 @@ def test_what_is_mounted_in_another_namespace_stays_and_the_orphan_goes(volume: 
 
 
 def test_the_same_filesystem_mounted_into_the_orphan_is_a_border_too(volume: Path) -> None:
-    """One device number on both sides: only openat2(RESOLVE_NO_XDEV) tells (pitfall 6)."""
+    """One device number on both sides: only openat2(RESOLVE_NO_XDEV) tells."""
     canary = deep_chain(volume / "canary", 200)
     before = snapshot(canary, with_times=True)
     job = make_tree(volume / "job", {"a": "1", "sub": {"mount": {"covered": "2"}}})
