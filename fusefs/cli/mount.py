@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.background import Ready, run_in_background, run_in_foreground
-from fusefs.cli.options import PathBytes, json_option
+from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
 from fusefs.core.events import show
-from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, parse_options
+from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, Option, parse_options
 from fusefs.core.mountstats import Seen
 from fusefs.core.names import printable
 
@@ -42,18 +42,13 @@ Examples:
 """
 
 
-def _mount_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The words of `-o` as options of the command line, as the table has them."""
-    for option in reversed([option for option in LISTED if option.help]):
-        kind = click.Choice(option.choices()) if option.choices() else None
-        metavar = option.metavar or (option.value if kind is None else None)
-        add = (
-            click.option(option.switch(), is_flag=True, help=option.help)
-            if option.read is None
-            else click.option(option.switch(), type=kind, metavar=metavar, multiple=option.adds, help=option.help)
-        )
-        command = add(command)
-    return command
+def _command_line(option: Option) -> Decorator:
+    """The command line's option for a word of `-o`."""
+    if option.read is None:
+        return click.option(option.switch(), is_flag=True, help=option.help)
+    kind = click.Choice(option.choices()) if option.choices() else None
+    metavar = option.metavar or (option.value if kind is None else None)
+    return click.option(option.switch(), type=kind, metavar=metavar, multiple=option.adds, help=option.help)
 
 
 def _words(given: Mapping[str, Any]) -> Iterator[str]:
@@ -72,7 +67,7 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
 @click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Options as in fstab, separated by commas.")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to stderr.")
 @click.option("--replace", "replaces", is_flag=True, help="Take the place of a mount of trashd whose daemon died.")
-@_mount_options
+@together([_command_line(option) for option in LISTED if option.help])
 @click.option("--explain", "explains", is_flag=True, help="Mount nothing; tell what makes a mount fast, and why not.")
 @json_option
 def command(

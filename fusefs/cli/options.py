@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _CHUNK = 1 << 16
+_MOST_WORKERS = 64
 
 
 T = TypeVar("T")
@@ -106,18 +107,31 @@ null_option: Decorator = click.option(
     "-0", "--null", is_flag=True, help="Read more paths from standard input, separated by NUL (find -print0)."
 )
 
-_TEMPO_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--max-rate", type=RATE, metavar="N/s", help="At most N entries a second."),
-    click.option("--max-bytes", type=RATE, metavar="N/s", help="At most N bytes a second (K, M, G: powers of 1024)."),
-    click.option(
-        "--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does."
-    ),
+
+def together(options: Sequence[Decorator]) -> Decorator:
+    """Several options as one, listed in their order."""
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+threads_option: Decorator = click.option(
+    "--threads",
+    "n_workers",
+    type=click.IntRange(1, _MOST_WORKERS),
+    metavar="N",
+    help="Work on so many directories at a time; default: what is fastest on the filesystem.",
 )
-
-
-def tempo_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How fast it may go: `max_rate`, `max_bytes` and `paced`."""
-    return reduce(lambda decorated, option: option(decorated), reversed(_TEMPO_OPTIONS), command)
+tempo_options = together(
+    (
+        click.option("--max-rate", type=RATE, metavar="N/s", help="At most N entries a second."),
+        click.option(
+            "--max-bytes", type=RATE, metavar="N/s", help="At most N bytes a second (K, M, G: powers of 1024)."
+        ),
+        click.option(
+            "--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does."
+        ),
+    )
+)
+"""How fast it may go: `max_rate`, `max_bytes` and `paced`."""
 
 
 def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.ages import tell_kept_by_clock, watched
 from fusefs.cli.asking import ask_about, tell_would_go
-from fusefs.cli.options import json_option, tempo_options, volume_option
+from fusefs.cli.options import json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reaping import How, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.tending import tended
 from fusefs.core.budget import Tempo
@@ -26,7 +26,6 @@ from fusefs.store.find import all_entries, find_container
 from fusefs.store.listing import Entry
 
 _REAPABLE = (State.ORPHANS, State.REAPING)
-_MOST_THREADS = 64
 
 
 @click.command("reap", short_help="Delete orphans for good.")
@@ -36,13 +35,7 @@ _MOST_THREADS = 64
 @click.option("--now", is_flag=True, help="Don't wait for their retention to end.")
 @click.option("--dry-run", "dry", is_flag=True, help="Only say which would go.")
 @click.option("--yes", is_flag=True, help="Don't ask before several go before their time.")
-@click.option(
-    "--threads",
-    "n_workers",
-    type=click.IntRange(1, _MOST_THREADS),
-    metavar="N",
-    help="Work on so many directories at a time; default: what is fastest on the filesystem.",
-)
+@threads_option
 @tempo_options
 @click.option("--count", "counts", is_flag=True, help="Count first, so that the progress bar knows the end.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until the space has come back, or say what keeps it.")

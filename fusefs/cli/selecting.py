@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import click
 
 from fusefs.cli.ages import Cutoffs
-from fusefs.cli.options import Decorator, Read
+from fusefs.cli.options import Decorator, Read, together
 from fusefs.core.criteria import (
     check_exclude,
     check_name,
@@ -100,7 +100,7 @@ def _many(name: str, field: str, read: click.ParamType[Any], metavar: str, told:
     return click.option(name, field, type=read, multiple=True, metavar=metavar, help=told)
 
 
-_OPTIONS: Sequence[Decorator] = (
+selection_options = together((
     _many("--name", "names", Read("glob", check_name), "GLOB", "The name matches, as find has it."),
     _many(
         "--iname", "inames", Read("glob", partial(check_name, ignores_case=True)), "GLOB", "The same, ignoring case."
@@ -123,12 +123,8 @@ _OPTIONS: Sequence[Decorator] = (
         "--exclude", "excludes", Read("glob", check_exclude), "GLOB",
         "Neither take nor enter what matches; by path if it has a slash.",
     ),
-)  # fmt: skip
-
-
-def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """They, for a command that takes them as keywords; `typed` makes one value of them."""
-    return reduce(lambda decorated, option: option(decorated), reversed(_OPTIONS), command)
+))  # fmt: skip
+"""For a command that takes them as keywords; `typed` makes one value of them."""
 
 
 def typed(options: dict[str, Any]) -> Typed:

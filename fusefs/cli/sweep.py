@@ -14,7 +14,7 @@ import click
 
 from fusefs.cli import output, swepttext
 from fusefs.cli.bar import bar
-from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_input, tempo_options
+from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_input, tempo_options, threads_option
 from fusefs.cli.selecting import selection_options, typed
 from fusefs.cli.stop import Stop
 from fusefs.core.budget import Tempo
@@ -28,7 +28,6 @@ from fusefs.linux.batches import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
-_MOST_WORKERS = 64
 _STDIN = b"-"
 
 _NotTold = list[tuple[str, int]]
@@ -69,13 +68,7 @@ _Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], _NotTold]
 @click.option("--dry-run", "dry", is_flag=True, help="Only count them, and show the largest and the oldest.")
 @click.option("--confirm-above", "limit", type=click.IntRange(0), metavar="N", help="Ask first if more than N match.")
 @click.option("--yes", is_flag=True, help="The answer to that question.")
-@click.option(
-    "--threads",
-    "n_workers",
-    type=click.IntRange(1, _MOST_WORKERS),
-    metavar="N",
-    help="Work on so many directories at a time; default: what is fastest on the filesystem.",
-)
+@threads_option
 @tempo_options
 @json_option
 def command(directory: bytes, **options: Any) -> int:
