@@ -8,7 +8,6 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.ages import watched
-from fusefs.cli.asking import left_s
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.tending import tended
 from fusefs.core.durations import format_duration
@@ -48,7 +47,7 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:
-            output.as_json({**output.plain(entry), "restorable_for_s": left_s(entry, now_ns)})
+            output.as_json({**output.plain(entry), "restorable_for_s": entry.left_s(now_ns)})
         return max(codes, default=0)
     if not found:
         click.echo("no orphans", err=True)
@@ -62,7 +61,7 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
 
 
 def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
-    left = left_s(entry, now_ns)
+    left = entry.left_s(now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     shown = "-" if entry.state in _PAST else kept
     state = _TOLD.get(entry.state, entry.state.value)

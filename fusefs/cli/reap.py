@@ -13,18 +13,20 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.ages import tell_kept_by_clock, watched
-from fusefs.cli.asking import ask_about, tell_would_go
 from fusefs.cli.options import json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reaping import How, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.tending import tended
 from fusefs.core.budget import Tempo
-from fusefs.core.errors import Incomplete, TrashdError, UsageError
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import Incomplete, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable, shell_word
 from fusefs.core.report import Reaped, Report
+from fusefs.linux.credentials import user_name
 from fusefs.store.find import all_entries, find_container
 from fusefs.store.listing import Entry
 
+_SHOWN_MAX = 10
 _REAPABLE = (State.ORPHANS, State.REAPING)
 
 
@@ -107,10 +109,10 @@ def command(
         _tell_choice(choice, as_json=as_json)
     refused = Incomplete.exit_code if early or lost else 0
     if dry:
-        tell_would_go(due, as_json=as_json)
+        _tell_would_go(due, as_json=as_json)
         return refused
     if now and not yes:
-        ask_about(waiting, as_json=as_json)
+        _ask_about(waiting, as_json=as_json)
     expired = partial(has_expired, clocks=clocks)
     is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else expired
     how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
@@ -223,3 +225,35 @@ def _waits(entry: Entry) -> bool:
     if entry.state is State.REAPING:
         return False
     return entry.expires_ns is None or entry.expires_ns > time.time_ns()
+
+
+def _ask_about(early: Sequence[Entry], *, as_json: bool) -> None:
+    """Ask a person about several that would go before their time; a program, and who asks for one, is not asked.
+
+    Raises  Refused if the answer is no
+    """
+    if len(early) < 2 or as_json or not (os.isatty(0) and os.isatty(2)):
+        return
+    now_ns = time.time_ns()
+    for entry in early[:_SHOWN_MAX]:
+        click.echo(_line(entry, now_ns), err=True)
+    if len(early) > _SHOWN_MAX:
+        click.echo(f"and {len(early) - _SHOWN_MAX:,} more (--dry-run shows all)", err=True)
+    if not click.confirm(f"Delete these {len(early):,} for good, before their time?", err=True):
+        raise Refused("nothing was deleted")
+
+
+def _tell_would_go(due: Sequence[Entry], *, as_json: bool) -> None:
+    """Print what a reap would take, as `trashd list` has it."""
+    now_ns = time.time_ns()
+    for entry in due:
+        if as_json:
+            output.as_json({**output.plain(entry), "restorable_for_s": entry.left_s(now_ns)})
+        else:
+            print(f"would be reaped: {_line(entry, now_ns)}")
+
+
+def _line(entry: Entry, now_ns: int) -> str:
+    left = entry.left_s(now_ns)
+    term = "kept" if left is None else f"{format_duration(left)} left" if left > 0 else "expired"
+    return f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}  ({term})"

@@ -59,6 +59,10 @@ class Entry(NamedTuple):
         """The directory that holds the store."""
         return self.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/AREA/FOLDER/STATE/ID
 
+    def left_s(self, now_ns: int) -> int | None:
+        """Seconds until its term ends, negative if it has; None: never by itself."""
+        return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
+
     def is_served_by(self, uid: int) -> bool:
         """Whether it may go when that user asks for all that is due; as UserFolder has it."""
         return self.is_proven or self.uid == uid != 0
