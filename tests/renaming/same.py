@@ -92,10 +92,14 @@ class Comparing:
                 self._constant(old, before, after)
             elif isinstance(before, list) and isinstance(after, list):
                 self._list(old, before, after)
-            elif isinstance(before, ast.AST) and isinstance(after, ast.AST):
-                self._node(before, after)
-            elif before != after:
-                self._tell(getattr(old, "lineno", 1), f"{name}: {before!r} → {after!r}")
+            else:
+                self._part(old, before, after)
+
+    def _part(self, owner: ast.AST, before: object, after: object) -> None:
+        if isinstance(before, ast.AST) and isinstance(after, ast.AST):
+            self._node(before, after)
+        elif before != after or type(before) is not type(after):
+            self._tell(getattr(owner, "lineno", 1), f"in {_shown(owner)}: {before!r} → {after!r}")
 
     def _list(self, owner: ast.AST, before: list[ast.AST], after: list[ast.AST]) -> None:
         old_statements, new_statements = list(_without_imports(before)), list(_without_imports(after))
@@ -112,7 +116,7 @@ class Comparing:
             if _is_text(old) and _is_text(new):
                 self._compared.n_docstrings += ast.dump(old) != ast.dump(new)
             else:
-                self._node(old, new)
+                self._part(owner, old, new)
 
     def _imports(self, before: list[ast.AST], after: list[ast.AST]) -> None:
         for old_run, new_run in _paired_runs(before, after):

@@ -213,7 +213,12 @@ def test_files_of_one_side_are_told() -> None:
 
 def test_collected_tests_are_the_same_under_the_maps(tmp_path: Path) -> None:
     names = map_of(tmp_path, '[modules]\n"tests.reaper.test_a" = "tests.engine.test_b"\n')
-    before = ["tests/reaper/test_a.py::test_x[a::b.py]", "tests/unit/test_c.py::test_y", "", "2 tests collected"]
-    after = ["tests/engine/test_b.py::test_x[a::b.py]", "tests/unit/test_c.py::test_y"]
+    before = [
+        "tests/reaper/test_a.py::test_x[a::b.py tests.reaper.test_a]",
+        "tests/unit/test_c.py::test_y",
+        "",
+        "2 tests collected",
+    ]
+    after = ["tests/engine/test_b.py::test_x[a::b.py tests.engine.test_b]", "tests/unit/test_c.py::test_y"]
     assert differences(before, after, [names]) == []
     assert differences(before, after[:1], [names]) == ["- tests/unit/test_c.py::test_y"]
