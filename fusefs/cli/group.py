@@ -17,7 +17,7 @@ _COMMANDS = {
     "plan": "fusefs.cli.plan",
     "check": "fusefs.cli.check",
     "holders": "fusefs.cli.holders",
-    "list": "fusefs.cli.listing",
+    "list": "fusefs.cli.list",
     "restore": "fusefs.cli.restore",
     "keep": "fusefs.cli.keep",
     "reap": "fusefs.cli.reap",
