@@ -9,29 +9,11 @@ import click
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 
-_COMMANDS = {
-    "init": "fusefs.cli.init",
-    "swap": "fusefs.cli.swap",
-    "rm": "fusefs.cli.rm",
-    "sweep": "fusefs.cli.sweep",
-    "plan": "fusefs.cli.plan",
-    "check": "fusefs.cli.check",
-    "holders": "fusefs.cli.holders",
-    "list": "fusefs.cli.list",
-    "restore": "fusefs.cli.restore",
-    "keep": "fusefs.cli.keep",
-    "reap": "fusefs.cli.reap",
-    "status": "fusefs.cli.status",
-    "pause": "fusefs.cli.pause",
-    "resume": "fusefs.cli.resume",
-    "quarantine": "fusefs.cli.quarantine",
-    "mount": "fusefs.cli.mount",
-    "umount": "fusefs.cli.umount",
-    "stats": "fusefs.cli.stats",
-    "service": "fusefs.cli.service",
-    "config": "fusefs.cli.config",
-    "doctor": "fusefs.cli.doctor",
-}
+_COMMANDS = (
+    "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "status", "pause",
+    "resume", "quarantine", "mount", "umount", "stats", "service", "config", "doctor",
+)  # fmt: skip
+"""In the order in which people meet them; each is the `command` of its module, which has its name."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 
@@ -40,7 +22,7 @@ class Lazy(click.Group):
     """A group whose commands are the `command` of their modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which people meet them."""
+        """As they are listed."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -49,10 +31,9 @@ class Lazy(click.Group):
             name, inner = _OLD_NAMES[cmd_name]
             group = self.get_command(ctx, name)
             return group.get_command(ctx, inner) if isinstance(group, click.Group) else None
-        module = _COMMANDS.get(cmd_name)
-        if module is None:
+        if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(module).command
+        command: click.Command = import_module(f"fusefs.cli.{cmd_name}").command
         return command
 
 
