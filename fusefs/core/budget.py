@@ -11,6 +11,8 @@ SIP_S = 0.00015
 """The same where others work on the disk: what they wait for is never behind more than a few of our calls (twice as
 long is felt by one in a hundred of theirs on xfs, measured; half as long is mostly overhead).
 """
+NAMES_AT_ONCE = 128
+"""Between two looks at the clock: about a millisecond's work."""
 CUT_BYTES = 64 << 20
 """A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
 

@@ -55,6 +55,16 @@ class Strategy(NamedTuple):
     afterwork: float
 
 
+def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
+    """Names of a listing as they are to be taken from the end: as it has them, or by their inode numbers.
+
+    inos  theirs; not looked at otherwise
+    """
+    if by_inode:
+        return [names[at] for at in sorted(range(len(inos)), key=inos.__getitem__, reverse=True)]
+    return names[::-1]
+
+
 def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strategy:
     """The strategy for the filesystem that a container is on.
 

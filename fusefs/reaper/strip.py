@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import NamedTuple
 
-from fusefs.core.budget import Budget
+from fusefs.core.budget import NAMES_AT_ONCE, Budget
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import CAME_IN, add_failures
@@ -28,12 +28,10 @@ from fusefs.reaper.given import Given
 from fusefs.reaper.groups import Groups
 from fusefs.reaper.inner_store import InnerStores
 from fusefs.reaper.large import LargeFiles
-from fusefs.reaper.strategy import Strategy
+from fusefs.reaper.strategy import Strategy, in_order
 from fusefs.store.layout import HOISTED
 from fusefs.store.sides import DIRECTORY
 
-_AT_ONCE = 128
-"""Names between two looks at the clock: about a millisecond's work."""
 _CHUNK = 1024
 _MOST_FRAMES = 400
 """Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
@@ -150,8 +148,8 @@ class _Run:
             self._rmdir_or_enter(frame, *work.emptied.pop())
         elif work.names:
             # From the end, where taking away costs nothing; the listing put the first ones there.
-            names = work.names[: -_AT_ONCE - 1 : -1]
-            del work.names[-_AT_ONCE:]
+            names = work.names[: -NAMES_AT_ONCE - 1 : -1]
+            del work.names[-NAMES_AT_ONCE:]
             with self._groups.alone_in(frame.fd):
                 self._unlink(frame, names)
         elif work.bundles:
@@ -477,11 +475,7 @@ def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], s
             inos += [e.inode() for e in files]
         if len(chunk) < _CHUNK:
             break
-    if strategy.by_inode:
-        names = [names[at] for at in sorted(range(len(inos)), key=inos.__getitem__, reverse=True)]
-    else:
-        names.reverse()
-    return _Window(names, subdirs, next(entries, None) is None)
+    return _Window(in_order(names, inos, by_inode=strategy.by_inode), subdirs, next(entries, None) is None)
 
 
 def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:

@@ -16,6 +16,7 @@ from fusefs.linux.batches import look_at_all, read_on
 from fusefs.linux.dirents import Block
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
+from fusefs.reaper.strategy import in_order
 from fusefs.store.layout import is_stores_own
 
 _OWN = STORE.decode()
@@ -124,11 +125,7 @@ def read_window(kernel: Kernel, fd: Fd, wanted: Wanted, window: int | None, ends
         is_late = window is not None and n_seen >= _LEAST and time.monotonic() >= ends_at
         if is_much or is_late:
             break
-    if by_inode:
-        names = [names[at] for at in sorted(range(len(inos)), key=inos.__getitem__, reverse=True)]
-    else:
-        names.reverse()
-    return Found(names, dirs, chosen, n_seen, block is None, untold)
+    return Found(in_order(names, inos, by_inode=by_inode), dirs, chosen, n_seen, block is None, untold)
 
 
 def _told(kernel: Kernel, fd: Fd, block: Block) -> tuple[Block, Refused]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from fusefs.core.budget import Budget
+from fusefs.core.budget import NAMES_AT_ONCE, Budget
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.swept import Sums
@@ -28,8 +28,6 @@ from fusefs.sweep.jobs import Job, Kind, Outcome, Share, Tally
 from fusefs.sweep.listing import Found, read_window, stripped_in, wanted_in
 from fusefs.sweep.request import Action, Guard, Here, Identified, Taken, identify
 
-_AT_ONCE = 128
-"""Names between two looks at the clock: about a millisecond's work."""
 _BUNDLE = 2048
 
 
@@ -289,7 +287,7 @@ class _Run:
                 inode = job.inode or identify(self._kernel, sides.fd)
                 self._jobs.append(job._replace(names=names, inode=inode))
                 return
-            n = _AT_ONCE
+            n = NAMES_AT_ONCE
             if self._budget.n_entries is not None:
                 done = self._tally.sums
                 n = max(1, min(n, self._budget.n_entries - done.n_done - done.n_inside))
