@@ -20,11 +20,10 @@ from fusefs.linux.credentials import user_name
 from fusefs.linux.mountinfo import is_inside
 from fusefs.reaper.context import Context, boot_s, in_thread
 from fusefs.reaper.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
-from fusefs.reaper.room import Room
-from fusefs.reaper.tally import Tally
 from fusefs.reaper.upcoming import Chosen
 from fusefs.reaper.user import Part, Sofar, User
 from fusefs.reaper.volume import Opened, Space
+from fusefs.reaper.volume_figures import Room, Tally
 from fusefs.store.claim import Lost
 from fusefs.store.listing import explain_failure
 

@@ -23,12 +23,11 @@ from fusefs.reaper.context import Context, boot_s, in_thread, in_time
 from fusefs.reaper.forker import ForkerLost
 from fusefs.reaper.intake import TROUBLE, Trouble
 from fusefs.reaper.pause import Pause
-from fusefs.reaper.room import Room
 from fusefs.reaper.sentry import Sentry
 from fusefs.reaper.session import Session, Tells
-from fusefs.reaper.tally import Tally
 from fusefs.reaper.user import User
 from fusefs.reaper.volume import ByRules, Elsewhere, Opened, Space, Unproven, open_own, open_volume, own_space, space_at
+from fusefs.reaper.volume_figures import Room, Tally
 from fusefs.reaper.vouched import unseen
 from fusefs.store.folders import Census, whose
 from fusefs.store.layout import Store

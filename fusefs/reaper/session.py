@@ -27,11 +27,10 @@ from fusefs.reaper.forker import ForkerLost
 from fusefs.reaper.intake import Intake
 from fusefs.reaper.messages import Beat, Measure, Order, Reap
 from fusefs.reaper.pacer import Pacer
-from fusefs.reaper.room import Room
-from fusefs.reaper.tally import Tally
 from fusefs.reaper.turns import Turns
 from fusefs.reaper.user import User
 from fusefs.reaper.volume import Opened, Space
+from fusefs.reaper.volume_figures import Room, Tally
 
 _LOG = logging.getLogger(__name__)
 

@@ -23,11 +23,10 @@ from fusefs.reaper.context import Context, boot_s
 from fusefs.reaper.forker import Forker
 from fusefs.reaper.intake import Intake
 from fusefs.reaper.messages import Answer, Done, Ended, Look, Measure, Order, Page, Reap, Seen, Tend, Tended
-from fusefs.reaper.room import Room
-from fusefs.reaper.tally import Tally
 from fusefs.reaper.upcoming import Chosen
 from fusefs.reaper.user import Part, User
 from fusefs.reaper.volume import Opened
+from fusefs.reaper.volume_figures import Room, Tally
 from fusefs.reaper.watcher import Watcher
 from fusefs.store.layout import Areas, Store, Volume
 from fusefs.store.sides import Sides
