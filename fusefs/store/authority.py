@@ -14,10 +14,10 @@ from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, N
 from fusefs.linux.children import ChildLost
 from fusefs.linux.credentials import Ask, call_as, user_name
 from fusefs.store.container import Held
-from fusefs.store.first_folder import make_roots
 from fusefs.store.folders import open_user
 from fusefs.store.hand import ITS_OWNERS, Answer, Hand, Question
 from fusefs.store.layout import Store, UserFolder
+from fusefs.store.new_folder import make_roots
 from fusefs.store.stage import restock
 from fusefs.store.verbs import own_folder
 from fusefs.store.visible import Direct, Move, Visible

@@ -20,6 +20,7 @@ from fusefs.store.registered import LOCK, ensure_spare, read_registered, write_r
 _ATTEMPTS = 8
 _TURNS, _FIRST_TURN_S, _MOST_DOUBLED = 30, 0.01, 6
 """How often first commands of one user make way for each other, and for how long at most; longer each time."""
+_LOCK_TURNS, _LOCK_TURN_S = 100, 0.02
 
 
 def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> UserFolder:
@@ -107,6 +108,17 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
                     raise
         folder = open_user(now, uid)
         return folder and folder._replace(store=store)
+
+
+def make_roots(store: Store, uid: int) -> UserFolder:
+    """A user's folder in a store of root's, made by root if missing. Raises  OSError; NoStore; Busy"""
+    for _turn in range(_LOCK_TURNS):
+        folder = make_proven(store, uid)
+        if folder is not None:
+            return folder
+        # Another process of root's registers somebody; a command needs some milliseconds for it.
+        time.sleep(_LOCK_TURN_S)
+    raise Busy(store.base_path)
 
 
 def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:

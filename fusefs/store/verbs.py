@@ -146,9 +146,7 @@ def own_folder(store: Store) -> UserFolder:
     remember(store)
     folder = open_user(store, os.geteuid())
     if folder is None:
-        from fusefs.store.first_folder import first_folder  # only the first command on a volume needs it
-
-        folder = first_folder(store)
+        folder = _first_folder(store)
         restock(folder)
         return folder
     try:
@@ -162,6 +160,24 @@ def own_folder(store: Store) -> UserFolder:
         folder.fd.close()
         raise
     return folder
+
+
+def _first_folder(store: Store) -> UserFolder:
+    """The caller's folder, who had none when he looked: made, or taken out of what was there before.
+
+    Raises  OSError; NoStore; Busy
+    """
+    from fusefs.store.new_folder import make_roots, make_user  # only the first command on a volume needs all that
+    from fusefs.store.set_aside import take_own
+    from fusefs.store.upgrade import bring_up_to_date, is_current
+
+    uid = os.geteuid()
+    if store.owner == uid and not is_current(store):
+        bring_up_to_date(store)
+    if store.owner == 0 == uid:
+        return make_roots(store, 0)
+    take_own(store)
+    return open_user(store, uid) or make_user(store)
 
 
 def point_to(kernel: Kernel, scope: Scope, relative: RelPath, leave: Callable[[Store, RelPath], None]) -> None:

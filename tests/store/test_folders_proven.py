@@ -324,7 +324,7 @@ def test_a_first_look_killed_at_any_call_is_finished_by_the_next(volume: Path) -
 
 
 def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volume: Path) -> None:
-    from fusefs.store.first_folder import make_roots
+    from fusefs.store.new_folder import make_roots
 
     def act(n: int) -> None:
         with opened(volume) as store:
