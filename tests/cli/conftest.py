@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import done_well
-from tests.support.store import assert_silent
+from tests.support.store import assert_silent, init
 from tests.support.volumes import tmpfs_volume
 
 
@@ -14,6 +13,6 @@ from tests.support.volumes import tmpfs_volume
 def volume() -> Iterator[Path]:
     """A tmpfs with a store; the checker must have nothing to say at the end."""
     with tmpfs_volume("256m") as path:
-        done_well("init", path)
+        init(path)
         yield path
         assert_silent(path)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.command import TRASHD, done_well, trashd
+from tests.support.store import init
 from tests.support.tree import APPEND_ONLY, IMMUTABLE, Seen, Spec, make_tree, set_flags, snapshot
 from tests.support.users import run_as
 from tests.support.volumes import (
@@ -68,14 +69,14 @@ def a_tmpfs_without_a_store() -> Iterator[Case]:
 @scene
 def a_tmpfs_with_a_store() -> Iterator[Case]:
     with tmpfs_volume() as volume:
-        done_well("init", volume)
+        init(volume)
         yield Case(make_tree(volume / "job", TREE), 0)
 
 
 @scene
 def a_users_own_below_a_store_of_roots() -> Iterator[Case]:
     with tmpfs_volume() as volume:
-        done_well("init", volume)
+        init(volume)
         home = owned(make_tree(volume / "alice", {"job": TREE}), ALICE)
         yield Case(home / "job", 0, ALICE)
 
@@ -90,7 +91,7 @@ def a_users_own_without_a_store() -> Iterator[Case]:
 @scene
 def a_users_own_that_he_may_not_write() -> Iterator[Case]:
     with tmpfs_volume() as volume:
-        done_well("init", volume)
+        init(volume)
         home = owned(make_tree(volume / "alice", {"job": TREE}), ALICE)
         (home / "job").chmod(0o555)
         yield Case(home / "job", 0, ALICE)
@@ -99,7 +100,7 @@ def a_users_own_that_he_may_not_write() -> Iterator[Case]:
 @scene
 def anothers_in_his_own_directory() -> Iterator[Case]:
     with tmpfs_volume() as volume:
-        done_well("init", volume)
+        init(volume)
         home = owned(make_tree(volume / "bob", {"job": TREE}), BOB)
         yield Case(home / "job", 3, ALICE)
 
@@ -107,7 +108,7 @@ def anothers_in_his_own_directory() -> Iterator[Case]:
 @scene
 def anothers_that_he_may_write() -> Iterator[Case]:
     with tmpfs_volume() as volume:
-        done_well("init", volume)
+        init(volume)
         shared = make_tree(volume / "shared", {"job": TREE})
         for path in (shared, owned(shared / "job", BOB)):
             path.chmod(0o777)
@@ -124,7 +125,7 @@ def anothers_without_a_store() -> Iterator[Case]:
 @scene
 def anothers_closed_directory() -> Iterator[Case]:
     with tmpfs_volume() as volume:
-        done_well("init", volume)
+        init(volume)
         home = owned(make_tree(volume / "bob", {"job": TREE}), BOB)
         (home / "job").chmod(0o700)
         yield Case(home / "job", 4, ALICE)
@@ -133,7 +134,7 @@ def anothers_closed_directory() -> Iterator[Case]:
 @scene
 def anothers_in_a_sticky_directory() -> Iterator[Case]:
     with tmpfs_volume() as volume:
-        done_well("init", volume)
+        init(volume)
         shared = make_tree(volume / "tmp", {"job": TREE})
         shared.chmod(0o1777)
         (owned(shared / "job", BOB)).chmod(0o777)
@@ -161,7 +162,7 @@ def a_mount_point() -> Iterator[Case]:
 @scene
 def a_store_itself() -> Iterator[Case]:
     with tmpfs_volume() as volume:
-        done_well("init", volume)
+        init(volume)
         yield Case(volume / ".trashd", 3)
 
 
@@ -179,7 +180,7 @@ def a_lower_layer() -> Iterator[Case]:
 @scene
 def a_lower_layer_where_a_store_is() -> Iterator[Case]:
     with overlay_volume(make_lower) as overlay:
-        done_well("init", overlay.path)
+        init(overlay.path)
         yield Case(overlay.path / "job", 6)
 
 
@@ -201,7 +202,7 @@ def a_read_only_mount_without_a_store() -> Iterator[Case]:
 @scene
 def a_read_only_mount_with_a_store() -> Iterator[Case]:
     with tmpfs_volume() as volume, tmpfs_volume() as there:
-        done_well("init", volume)
+        init(volume)
         make_tree(volume / "job", TREE)
         with bind_mount(volume, there):
             subprocess.run(["mount", "-o", "remount,bind,ro", there], check=True)
@@ -211,7 +212,7 @@ def a_read_only_mount_with_a_store() -> Iterator[Case]:
 @scene
 def an_immutable_directory() -> Iterator[Case]:
     with loop_volume("ext4") as volume:
-        done_well("init", volume)
+        init(volume)
         victim = make_tree(volume / "job", TREE)
         set_flags(victim, IMMUTABLE)
         yield Case(victim, 4)
@@ -221,7 +222,7 @@ def an_immutable_directory() -> Iterator[Case]:
 @scene
 def a_directory_in_one_where_nothing_may_go() -> Iterator[Case]:
     with loop_volume("ext4") as volume:
-        done_well("init", volume)
+        init(volume)
         parent = make_tree(volume / "log", {"job": TREE})
         set_flags(parent, APPEND_ONLY)
         yield Case(parent / "job", 4)
@@ -231,7 +232,7 @@ def a_directory_in_one_where_nothing_may_go() -> Iterator[Case]:
 @scene
 def an_ext4_that_is_full_and_has_a_reserve() -> Iterator[Case]:
     with loop_volume("ext4") as volume:
-        done_well("init", volume)
+        init(volume)
         victim = make_tree(volume / "job", TREE)
         done_well("restore", "--volume", volume, done_well("swap", "--json", victim).objects()[0]["id"])
         with full(volume):
@@ -250,7 +251,7 @@ def an_ext4_that_is_full_without_a_store() -> Iterator[Case]:
 def another_project() -> Iterator[Case]:
     with project_quota_volume("xfs") as volume:
         set_project(volume, 1)
-        done_well("init", volume)
+        init(volume)
         parent = volume / "other"
         parent.mkdir()
         set_project(parent, 7)
@@ -260,14 +261,14 @@ def another_project() -> Iterator[Case]:
 @scene
 def a_subvolume() -> Iterator[Case]:
     with loop_volume("btrfs") as volume:
-        done_well("init", volume)
+        init(volume)
         yield Case(btrfs_subvolume(volume, "job"), 0)
 
 
 @scene
 def a_directory_of_a_subvolume() -> Iterator[Case]:
     with loop_volume("btrfs") as volume:
-        done_well("init", volume)
+        init(volume)
         yield Case(make_tree(btrfs_subvolume(volume, "sub") / "job", TREE), 0)
 
 
