@@ -3,7 +3,7 @@
 Nothing of it can stay: its mounts are in its own mount namespace, all its processes end with its PID 1, and its cgroup
 is removed in the end. A process outside ends it if the test's process can't.
 
-Source    systemd's docs/CONTAINER_INTERFACE.md; sd_notify(3): PID 1 tells when it has booted
+Source    https://systemd.io/CONTAINER_INTERFACE; sd_notify(3): PID 1 tells when it has booted
 """
 
 from __future__ import annotations
