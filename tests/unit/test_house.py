@@ -1,7 +1,11 @@
 """The house stands: floors, doors and habits that a reader relies on, checked on each file's syntax tree."""
 
 import ast
+import io
+import re
+import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,19 @@ IMPURE = {
 KNOWS_PYFUSE3 = {f"fusefs.mount.{name}" for name in ("adapter", "translate", "loop", "notifier", "daemon")}
 LOADS_LIBRARIES = "fusefs.linux.libc"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
+# What is only ever added to may name what is gone since.
+HISTORY = ("CHANGELOG.md", "docs/changes/", "docs/renames.md", "tests/renaming/")
+PARTS = (".ci", "bench", "docs", "fusefs", "systemd", "tests")
+TEXTS = ("*.md", "docs/**/*.md", "docs/man/*", "Makefile", ".ci/*", "systemd/**/*.*")
+# A link's target; a module; a path; a file without its directory; a decision by its number.
+NAMED = re.compile(
+    r"\]\((?P<link>[^)\s#:]+)[)#]"
+    r"|(?<![\w./<>$~*@-])(?:"
+    r"(?P<module>(?:fusefs|tests|bench)(?:\.\w+)+)"
+    r"|(?P<path>(?:\.?\w[\w-]*/)+[\w.{},*<>|-]*)"
+    r"|(?P<file>(?<=`)\w+\.py|test_\w+\.py|[\w-]+\.md)"
+    r"|[Dd]ecision (?P<decision>\d+))"
+)
 CATCHES_ALL = {"fusefs.cli.main", "fusefs.mount.translate", "fusefs.reaper.service"}
 
 
@@ -178,6 +195,89 @@ def passes_on(handler: ast.ExceptHandler) -> bool:
     return isinstance(last, ast.Raise) and last.exc is None
 
 
+def texts_name_what_exists(module: Module) -> Iterator[str]:
+    """Most files name nothing that is gone in strings or code either, and are not read a second time."""
+    path = ROOT / f"{module.name.replace('.', '/')}.py"
+    if not is_history(path) and any(find_gone(module.source, path)):
+        yield from (gone for text in prose_of(module) for gone in find_gone(text, path))
+
+
+def is_history(path: Path) -> bool:
+    return str(path.relative_to(ROOT)).startswith(HISTORY)
+
+
+def prose_of(module: Module) -> Iterator[str]:
+    """Its docstrings and comments."""
+    for node in module.nodes:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def find_gone(text: str, path: Path) -> Iterator[str]:
+    """What this file's text names of ours and the tree does not have."""
+    for match in NAMED.finditer(text):
+        kind, word = str(match.lastgroup), match[str(match.lastgroup)].rstrip(".,/")
+        if not (exists_beside(path, word) if kind == "link" else FINDERS[kind](word)):
+            yield f"names {match[0]}, which does not exist"
+
+
+def exists_beside(path: Path, word: str) -> bool:
+    return (path.parent / word).exists()
+
+
+@cache
+def file_names() -> frozenset[str]:
+    paths = [*ROOT.iterdir(), *(path for part in PARTS for path in (ROOT / part).rglob("*"))]
+    return frozenset(path.name for path in paths)
+
+
+@cache
+def is_module(word: str) -> bool:
+    """Also what a module has: `fusefs.core.names.STORE`."""
+    path = ROOT
+    for part in word.split("."):
+        if (path / f"{part}.py").is_file():
+            return True
+        path /= part
+        if not path.is_dir():
+            return False
+    return True
+
+
+@cache
+def is_path(word: str) -> bool:
+    """From the clone, `fusefs` or `tests`, a module with or without its suffix; what is in none of them is not ours.
+
+    `<name>` stands for any. A path to a Python file is always taken for one of ours: its package may be what is gone.
+    """
+    head = word.partition("/")[0]
+    tops = [ROOT] if head in PARTS else []
+    tops += [ROOT / part for part in ("fusefs", "tests") if (ROOT / part / head).is_dir()]
+    if (not tops and not word.endswith(".py")) or "<" in word or word.endswith(".h"):
+        return True
+    before, brace, rest = word.partition("{")
+    if brace:
+        inside, _, after = rest.partition("}")
+        return all(is_path(before + one + after) for one in inside.split(","))
+    member = re.sub(r"\.[A-Za-z_]+$", "", word)
+    return any(
+        any(top.glob(pattern)) for top in tops for pattern in (word, f"{word}.py", f"{word}-*.md", f"{member}.py")
+    )
+
+
+def is_decision(number: str) -> bool:
+    return any((ROOT / "docs" / "decisions").glob(f"{int(number):04}-*.md"))
+
+
+FINDERS: dict[str, Callable[[str], bool]] = {
+    "module": is_module,
+    "path": is_path,
+    "file": lambda word: word in file_names(),
+    "decision": is_decision,
+}
 LAWS: tuple[Law, ...] = (
     every_room_has_a_floor,
     imports_point_down,
@@ -192,6 +292,7 @@ LAWS: tuple[Law, ...] = (
     files_fit_the_ceiling,
     one_file_calls_the_c_library,
     only_the_top_catches_all,
+    texts_name_what_exists,
 )
 
 
@@ -212,6 +313,13 @@ def house() -> list[Module]:
 def test_every_file_keeps(law: Law, house: list[Module]) -> None:
     assert house
     assert [f"{module.name}: {complaint}" for module in house for complaint in law(module)] == []
+
+
+def test_every_document_names_what_exists() -> None:
+    paths = {path for pattern in TEXTS for path in ROOT.glob(pattern) if path.is_file() and not is_history(path)}
+    assert {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/crash.md")} <= paths
+    found = {path.name: list(find_gone(path.read_text(encoding="utf-8"), path)) for path in sorted(paths)}
+    assert {name: gone for name, gone in found.items() if gone} == {}
 
 
 @pytest.mark.parametrize(
@@ -245,10 +353,45 @@ def test_every_file_keeps(law: Law, house: list[Module]) -> None:
         (only_the_top_catches_all, "fusefs.store.a", "try: f()\nexcept Exception: raise ValueError"),
         (only_the_top_catches_all, "fusefs.store.a", "try: f()\nexcept (OSError, BaseException): pass"),
         (only_the_top_catches_all, "fusefs.store.a", "with contextlib.suppress(Exception): f()"),
+        (texts_name_what_exists, "fusefs.store.a", '"""As in store/attic.py."""'),
+        (texts_name_what_exists, "tests.unit.a", "def f():\n    a = 1  # fusefs.store.attic.Box"),
+        (texts_name_what_exists, "bench.a", "# Source  docs/attic.md"),
+        (texts_name_what_exists, "bench.a", "# docs/decisions/9999, as decision 9999 has it"),
     ],
 )
 def test_the_law_finds_what_breaks_it(law: Law, name: str, source: str) -> None:
     assert list(law(Module(name, source)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`make attic` runs tests/attic/*.py",
+        "`core/attic`",
+        "attic/names.py",
+        "`core/{names,attic}`",
+        "`test_attic.py`",
+        "`attic.py`",
+        "attic.md",
+        "[a plan](docs/attic.md#rules)",
+        "[names](core/names.py)",
+        "`python -m bench.attic`",
+    ],
+)
+def test_a_document_that_names_what_is_gone_is_found(text: str) -> None:
+    assert len(list(find_gone(text, ROOT / "README.md"))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`core/{names,record}.py`, `core/names.STORE`, `fusefs.core.names.STORE`, `tests/unit/test_*.py`",
+        "`fusefs/cli/<name>.py`, /etc/trashd/docs/attic.md, linux/fuse.h, https://a.org/docs/attic.md, results/a.csv",
+        "[plans](docs/plan.md#rules), [below](#how), [far](https://a.org/attic.md), [decision 1](docs/decisions)",
+    ],
+)
+def test_a_document_may_name_what_exists_and_what_is_not_ours(text: str) -> None:
+    assert list(find_gone(text, ROOT / "README.md")) == []
 
 
 def test_a_package_with_code_is_found() -> None:
@@ -269,6 +412,7 @@ def test_a_package_with_code_is_found() -> None:
         ("fusefs.cli.main", "try: f()\nexcept Exception: pass"),
         ("fusefs.store.a", "try: f()\nexcept BaseException:\n    close()\n    raise"),
         ("tests.linux.a", "import pyfuse3, trio"),
+        ("fusefs.store.a", 'A = "docs/attic.md"  # and store/swap.py'),
     ],
 )
 def test_no_law_forbids_what_the_design_allows(name: str, source: str) -> None:
