@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
-.PHONY: setup demo test quick lint coverage fmt bench docs dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
+.PHONY: setup demo test quick lint coverage fmt bench docs changelog dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
 
 setup: .venv/.ready
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -17,6 +17,7 @@ coverage: setup; @rm -rf .coverage && mkdir -m 1777 .coverage && .ci/pytest --co
 fmt: setup; $(PYTHON) -m ruff check --fix-only . && $(PYTHON) -m ruff format .
 bench: setup; @echo 'run each by $(PYTHON) -m: $(SCRIPTS)' && $(PYTHON) -m bench.swap --quick $(ARGS) && $(PYTHON) -m bench.mount --quick && $(PYTHON) -m bench.swap_through --quick && $(PYTHON) -m bench.listing --plot docs/listing.svg && $(PYTHON) -m bench.mount --plot docs/mount.svg
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
+changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 suites: setup; @$(PYTHON) -m bench.suites $(ARGS)
 dist: setup; $(PYTHON) -m build
 install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
