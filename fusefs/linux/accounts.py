@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fusefs.core.names import printable
 
 _ID_MAX = (1 << 32) - 2
-"""The number after that means nobody."""
+"""The largest id; the number after it means "no id" to the kernel."""
 
 
 def uid_of(text: str) -> int:
@@ -22,7 +22,7 @@ def uid_of(text: str) -> int:
 
 
 def gid_of(text: str) -> int:
-    """The same for a group."""
+    """A group's number, by name or number; a name that looks like a number is a name."""
     return _number(text, "group", lambda name: grp.getgrnam(name).gr_gid)
 
 

@@ -49,7 +49,7 @@ class Looker:
         self._handle = ctypes.create_string_buffer(_HANDLE_HEAD.size + _MAX_HANDLE_SZ)
         self._mount_id = ctypes.byref(ctypes.c_int())
         self.address = ctypes.addressof(self._statx)
-        """Where somebody else may have the kernel write a statx, for `seen` and `peeked`."""
+        """A buffer into which others may have the kernel write a statx, for `seen` and `peeked`."""
 
     def look(self, dir_fd: int, name: bytes = b"") -> Attributes:
         """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
@@ -58,9 +58,9 @@ class Looker:
         return self.seen()
 
     def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """The same of a name, and its file handle; empty where there are none.
+        """The attributes of a name in a directory, and its file handle; empty where there are none.
 
-        Who is renamed in between has the attributes of one and the handle of the other: `peek` has not.
+        After a rename in between the two are of different inodes; `peek_name` has no such window.
         """
         if _statx(dir_fd, name, self._by_name, WANTED, self._statx) < 0:
             raise libc.failure(name)
@@ -75,13 +75,13 @@ class Looker:
         return self.seen()
 
     def peek(self, fd: int) -> tuple[Attributes, bytes]:
-        """The same of what an fd holds."""
+        """Attributes and file handle of what an fd holds."""
         if _statx(fd, b"", self._by_fd, WANTED, self._statx) < 0:
             raise libc.failure()
         return self.peeked(fd)
 
     def peek_name(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """The same of what has a name: both of one inode, whoever is renamed meanwhile."""
+        """Attributes and file handle of a name in a directory: both of one inode, whatever is renamed meanwhile."""
         fd = os.open(name, TO_PEEK, dir_fd=dir_fd)
         try:
             return self.peek(fd)
@@ -89,7 +89,7 @@ class Looker:
             close_path(fd)
 
     def peeked(self, fd: int) -> tuple[Attributes, bytes]:
-        """The same, when the kernel has told the attributes already."""
+        """Attributes and file handle of an fd, whose attributes the kernel has written already."""
         return self.seen(), self.handle_of(fd, b"", libc.AT_EMPTY_PATH)
 
     def seen(self) -> Attributes:
@@ -106,7 +106,7 @@ class Looker:
         ))  # fmt: skip
 
     def handle_of(self, dir_fd: int, name: bytes, flags: int = 0) -> bytes:
-        """The file handle of what was looked at just now, so nobody has to wait for it; empty where there are none."""
+        """The file handle of what was looked at just now, which the kernel has cached; empty where there are none."""
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
         if _name_to_handle(dir_fd, name, handle, self._mount_id, flags) < 0:
@@ -149,7 +149,7 @@ def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
 def peek_closely(
     dir_fd: int, name: bytes, xattrs_of: Callable[[Attributes], Sequence[bytes]]
 ) -> tuple[Attributes, bytes, dict[bytes, bytes | int]]:
-    """The same, and some extended attributes: each one's value, or an errno."""
+    """Attributes, file handle and some extended attributes of a name: each one's value, or an errno."""
     with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
         seen, handle = _mine.looker.peek(fd)
         return seen, handle, {xattr: get_of(fd, xattr) for xattr in xattrs_of(seen)}
@@ -162,7 +162,7 @@ def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:
 
 
 def set_times_to_now(fd: int) -> None:
-    """The same to this moment, which whoever may write to it may do."""
+    """Set the times of what an fd holds to now, for which write permission is enough."""
     libc.utimensat(libc.AT_FDCWD, b"/proc/self/fd/%d" % fd, None, 0)
 
 

@@ -31,18 +31,18 @@ def open_backing(device: int, fd: int) -> int:
     """An id by which replies on a /dev/fuse may name a file, more than 0; the kernel keeps the file until it is closed.
 
     device  /dev/fuse, after the answer to INIT
-    fd      of a regular file, O_PATH will do: only its path counts. Whoever opens it by the id has the credentials
+    fd      of a regular file, O_PATH will do: only its path counts. An open by the id has the credentials
             that this thread has now, and the client's own flags
     Raises  OSError: EPERM without CAP_SYS_ADMIN, or if INIT has not agreed on it; ELOOP: its filesystem lies on others,
             more than agreed on; EINVAL, EISDIR: it is no regular file; ENOTTY: the kernel is too old
-    Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_OPEN; it does no I/O, so nobody waits for a slow filesystem in it
+    Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_OPEN; it does no I/O, and never waits for a slow filesystem
     """
     backing_id: int = fcntl.ioctl(device, _BACKING_OPEN, bytearray(_MAP.pack(fd, 0, 0)))
     return backing_id
 
 
 def close_backing(device: int, backing_id: int) -> None:
-    """Let an id go; who has the file open by it goes on.
+    """Let an id go; files that are open by it stay so.
 
     Raises  OSError: ENOENT: there is no such id
     Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_CLOSE; it may close a file, which may write it back
@@ -51,9 +51,9 @@ def close_backing(device: int, backing_id: int) -> None:
 
 
 def forget_attributes(device: int, nodeid: int) -> None:
-    """Have the kernel ask for the attributes of an inode when somebody wants them next; it keeps its content.
+    """Have the kernel ask for the attributes of an inode when they are wanted next; it keeps its content.
 
-    It takes no lock that is held by anybody who waits for a daemon: a handler may do that before its answer.
+    It takes no lock that a process waiting for a daemon can hold: a handler may do that before its answer.
 
     device  /dev/fuse
     Source  fs/fuse/inode.c: fuse_reverse_inval_inode, with a first byte below 0
@@ -91,9 +91,9 @@ def abort(fd: int) -> None:
 
 
 def is_written(fd: int) -> bool:
-    """Whether anybody has a file open for writing, or mapped so; also where that can't be told.
+    """Whether a file is open for writing, or mapped so; also where that can't be told.
 
-    fd      open for reading alone; whoever opens the file for writing meanwhile waits a moment
+    fd      open for reading alone; an open for writing meanwhile waits a moment
     Source  fcntl(2), F_SETLEASE: what keeps a read lease from being given
     """
     try:

@@ -1,4 +1,4 @@
-"""Many entries of one directory at a time; each call passes the gate, and what one refuses holds up no other."""
+"""System calls for many entries of one directory at a time; what one entry refuses holds up no other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NANO = 1_000_000_000
 class Looked(NamedTuple):
     """What a name was a moment ago, as statx(2) tells it; what os.stat tells of that has the names that it has there.
 
-    Nothing is worked out before somebody asks: most that are looked at are asked one thing.
+    Nothing is worked out before it is read: of most entries one field is.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Looked(NamedTuple):
 
     @property
     def btime_ns(self) -> int:
-        """When it was made; 0 where nobody knows."""
+        """When it was made; 0 where that is not known."""
         return self.btime_s * _NANO + self.btime_rest_ns if self.has & _BTIME else 0
 
 
@@ -90,7 +90,7 @@ def look_at_all(
 ) -> tuple[list[Looked], Refused]:
     """lstat of each name, but never of what is mounted there (EXDEV): see `Kernel.stat`.
 
-    asks_birth  for birth times too, where each costs a question to who serves the filesystem
+    asks_birth  for birth times too, where each costs a request to the filesystem's server
     """
     looked: list[Looked] = []
     refused: Refused = []
@@ -112,7 +112,7 @@ def _nothing(_name: str) -> None:
 def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
     """Looks at names by one call each, a third of the time of what `_look_closely` takes; None: it takes that.
 
-    The name of a mount leads to what is mounted, but nobody is asked for that, so nobody waits for it; and the kernel
+    The name of a mount leads to what is mounted, but its server is not asked, so nothing waits for it; and the kernel
     says that it is one.
     Source  statx(2): AT_STATX_DONT_SYNC, STATX_ATTR_MOUNT_ROOT (Linux 5.8)
     """

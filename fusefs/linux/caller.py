@@ -1,4 +1,4 @@
-"""Who asks: what the kernel says of the process in a request, and what /proc tells of it at that moment."""
+"""The caller of a FUSE request: what the kernel says of the process, and what /proc tells of it at that moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALL = -1
 
 
 class Caller(Protocol):
-    """Who asks. pid: of his thread; 0: he is in another pid namespace"""
+    """The process that makes a request. pid: of its thread; 0: in another pid namespace"""
 
     @property
     def uid(self) -> int: ...
@@ -29,11 +29,11 @@ class Caller(Protocol):
 
 
 class Rights(NamedTuple):
-    """What somebody has beside his ids.
+    """What a process has beside its ids.
 
     groups        supplementary
-    capabilities  effective, as bits, in his own user namespace
-    is_ours       that is ours, too; else a capability counts for what his namespace knows alone
+    capabilities  effective, as bits, in its own user namespace
+    is_ours       that is ours, too; else a capability counts for ids that its namespace maps alone
     """
 
     groups: tuple[int, ...] = ()
@@ -42,10 +42,10 @@ class Rights(NamedTuple):
 
 
 def rights_of(caller: Caller) -> Rights:
-    """What a caller has now; nothing if he can't be seen.
+    """What a caller has now; nothing if it can't be seen.
 
-    A thread whose ids are not those of the request acts as somebody else (overlayfs above, nfsd, io_uring), and what it
-    has itself does not count. But acting as root is what nobody has whom root has not let do so.
+    A thread whose ids are not those of the request acts for another (overlayfs above, nfsd, io_uring), and what it
+    has itself does not count. But nothing acts as root that root has not let do so.
     """
     if caller.pid <= 0:
         return Rights()
@@ -80,7 +80,7 @@ def keeps_group(caller: Caller, uid: int, gid: int) -> bool:
 
 
 def knows(caller: Caller, uid: int, gid: int | None) -> bool:
-    """Whether a caller's user namespace knows an owner and a group, by which a capability of his counts there.
+    """Whether a caller's user namespace knows an owner and a group, by which a capability of the caller's counts there.
 
     gid     None: any
     Source  capable_wrt_inode_uidgid in the kernel's kernel/capability.c, inode_owner_or_capable in its fs/inode.c

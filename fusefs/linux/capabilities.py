@@ -55,7 +55,7 @@ def act_as_others_can() -> None:
     done as another user is not to be allowed for a group of ours.
     Source  SECBIT_NO_SETUID_FIXUP in capabilities(7)
     """
-    with suppress(PermissionError):  # in a user namespace that lets nobody change his groups
+    with suppress(PermissionError):  # in a user namespace that forbids setgroups
         os.setgroups(())
     bits = prctl(_PR_GET_SECUREBITS)
     if bits & _SECBIT_NO_SETUID_FIXUP:
@@ -79,7 +79,7 @@ def are_ours(capabilities: int) -> bool:
 def at_rest() -> bytes:
     """What all threads have, for `take_up`: none of them gets any more, or loses any for good, from now on.
 
-    To be asked first by one that acts as nobody else.
+    To be asked first by a thread that acts as no other user.
     """
     return _sets()
 

@@ -35,7 +35,7 @@ _N_TRIED = 256
 
 
 def folds_case(dir_fd: int) -> bool:
-    """Whether names in a directory are found by other spellings too; True where nobody can tell (yet).
+    """Whether names in a directory are found by other spellings too; True where that is not known (yet).
 
     dir_fd  O_PATH will do
     Cost    a few calls that don't wait; where there is no flag for it, a part of the directory is read, and two names
@@ -45,16 +45,16 @@ def folds_case(dir_fd: int) -> bool:
 
 
 def folds_throughout(dir_fd: int) -> bool | None:
-    """The same of all directories of the filesystem, if they have it in common; None: ask each of them.
+    """Whether all directories of the filesystem fold case, or none does; None: ask each of them.
 
-    dir_fd  of any of them; one that has names with letters, or else nobody can tell
+    dir_fd  of any of them; one that has names with letters, or else it can't be told
     """
     folds, is_common = _answer(dir_fd)
     return folds if is_common else None
 
 
 def _answer(dir_fd: int) -> tuple[bool | None, bool]:
-    """Whether it folds; None: nobody can tell. And whether all the others do the same."""
+    """Whether it folds; None: not known. And whether all the others do the same."""
     is_flagged = False
     try:
         kind = libc.statfs_type(dir_fd)

@@ -30,7 +30,7 @@ def child(at_parents_death: signal.Signals, body: Callable[[], None], *fds: int)
 
     It exits with 0 if the body does, with the errno if that raises OSError, else with 255.
 
-    To be called on the main thread, whose death it takes for the parent's.
+    To be called on the main thread, whose end the kernel takes for the parent's.
 
     at_parents_death  it gets this signal then, at once: also where the parent lives on for some thread's sake
     """

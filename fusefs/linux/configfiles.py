@@ -1,4 +1,4 @@
-"""The configuration's files: found, looked at with distrust, read."""
+"""The configuration's files: found, checked for owners and modes that can't be trusted, read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Loaded(NamedTuple):
 
 
 def config_dir() -> bytes | None:
-    """Where this user's configuration is: the system's for root; None for somebody without a home."""
+    """Where this user's configuration is: the system's for root; None for a user without a home."""
     if os.geteuid() == 0:
         return SYSTEM_DIR
     given = os.environb.get(b"XDG_CONFIG_HOME", b"")
@@ -51,7 +51,7 @@ def load_config(directory: bytes | None = None) -> Loaded:
 
 
 def load_system_config() -> Loaded:
-    """The configuration in force for root's service, as far as whoever asks may read it; errors as `load_config`."""
+    """The configuration in force for root's service, as far as this process may read it; errors as `load_config`."""
     found, problems = _find(SYSTEM_DIR)
     return _load(found, problems, base_config(of_root=True), is_trusting=False)
 
@@ -106,7 +106,7 @@ def is_drop_in(name: bytes) -> bool:
 def read_sources(files: Iterable[bytes], problems: list[Problem], *, is_trusting: bool) -> list[Source]:
     """The texts of files; of one that can't be read or believed a problem more.
 
-    is_trusting  whoever they belong to
+    is_trusting  whatever owns them
     """
     sources = []
     for file in files:
@@ -120,11 +120,11 @@ def read_sources(files: Iterable[bytes], problems: list[Problem], *, is_trusting
 def _read_source(file: bytes, *, is_trusting: bool) -> Source:
     """A file's text.
 
-    Raises  BadConfig: it can't be read, is no file, or belongs to somebody who has no business to tell us anything
+    Raises  BadConfig: it can't be read, is no file, or belongs to a user who may not configure this one
     """
     name = printable(file)
     try:
-        # Not to wait for whoever should write into a FIFO of that name.
+        # Not to wait for a writer of a FIFO of that name.
         with Fd(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode):
@@ -137,7 +137,7 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
 
 
 def distrust(path: bytes, st: os.stat_result) -> Iterable[Problem]:
-    """Why we do not believe it: somebody else than ourselves or root can change it."""
+    """Why we do not believe it: another user than ourselves or root can change it."""
     name = printable(path)
     owner = "root" if os.geteuid() == 0 else "you or root"
     if st.st_uid not in (0, os.geteuid()):

@@ -1,7 +1,7 @@
 """A file, link, FIFO or device made again elsewhere: content and attributes, complete and on disk before it has a name.
 
-What is made has no name (O_TMPFILE, where that lasts), or one in a directory that nobody else can enter: whoever owns
-the place that it goes to can put nothing in its way that would get its owner, its mode or its content.
+What is made has no name (O_TMPFILE, where that lasts), or one in a directory that no other user can enter: the owner of
+the place that it goes to can put nothing there that would get its owner, its mode or its content.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Original(NamedTuple):
     fd         readable for a regular file, else O_PATH: to open a FIFO or a device is to do something to it
     seen       what it was before the first byte was read
     version    what changes with it: size, mtime, ctime
-    is_leased  whoever opens it for writing waits until `fd` is closed
+    is_leased  an open for writing waits until `fd` is closed
     """
 
     fd: Fd
@@ -56,18 +56,18 @@ class Original(NamedTuple):
         return stat.S_ISREG(self.seen.st_mode)
 
     def is_untouched(self, kernel: Kernel) -> bool:
-        """Whether nobody has written to it, or changed its attributes, since it was opened, or waits to do it."""
+        """Whether it has not been written to, nor its attributes changed, since it was opened, and no writer waits."""
         return self._is_alone(kernel) and _version(kernel.fstat(self.fd)) == self.version
 
     def may_be(self, other: os.stat_result) -> bool:
         """Whether something may be this very file, shown by another mount under other numbers.
 
-        Overlays, FUSE and NFS do that. Of a copy nobody can choose the ctime, which is later.
+        Overlays, FUSE and NFS do that. The ctime of a copy can't be chosen, and is later.
         """
         return (other.st_ctime_ns, other.st_nlink) == (self.seen.st_ctime_ns, self.seen.st_nlink)
 
     def after_unlink(self, st: os.stat_result) -> Original:
-        """The same after we have unlinked one of its names, which changes its ctime."""
+        """This original after we have unlinked one of its names, which changes its ctime."""
         size, mtime_ns, _ = self.version
         return self._replace(version=(size, mtime_ns, st.st_ctime_ns))
 
@@ -78,7 +78,7 @@ class Original(NamedTuple):
         return fcntl.fcntl(self.fd, fcntl.F_GETLEASE) == fcntl.F_RDLCK
 
     def goes_on(self, kernel: Kernel, wanted: GoesOn) -> GoesOn:
-        """The same question, answered by ETXTBSY if somebody waits to write to it: he shall not wait for long."""
+        """`wanted`, which raises ETXTBSY once a writer waits for the file: it shall not wait for long."""
 
         def asked() -> bool:
             if not self._is_alone(kernel):
@@ -91,8 +91,8 @@ class Original(NamedTuple):
 def open_original(kernel: Kernel, dir_fd: int, name: bytes) -> Original:
     """What has a name, for a copy of it.
 
-    Raises  OSError: EISDIR for a directory, EOPNOTSUPP for a socket, ETXTBSY if somebody has it open for writing: what
-            he writes later would be lost
+    Raises  OSError: EISDIR for a directory, EOPNOTSUPP for a socket, ETXTBSY if it is open for writing: what
+            is written later would be lost
     """
     with kernel.open_beneath(dir_fd, name, _LOOKED_AT) as found:
         seen = kernel.fstat(found)
@@ -115,10 +115,10 @@ def open_original(kernel: Kernel, dir_fd: int, name: bytes) -> Original:
 
 
 def _lease(kernel: Kernel, fd: Fd, uid: int) -> bool:
-    """Whether we have a read lease, which says that nobody has it open for writing; False where that can't be had.
+    """Whether we have a read lease, which says that it is not open for writing; False where that can't be had.
 
-    uid     its owner, who needs no capability for that: root in a container, or as a service, may lack it (CAP_LEASE)
-    Raises  OSError: ETXTBSY if somebody has
+    uid     its owner, as which that needs no capability: root in a container, or as a service, may lack CAP_LEASE
+    Raises  OSError: ETXTBSY if it is
     """
     try:
         kernel.reach("lease")

@@ -1,4 +1,4 @@
-"""Acting as somebody else: a child process with another uid, that user's groups, and no capability."""
+"""Acting as another user: a child process with that uid, its groups, and no capability."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Ask = Callable[[bytes], bytes]
 _NOBODY_GID = 65534
 _QUESTION, _RESULT = b"q", b"r"
 _PLACES = (b"RUNTIME_DIRECTORY", b"STATE_DIRECTORY", b"XDG_RUNTIME_DIR", b"XDG_STATE_HOME")
-"""Variables that say where somebody keeps what is his: those that we were started with say it of us."""
+"""Variables that say where a user's files are: those that we were started with say it of us."""
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or his number."""
+    """A user's name, or the number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -30,7 +30,7 @@ def user_name(uid: int) -> str:
 
 
 class Person(NamedTuple):
-    """Whom a process acts for: user, primary group, all groups, home directory (empty for none)."""
+    """The user for whom a process acts: user, primary group, all groups, home directory (empty for none)."""
 
     uid: int
     gid: int
@@ -39,7 +39,7 @@ class Person(NamedTuple):
 
 
 def person(uid: int) -> Person:
-    """A user as the system knows him; of one whom it does not know nothing but the uid, and nogroup."""
+    """A user as the system knows him; of an unknown one nothing but the uid, and nogroup."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -48,7 +48,7 @@ def person(uid: int) -> Person:
 
 
 def become(wanted: Person, parent: int) -> bool:
-    """Be that user, with his home, no capability and no way back, and die with the parent; needs root.
+    """Be that user, with that home, no capability and no way back, and die with the parent; needs root.
 
     parent   our parent's pid
     Returns  False if the parent is gone already
@@ -119,7 +119,7 @@ def _serve(pid: int, channel: socket.socket, answer: Ask) -> bytes:
         except EOFError as error:
             raise ChildLost from error
         for fd in fds:
-            fd.close()  # nobody asked for any
+            fd.close()  # not asked for
         if message[:1] == _RESULT:
             return message[1:]
         send(channel, answer(message[1:]))

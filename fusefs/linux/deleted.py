@@ -1,7 +1,7 @@
 """Files without a name that processes keep alive: as open fds, as their program, or mapped.
 
-A link in /proc is looked at in three steps, as to ask a filesystem that never answers holds whoever asks, beyond
-SIGKILL: its text; then the mount, through an O_PATH fd of our own, which asks nobody; and only if that is a mount of
+A link in /proc is looked at in three steps, as a filesystem that never answers blocks the caller, beyond
+SIGKILL: its text; then the mount, through an O_PATH fd of our own, which asks no server; and only if that is a mount of
 the volume, the file.
 """
 
@@ -102,7 +102,7 @@ def _device(fd: int, mounts: list[Mount]) -> bytes | None:
 
 
 def _mapped(pid: str, device: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Inode number, length and path of each mapping of a deleted file, for who may not open map_files (not root)."""
+    """Inode number, length and path of each mapping of a deleted file, where map_files can't be opened (not root)."""
     major, _, minor = device.partition(b":")
     with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as lines:
         for line in lines:

@@ -1,7 +1,7 @@
-"""A directory's entries as getdents64(2) tells them, where more is wanted than os.scandir has.
+"""A directory's entries from getdents64(2), with what os.scandir leaves out: types, inode numbers, offsets.
 
-Who reads a whole directory at once takes `Kernel.scan`: it is os.scandir, and C. `read_on` is for those who hand the
-fd on to another process, as scandir reads ahead and takes the fd to the end; `Dirents` is for those who need the
+To read a whole directory at once take `Kernel.scan`: it is os.scandir, and C. `read_on` is for code that passes the
+fd on to another process, as scandir reads ahead and takes the fd to the end; `Dirents` is for code that needs the
 filesystem's own offsets, which stay valid whatever changes meanwhile. The two share no loop over the buffer: that
 would take a sixth more of the time for each entry (measured).
 """
@@ -76,7 +76,7 @@ def _call(act: Callable[[int, int], list[Dirent]], offset: int, size: int) -> li
 
 
 class Dirents:
-    """An open directory, read from any offset; who reads on from where he was gets what was read ahead."""
+    """An open directory, read from any offset; to read on from the last offset takes what was read ahead."""
 
     def __init__(self, fd: Fd) -> None:
         """fd: readable; stays its owner's"""
@@ -86,7 +86,7 @@ class Dirents:
         self._position = -1
 
     def read_from(self, offset: int, size: int = _SIZE, call: Call = _call) -> Iterator[Dirent]:
-        """The entries from an offset on, to the end. Whoever stops comes back with the offset of the last he took.
+        """The entries from an offset on, to the end. To go on later, pass the offset of the last one taken.
 
         size  bytes of entries that are read at a time; with too few for one, a few more are
         call  makes each call to the kernel

@@ -1,4 +1,4 @@
-"""A door: a socket where whoever shows a directory, as an O_PATH fd, is given another one for it.
+"""A Unix socket where a process shows a directory, as an O_PATH fd, and gets the backing directory of it as another.
 
 Each conversation is one byte with the fd, and an errno, with an fd if that is 0.
 """
@@ -18,7 +18,7 @@ from fusefs.linux.mountinfo import is_inside
 from fusefs.linux.places import HOME
 
 TREE, DOOR = b"closed/tree", b"door"
-"""In the directory of a mount over itself: its backing tree, to which root alone comes by path, and the door to it."""
+"""In the directory of a mount over itself: its backing tree, which root alone reaches by path, and the socket that gives it."""
 _CREDENTIALS = struct.Struct("=iII")
 _ANSWER, _FD = struct.Struct("=i"), struct.Struct("=i")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FD.size)
@@ -27,10 +27,10 @@ _PATIENCE_S, _GLANCE_S = 10.0, 0.02
 
 
 class Visitor(NamedTuple):
-    """Who showed something, as the kernel says, and what.
+    """The process that sent an fd, as the kernel says, and what that is of.
 
-    uid, pid     as our namespaces know him; 0 for a pid that they don't
-    ino, mnt_id  of what he showed: nobody was asked
+    uid, pid     as our namespaces have them; 0 for a pid that they have not
+    ino, mnt_id  of what the fd holds: its filesystem was not asked
     """
 
     uid: int
@@ -40,15 +40,15 @@ class Visitor(NamedTuple):
 
 
 def door_of(tree: bytes) -> bytes | None:
-    """The path of the door to a backing tree; None if the path is of anything else."""
+    """The path of the socket for a backing tree; None if the path is of anything else."""
     above = tree.removesuffix(b"/" + TREE)
     return above + b"/" + DOOR if above != tree and is_inside(tree, HOME) else None
 
 
 def knock(path: bytes, shown: int) -> Fd:
-    """What is given at a door for a directory (O_PATH), the caller's own.
+    """The fd that the socket at a path gives for a directory (O_PATH); it is the caller's.
 
-    Raises  OSError: as is said there; EAGAIN: nobody had time; of connect(2): nobody is there
+    Raises  OSError: as is answered there; EAGAIN: the server is busy; of connect(2): there is no server
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
@@ -67,7 +67,7 @@ def _ask(path: bytes, shown: int) -> Fd:
 
 
 def open_door(path: bytes) -> socket.socket:
-    """A new door at a path, open to everybody who can come there. Raises  OSError"""
+    """A new listening socket at a path, open to every process that reaches it. Raises  OSError"""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -81,15 +81,15 @@ def open_door(path: bytes) -> socket.socket:
 
 
 def uid_of(conversation: socket.socket) -> int:
-    """Who began it."""
+    """The uid of the client."""
     credentials = conversation.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def visitor(conversation: socket.socket) -> tuple[Visitor, Fd]:
-    """Who shows what; the fd is ours now, and keeps its inode number from meaning anything else.
+    """The client and the fd that it sends, which is ours now, and keeps its inode number from meaning anything else.
 
-    It may be of anything: to get it, and to close it, may take as long as whoever serves that likes.
+    It may be of anything: to get it, and to close it, may take as long as its filesystem's server likes.
     Raises  OSError: it is no message with one O_PATH fd
     """
     message, ancillary, flags, _address = conversation.recvmsg(2, _ROOM, socket.MSG_CMSG_CLOEXEC)
@@ -121,7 +121,7 @@ def _told_of(fd: int) -> dict[str, str]:
 
 
 def answer(conversation: socket.socket, given: Fd | int) -> None:
-    """Give an fd, or say with an errno why not. Raises  OSError: nobody listens any more"""
+    """Give an fd, or say with an errno why not. Raises  OSError: the client is gone"""
     fds = [given] if isinstance(given, Fd) else []
     socket.send_fds(conversation, [_ANSWER.pack(0 if fds else given)], fds)
 

@@ -53,11 +53,11 @@ def _drop(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
 
 
 def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Whether somebody else may neither move a directory that he can't write to another parent, nor open a 0700 one.
+    """Whether another user may neither move an unwritable directory to another parent, nor open a 0700 one.
 
     That holds on Linux's local filesystems; not for every client of a network's, FUSE without default_permissions,
-    or vfat, where all has one owner. Root tries it as nobody; who is not root, or can be nobody else in his user
-    namespace, goes by the kind of filesystem.
+    or vfat, where all has one owner. Root tries it as the user nobody; another user, or root without a second uid in its
+    user namespace, goes by the kind of filesystem.
     name    of a directory that is made for it, and goes again
     Raises  OSError
     """
@@ -75,7 +75,7 @@ def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
             try:
                 return call_as(Identity(_NOBODY, _NOBODY), _is_refused, top, one, other)
             except PermissionError:
-                return kernel.is_local(dir_fd)  # nobody else can be had here
+                return kernel.is_local(dir_fd)  # there is no other user in this namespace
         return False
     finally:
         discard_trial(kernel, dir_fd, name)
@@ -98,7 +98,7 @@ def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
 
 
 def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
-    """As a stranger, whose fds are root's: his rights are looked at with each name. Only EPERM and EACCES will do."""
+    """As another user, with root's fds: permissions are checked with each name. Only EPERM and EACCES will do."""
     try:
         os.rename(_MOVED, _MOVED, src_dir_fd=one, dst_dir_fd=other)
     except PermissionError:

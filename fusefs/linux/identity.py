@@ -1,4 +1,4 @@
-"""One call made as somebody else: with his ids, groups, capabilities and umask; and back, whatever happens meanwhile.
+"""One call made with another user's ids, groups, capabilities and umask; and back to our own, whatever happens.
 
 The C library's calls for ids take all threads along, and are not for this: what is used here is one thread's alone. The
 kernel counts each of these changes as one of privileges: the process is not dumpable and has no parent-death signal
@@ -22,15 +22,15 @@ R = TypeVar("R")
 NO_GROUP = 0xFFFF_FFFE
 """The last one there can be, which nothing belongs to."""
 NO_ID = 0xFFFF_FFFF
-"""No id: who asks for it stays who he is, and is told who that is."""
+"""No id: setfsuid(2) and its like then change nothing, and return the present one."""
 
 
 class Identity(NamedTuple):
-    """Who a call is made as.
+    """The credentials that a call is made with.
 
     uid, gid      of the filesystem; 0: the thread's own. With another uid the kernel takes the thread's capabilities
                   over files away, and gives them back
-    groups        that he is in as well; a thread that acts as others is in none but its own
+    groups        supplementary; a thread that acts as others is in none but its own
     capabilities  that are effective, as bits, of those that the thread has; None: what the uid leaves
     umask         None: the thread's own
     Source        setfsuid(2); cap_task_fix_setuid in the kernel's security/commoncap.c
@@ -47,13 +47,13 @@ ITSELF = Identity()
 
 
 def in_group(gid: int) -> Identity:
-    """Root itself, in another group: a set-group-ID bit is only given by its members. A user is in those that he is."""
+    """Root itself, in another group: a set-group-ID bit is only given by its members. Users are members already."""
     return ITSELF if os.geteuid() else Identity(gid=gid)
 
 
 @cache
 def in_no_group() -> Identity:
-    """Root itself, who keeps no set-group-ID bit for being in the file's group: his own is 0.
+    """Root itself, which keeps no set-group-ID bit for being in the file's group: its own is 0.
 
     In a user namespace no id is known that nothing belongs to.
     """
@@ -63,10 +63,10 @@ def in_no_group() -> Identity:
 
 
 def call_as(who: Identity, act: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """What one call returns that is made as somebody. It must neither suspend nor start a thread.
+    """What one call returns that is made with these credentials. It must neither suspend nor start a thread.
 
     A thread that doesn't get its own identity back ends the process: nothing may be done as the wrong one.
-    Raises  OSError EPERM: nobody can be that here (another user namespace)
+    Raises  OSError EPERM: these ids can't be had here (another user namespace)
     """
     uid, gid, groups, capabilities, umask = who
     effective = b"" if capabilities is None else with_effective(capabilities)

@@ -15,7 +15,7 @@ from fusefs.core.names import printable
 _SOCKET = "/run/systemd/journal/socket"
 _PATIENCE_S = 1.0
 _DISTRUST_S = 10.0
-"""A journal that took nothing for the one is not waited for again so soon: whoever logs has other work."""
+"""How long a journal that took no line for a second is not tried again: the logging thread has other work."""
 _MOST_BYTES = 16 << 10
 """Of one field: all of a message fits into a datagram (net.core.wmem_default)."""
 _LENGTH = struct.Struct("<Q")
@@ -24,7 +24,7 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 
 def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -> logging.Handler:
-    """A handler for where standard error goes: the journal itself, a terminal, or whoever reads `<N>` before a line.
+    """A handler for where standard error goes: the journal itself, a terminal, or a reader of `<N>` before a line.
 
     Source  systemd.exec(5), $JOURNAL_STREAM: device and inode of the stream that standard error is if it is unchanged
     """

@@ -1,6 +1,6 @@
-"""The kernel's calls as the store uses them, each passing one gate.
+"""The system calls that the store makes, each by one method and announced to one callback before it is made.
 
-The gate is why this is a class: a test counts the calls, fails the n-th with an errno, or dies at it, and so
+That callback, `gate`, is why this is a class: a test counts the calls, fails the n-th with an errno, or dies at it and
 reaches every window of every verb (tests/crash). In production the gate does nothing.
 """
 
@@ -27,7 +27,7 @@ Refused = list[tuple[str, int]]
 EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, libc.FUSE_MAGIC
 OVERLAY_MAGIC, TMPFS_MAGIC = 0x794C7630, 0x01021994
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""With an access ACL the group's bits are its mask, so that these are all that anybody named in it may have."""
+"""With an access ACL the group's bits are its mask, so that these are all that those named in it may have."""
 _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 0x2FC12FC1, OVERLAY_MAGIC})
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
 _FEW_BYTES = 4096
@@ -42,13 +42,13 @@ class Kernel:
     """One process's way to the kernel. All methods raise OSError only."""
 
     def __init__(self, gate: Gate = _open_gate) -> None:
-        """gate: called with each call's name before it is made; it may raise OSError, or never return."""
+        """gate: called with each call's name before it is made; it may raise OSError, or never return"""
         self._gate = gate
         self.silent: set[Hashable] = set()
-        """The mounts that have not answered (by their id): whoever goes on asks nothing of them again."""
+        """The mounts that have not answered (by their id): they are asked nothing again."""
 
     def reach(self, call: str) -> None:
-        """Pass the gate before a call that another module here makes."""
+        """Announce a call that another module here makes to the gate."""
         self._gate(call)
 
     # Opening: the volume's root by path, everything below it by fd.
@@ -117,7 +117,7 @@ class Kernel:
     def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
         """lstat of a name in a directory; EXDEV if something is mounted there.
 
-        Not by stat(2), which would ask that mount: a user's FUSE filesystem that never answers holds whoever asks,
+        Not by stat(2), which would ask that mount: a user's FUSE filesystem that never answers blocks the caller,
         beyond SIGKILL.
         """
         self._gate("stat")
@@ -130,7 +130,7 @@ class Kernel:
         return os.fstat(fd)
 
     def statx(self, fd: int, *, asks: bool = False) -> libc.Statx:
-        """Birth time and mount id of what an fd holds. asks: whoever serves it, for a birth that the kernel may lack"""
+        """Birth time and mount id of what an fd holds. asks: the FUSE daemon or server too, for the birth"""
         self._gate("statx")
         return libc.statx(fd, asks=asks)
 
@@ -140,12 +140,12 @@ class Kernel:
         return libc.statfs_type(fd)
 
     def free_bytes(self, fd: int) -> int:
-        """Space that nobody uses on the filesystem, root's share included."""
+        """Free space on the filesystem, root's share included."""
         self._gate("statfs")
         return (volume := os.fstatvfs(fd)).f_bfree * volume.f_frsize
 
     def free_inodes(self, fd: int) -> int | None:
-        """Inodes that nobody uses on the filesystem; None where it makes as many as it likes (btrfs)."""
+        """Free inodes on the filesystem; None where it makes as many as it likes (btrfs)."""
         self._gate("statfs")
         return volume.f_ffree if (volume := os.fstatvfs(fd)).f_files else None
 
@@ -155,11 +155,11 @@ class Kernel:
         return libc.is_read_only(fd)
 
     def is_local(self, fd: int) -> bool:
-        """Whether only one kernel can have this filesystem mounted, so that its locks tell of everybody."""
+        """Whether only one kernel can have this filesystem mounted, so that its locks exclude every process."""
         return self.filesystem(fd) in _LOCAL
 
     def answers_at_once(self, fd: int) -> bool:
-        """Whether a filesystem needs nobody else to tell what an inode is; what lies below an overlayfs may."""
+        """Whether a filesystem needs no server to tell what an inode is; what lies below an overlayfs may need one."""
         return self.filesystem(fd) in _LOCAL - {OVERLAY_MAGIC}
 
     def identify(self, fd: int) -> Identity:
@@ -242,7 +242,7 @@ class Kernel:
         return time.time_ns()
 
     def boot_ns(self) -> int:
-        """Time since the boot, suspended or not; nobody sets it."""
+        """Time since the boot, suspended or not; it is never set."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     # Changing names.
@@ -346,7 +346,7 @@ class Kernel:
     # Changing contents and attributes.
 
     def lock(self, fd: int) -> bool:
-        """Take an exclusive flock if nobody holds it; whether we have it now.
+        """Take an exclusive flock if it is free; whether we have it now.
 
         Raises  OSError ENOLCK where there are no locks, whatever the filesystem calls that
         """
@@ -392,7 +392,7 @@ class Kernel:
     def refresh(self, mounted_fd: int) -> None:
         """Have a FUSE daemon asked for the attributes of a directory, however long they may be remembered.
 
-        A chown that changes nothing is a SETATTR without fields, which everybody may do. A file would lose its
+        A chown that changes nothing is a SETATTR without fields, which every user may do. A file would lose its
         set-id bits by it.
         Source  fs/open.c, chown_common; fs/fuse/dir.c, fuse_do_setattr
         """
@@ -435,9 +435,9 @@ class Kernel:
         os.removexattr(fd, name)
 
     def lease(self, fd: int) -> None:
-        """A write lease: EAGAIN if anybody else has the file open; it ends with the fd.
+        """A write lease: EAGAIN if the file is open elsewhere; it ends with the fd.
 
-        Whoever opens the file then waits for us; the signal that tells us so is one that does nothing.
+        An open of the file then waits for us; the signal that tells us so is one that does nothing.
         Source  fcntl(2), F_SETLEASE, F_SETSIG
         """
         self._gate("lease")
@@ -445,7 +445,7 @@ class Kernel:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
     def has_lease(self, fd: int) -> bool:
-        """Whether our write lease is whole: nobody waits for its end."""
+        """Whether our write lease is whole: no open waits for its end."""
         self._gate("lease")
         return fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK
 

@@ -98,7 +98,7 @@ def apply_likeness(kernel: Kernel, fd: int, wanted: Likeness) -> None:
 def make_like(kernel: Kernel, place: Fd, new: bytes, wanted: Likeness | None, appear: Callable[[], None]) -> None:
     """Make a directory with a likeness (None: 0700) and let `appear` give it its name, unless that is taken by then.
 
-    It is made where nobody else can enter: whoever may rename in the directory that it goes to could put another one
+    It is made where no other user can enter: one who may rename in the directory that it goes to could put another one
     in its place, which would get its owner and mode.
     place, new  where it is made, and a free name there
     Raises      OSError; nothing is left there then
@@ -116,7 +116,7 @@ def make_like(kernel: Kernel, place: Fd, new: bytes, wanted: Likeness | None, ap
         with suppress(OSError):
             kernel.rmdir(place, new)
         if not isinstance(error, FileExistsError):
-            raise  # else somebody was faster
+            raise  # else another process was faster
 
 
 def _steps(kernel: Kernel, fd: int, here: Likeness, wanted: Likeness) -> Iterator[Callable[[], None]]:
@@ -134,7 +134,7 @@ def _steps(kernel: Kernel, fd: int, here: Likeness, wanted: Likeness) -> Iterato
 
 
 def differences(wanted: Likeness, got: Likeness) -> list[Difference]:
-    """What of the wanted likeness is missing; the lent write permission of an owner is nobody's difference."""
+    """What of the wanted likeness is missing; the lent write permission of an owner does not count."""
     found = []
     for what, a, b in (("owner", wanted.uid, got.uid), ("group", wanted.gid, got.gid)):
         if a != b:

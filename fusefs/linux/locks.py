@@ -1,4 +1,4 @@
-"""Who holds a lock, without touching it."""
+"""Open file description locks: taking one, and whether or by which process one is held, without touching it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 
 def lock_open_file(fd: int) -> None:
-    """Lock a file as long as this fd, or a copy of it, is open. Raises  BlockingIOError: somebody else has it"""
+    """Lock a file as long as this fd, or a copy of it, is open. Raises  BlockingIOError: another process has it"""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def is_locked(fd: int) -> bool:
-    """Whether somebody holds that lock, in whatever pid namespace; an fd that can read is enough."""
+    """Whether that lock is held, in whatever pid namespace; an fd that can read is enough."""
     found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 

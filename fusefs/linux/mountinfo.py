@@ -23,9 +23,9 @@ class Mount(NamedTuple):
     root    what of the filesystem is mounted, as a path in it; in ours, in the backing tree
     point   where it is mounted, as the process with that mountinfo sees it
     options, super_options  of this mount; of the filesystem, wherever it is mounted
-    owner   uid of whoever mounted it, if it is one of FUSE's
+    owner   uid of the user who mounted it, if it is one of FUSE's
     is_shared  whether what is mounted in it is mounted in its copies, too
-    Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 lets nobody choose
+    Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 sets itself
     """
 
     mnt_id: int
@@ -90,7 +90,7 @@ def _mount(line: bytes) -> Mount:
 
 
 def _owner(super_options: bytes) -> int:
-    """The uid in the options of a FUSE superblock; nobody's, so that nobody trusts it, where there is none."""
+    """The uid in the options of a FUSE superblock; that of nobody, which is never trusted, where there is none."""
     found = re.search(rb"(?:^|,)user_id=(\d+)", super_options)
     return int(found[1]) if found else -1
 

@@ -67,7 +67,7 @@ def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
     """Set flags of a mount as mount(2) takes them, and take others back; those that are a filesystem's are left out.
 
     mount_fd  O_PATH will do, of its root
-    Raises    OSError EBUSY: somebody has something open there for writing, and it is to be read-only
+    Raises    OSError EBUSY: a file is open there for writing, and it is to be read-only
     """
     _set_attributes(mount_fd, flags, unwanted, 0)
 
@@ -123,10 +123,10 @@ def mount(source: bytes, target_fd: int, kind: bytes, flags: int, data: bytes) -
 def remount(point_fd: int, flags: int) -> None:
     """Have the mount that an fd's directory is the root of, and its filesystem, have these flags and no others.
 
-    Raises  OSError EBUSY: somebody has something open there for writing, and it is to be read-only
+    Raises  OSError EBUSY: a file is open there for writing, and it is to be read-only
     """
     target = f"/proc/self/fd/{int(point_fd)}".encode()
-    usual = 0 if flags & MS_NOATIME else _MS_RELATIME  # who says nothing of access leaves it as it is
+    usual = 0 if flags & MS_NOATIME else _MS_RELATIME  # without a word on atime the default of mount(2) stays
     libc.mount(None, target, None, _MS_REMOUNT | usual | flags, None)
 
 

@@ -16,7 +16,7 @@ _MOUNTINFO = "/proc/self/mountinfo"
 class MountWatch:
     """Readable when the mounts of our namespace have changed since the last `seen`.
 
-    A thread waits for the kernel's word, which whoever asks first takes away: an event loop asks once when it begins
+    A thread waits for the kernel's word, which the first poll takes away: an event loop asks once when it begins
     to wait and again when it wakes, and an epoll in between does the same, so that changes were lost.
     Source  proc_pid_mounts(5): poll(2) tells a change by POLLPRI
     """

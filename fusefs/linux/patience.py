@@ -1,4 +1,4 @@
-"""Questions that may never be answered, put by a child: who asks a mount that is dead waits for it, beyond SIGKILL."""
+"""Questions that may never be answered, put by a child process: a dead mount blocks its caller, beyond SIGKILL."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def ask_each(
     where: Callable[[T], Hashable],
     person: Person | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
-    """Each question with its answer; None for what nobody answers in time, and for all else that is asked there.
+    """Each question with its answer; None for what is not answered in time, and for all else that is asked there.
 
     ask     runs in a child that has none of our fds; what it can't say is its answer, not an error
-    silent  those who have not answered, as `where` tells them; it is added to
-    person  whom the child acts for (needs root); None for ourselves
+    silent  those that have not answered, as `where` tells them; it is added to
+    person  the user for whom the child acts (needs root); None for ourselves
     """
     done = 0
     while done < len(questions):

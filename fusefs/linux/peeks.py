@@ -95,7 +95,7 @@ class Peeks(Generic[T]):
     ) -> None:
         """Begin with none.
 
-        bell         an eventfd, which stays the caller's: whoever counts it up ends the wait for results
+        bell         an eventfd, which stays the caller's: counting it up ends the wait for results
         xattrs_of    extended attributes that are asked for closely, by what there is
         has_handles  handles are asked for
         Raises       OSError: there is no io_uring for us, or not now

@@ -1,4 +1,4 @@
-"""Where the service keeps what it says of itself, and what it remembers: root's, or a user's own."""
+"""The directories of a service and of mounts, root's or a user's own: runtime files, and state that outlives a boot."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SYSTEM_RUNTIME = HOME + b"/reaper"
 _SYSTEM_STATE = b"/var/lib/trashd"
 _STATE_HOME, _OURS = b".local/state", b"trashd"
 STATE_BELOW_HOME = _STATE_HOME + b"/" + _OURS
-"""Where a user's state is who has said nothing else."""
+"""Where a user's state is without $XDG_STATE_HOME."""
 
 
 def runtime_dir() -> bytes:
     """The directory of this user's running service: its status, its lock; gone after a reboot. systemd's, if that
     gave one.
 
-    A user without $XDG_RUNTIME_DIR (cron, su) has it where a login would have made it, or else below his state.
+    A user without $XDG_RUNTIME_DIR (cron, su) has it where a login would have made it, or else below the user's state.
     """
     told = _told(b"RUNTIME_DIRECTORY")
     if told is not None:
@@ -36,7 +36,7 @@ def runtime_dir() -> bytes:
 def state_dir() -> bytes:
     """The directory of what this user's service remembers from one run to the next; systemd's, if that gave one.
 
-    Raises  FileNotFoundError for somebody without a home
+    Raises  FileNotFoundError for a user without a home
     """
     told = _told(b"STATE_DIRECTORY")
     return lasting_dir() if told is None else told
@@ -45,7 +45,7 @@ def state_dir() -> bytes:
 def lasting_dir() -> bytes:
     """The directory of what this user's commands and service remember together: at one place, whatever systemd gives.
 
-    Raises  FileNotFoundError for somebody without a home
+    Raises  FileNotFoundError for a user without a home
     """
     if os.geteuid() == 0:
         return _SYSTEM_STATE
@@ -65,7 +65,7 @@ def _told(variable: bytes) -> bytes | None:
 def make_dir(path: bytes) -> bytes:
     """Make one of these, and what is missing above it; the same path.
 
-    Everybody may look into root's: status is for all users. /run/trashd itself is the mounts' too, and nobody lists it.
+    Every user may look into root's: status is for all. /run/trashd itself is the mounts' too, and can't be listed.
     """
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):

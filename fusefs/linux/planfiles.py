@@ -16,7 +16,7 @@ _HERE = b"plan.d"
 
 
 def plan_dir() -> bytes | None:
-    """Where this user's rules are: /etc/trashd/plan.d for root; None for somebody without a home."""
+    """Where this user's rules are: /etc/trashd/plan.d for root; None for a user without a home."""
     above = config_dir()
     return None if above is None else os.path.join(above, _HERE)
 
@@ -28,7 +28,7 @@ def load_plan(
 
     now_ns       from when ages are counted
     cutoff_ns    the moment before which all is so many nanoseconds old
-    is_trusting  whoever the files belong to: a draft is looked at before it is installed
+    is_trusting  whatever owns the files: a draft is looked at before it is installed
     Raises       BadConfig with all that is wrong in any of them
     """
     sources: list[Source] = []

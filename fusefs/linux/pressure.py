@@ -60,7 +60,7 @@ class Device:
         """The device below a directory; None where there is none to be seen (network, btrfs, tmpfs)."""
         dev = os.fstat(volume_fd).st_dev
         own = f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}"
-        # Flushes are counted for the disk alone, and who works in another partition of it is a neighbour too.
+        # Flushes are counted for the disk alone, and processes in another partition of it are neighbours too.
         is_partition = os.path.exists(f"{own}/partition")
         fd = _open(f"{own}/../stat" if is_partition else f"{own}/stat")
         return None if fd is None else cls(fd)

@@ -17,7 +17,7 @@ _NICEST = 19
 
 
 def be_idle() -> None:
-    """Run only when nobody else wants a processor or the disk, with all that is forked from now on."""
+    """Run only when no other process wants a processor or the disk, with all that is forked from now on."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICEST)
     with suppress(OSError):

@@ -50,7 +50,7 @@ class Private:
             self._remove(name)
 
     def open(self) -> Fd:
-        """Itself. Raises  OSError: EPERM if somebody has put another one in its place"""
+        """Itself. Raises  OSError: EPERM if another one has taken its place"""
         for _attempt in range(_ATTEMPTS):
             if self._made is None:
                 self._made = self._make()
@@ -69,7 +69,7 @@ class Private:
         return True
 
     def _make(self) -> tuple[Name, Fd] | None:
-        """One, locked, so that it is not abandoned; None if somebody took it for that before it was."""
+        """One, locked, so that it is not abandoned; None if another process took it as such before that."""
         name = Name(self._prefix + nameless())
         self._kernel.mkdir(self._parent, name)
         with ExitStack() as owned:

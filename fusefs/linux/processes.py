@@ -1,4 +1,4 @@
-"""Who has a tree open: open fds, working and root directories, mappings of all processes that we may look at."""
+"""Holders of a tree: open fds, working and root directories, mappings of all processes that we may look at."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def find_named(is_wanted: Callable[[bytes], bool]) -> Iterator[Holder]:
 
 
 def serves_fuse(pid: int) -> bool:
-    """Whether a process serves a FUSE mount: what it has open there is others', who are found themselves."""
+    """Whether a process serves a FUSE mount: what it has open there is other processes', which are found too."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):

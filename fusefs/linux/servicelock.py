@@ -1,4 +1,4 @@
-"""One service at a time, and anybody can tell whether it lives."""
+"""The service's lock: one service at a time, and every process can tell whether it runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAME = b"lock"
 def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
     """The lock of a directory, a service's by its usual name, for as long as the fd is open; None while another has it.
 
-    Only its owner may open the file: whoever can open it can hold it, and so keep us out. Processes forked
-    later must close it, or they keep it after the service's death.
+    Only its owner may open the file: who can open it can hold it, and so keep us out. Processes forked
+    later must close it, or they keep it after the service's end.
     """
     fd = Fd(os.open(directory + b"/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
@@ -27,7 +27,7 @@ def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
 
 
 def is_held(directory: bytes, pid: int) -> bool:
-    """Whether the process that says it is the service holds the lock: asks no right, and disturbs nobody who takes it.
+    """Whether the process that says it is the service holds the lock: needs no permission, and disturbs no taker.
 
     Not seen from another pid namespace.
     """

@@ -1,4 +1,4 @@
-"""Whose subordinate a uid is: who may map a range of them (newuidmap) is 65,536 users at once."""
+"""subuid(5): which user owns a range of subordinate uids; who may map one (newuidmap) is 65,536 users at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_BYTES = 1 << 20
 
 
 class Range(NamedTuple):
-    """So many uids from one on, and who may have them."""
+    """So many uids from one on, and the user who may have them."""
 
     start: int
     n_uids: int
@@ -28,7 +28,7 @@ class Subordinates:
         self._starts = [one.start for one in self._ranges]
 
     def holder_of(self, uid: int) -> int:
-        """Who may be that user whenever he likes; the user himself, if it is nobody's subordinate."""
+        """The user who may become that uid at any time; that uid itself, if it is not subordinate."""
         index = bisect_right(self._starts, uid) - 1
         if index >= 0 and uid < self._ranges[index].start + self._ranges[index].n_uids:
             return self._ranges[index].holder
@@ -36,7 +36,7 @@ class Subordinates:
 
 
 def read_subordinates(path: bytes = _FILE) -> Subordinates:
-    """What the system's file says; without one, or where it is not understood, nobody is a subordinate.
+    """What the system's file says; without one, or where it is not understood, no uid is subordinate.
 
     Source  subuid(5): login name or uid, first uid, how many
     """
@@ -67,4 +67,4 @@ def _holder(name: str, start: int) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        return -1 - start  # somebody whom the system does not know is one person all the same
+        return -1 - start  # a user whom the system does not know is one person nonetheless

@@ -1,4 +1,4 @@
-"""Whether a thread of ours gets on."""
+"""Whether a thread of ours is held up: it waits in the kernel, or has worked there for long; asked by another thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONG_S = 0.001
 
 
 class Progress:
-    """What the thread that makes this does: whoever asks is another one."""
+    """What the thread that makes this does: it is asked by another one."""
 
     def __init__(self) -> None:
         """Begin with the calling thread."""

@@ -1,4 +1,4 @@
-"""A directory by a path that somebody wrote down, gone name by name: through no link and no mount of others."""
+"""A directory opened by an untrusted absolute path, name by name: through no link and no mount of other users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Container[int]) -> bool:
-    """Whether only those who are trusted can have put a link into its directory."""
+    """Whether only trusted users can have put a link into its directory."""
     is_shared = directory.st_mode & OTHERS_WRITE and not directory.st_mode & stat.S_ISVTX
     return link.st_uid in trusted and directory.st_uid in trusted and not is_shared
 
@@ -26,7 +26,7 @@ def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Co
 def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
     """Where a link in a directory leads: an absolute path that was gone already or is the root, and names below it.
 
-    None for one that goes down and up again: through what, nobody knows
+    None for one that goes down and up again: what that leads through is not known
     """
     names = [part for part in target.split(b"/") if part not in (b"", b".")]
     start = b"/" if target.startswith(b"/") else here
@@ -37,9 +37,9 @@ def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
 
 
 def open_way(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Container[int]) -> Fd:
-    """The directory (O_PATH) at an absolute path, which nobody need have meant well.
+    """The directory (O_PATH) at an absolute path, which may be a hostile user's.
 
-    A link is followed only where nobody but those who are trusted can have put it. What another has mounted is not
+    A link is followed only where none but trusted users can have put it. What another has mounted is not
     asked for anything, and an automount that rests is left to rest: a name in one is looked up only if something is
     mounted there.
     mounts  as they were read just now

@@ -59,7 +59,7 @@ def get_at(dir_fd: int, name: bytes, xattr: bytes) -> bytes | int:
 
 
 def get_of(fd: int, xattr: bytes) -> bytes | int:
-    """The same of what an fd of any kind holds; NAMES: the list of all."""
+    """The value of an xattr of what an fd of any kind holds, or an errno; NAMES: the list of all."""
     return _get(b"/proc/self/fd/%d" % fd, xattr)
 
 
@@ -76,7 +76,7 @@ def are_for_all(root: Fd) -> bool:
     """Whether a filesystem tells all users the same of extended attributes, if it lets them ask.
 
     A local one does, and one of FUSE's where the kernel checks permissions for it. Of any other one it is not known:
-    NFS asks its server as each user, CIFS may be logged in as each, and a FUSE daemon may look who asks.
+    NFS asks its server as each user, CIFS may be logged in as each, and a FUSE daemon may look at the caller.
     """
     kernel = Kernel()
     if kernel.is_local(root):
