@@ -159,6 +159,10 @@ class Handles:
         """The fd of a handle."""
         return Fd(fh)
 
+    def opened(self, fh: int) -> tuple[Node, Fd]:
+        """Whose handle it is, to be asked, and its fd. Raises  WouldWait"""
+        return self.node(fh), Fd(fh)
+
     def fd_of(self, node: Node) -> Fd:
         """An fd of some handle of a node that is open, for this operation."""
         return self._gate.lend(self._fds[node][0])

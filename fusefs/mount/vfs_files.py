@@ -87,8 +87,9 @@ def _execute(held: Fd) -> None:
 
 def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
     """Some bytes; fewer at the end."""
-    with vfs.memory.reads(vfs.handles.node(fh).source):
-        return vfs.gate.call(os.pread, vfs.handles.file(fh), size, offset)
+    node, file = vfs.handles.opened(fh)
+    with vfs.memory.reads(node.source):
+        return vfs.gate.call(os.pread, file, size, offset)
 
 
 def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int | None = None) -> int:
@@ -98,7 +99,7 @@ def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int |
            not say. Where nobody works behind the mount the kernel knows the end, and the offset is right either way;
            elsewhere whoever opened the file to append does
     """
-    node, file = vfs.handles.node(fh), vfs.handles.file(fh)
+    node, file = vfs.handles.opened(fh)
     if flags is None:
         flags = os.O_APPEND if vfs.is_shared and vfs.handles.is_to_append(fh) else 0
     how, writer = os.RWF_APPEND if flags & os.O_APPEND else 0, vfs.passthrough.writer_of(node, file)
@@ -120,7 +121,7 @@ def _as_durable(flags: int) -> int:
 
 def allocate(vfs: Vfs, fh: int, mode: int, offset: int, size: int, caller: Caller) -> None:
     """Blocks for a part of a file, or a hole, or zeros: fallocate(2). It may take long."""
-    node, file = vfs.handles.node(fh), vfs.handles.file(fh)
+    node, file = vfs.handles.opened(fh)
     writer = vfs.passthrough.writer_of(node, file)
     with vfs.memory.changes(node.source), privileges.kept(vfs.gate, file, caller):
         vfs.gate.call(call_as, writer, fallocate, file, mode, offset, size)
@@ -134,7 +135,7 @@ def seek(vfs: Vfs, fh: int, offset: int, whence: int) -> int:
     Raises  OSError ENXIO: there is none
     Source  fs/fuse/file.c: fuse_file_llseek
     """
-    node, file = vfs.handles.node(fh), vfs.handles.file(fh)
+    node, file = vfs.handles.opened(fh)
     if not vfs.passthrough.is_written_late(node) or not vfs.handles.may_be_mapped(node):
         return vfs.gate.call(os.lseek, file, offset, whence)
     size = vfs.gate.call(look_at, file).size
@@ -148,8 +149,8 @@ def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, 
 
     Raises  OSError EXDEV: it can't; then the kernel reads and writes
     """
-    node, file = vfs.handles.node(fh), vfs.handles.file(fh)
-    to_node, to_file = vfs.handles.node(to_fh), vfs.handles.file(to_fh)
+    node, file = vfs.handles.opened(fh)
+    to_node, to_file = vfs.handles.opened(to_fh)
     call = vfs.gate.call
     with vfs.memory.changes(node.source, to_node.source), privileges.kept(vfs.gate, to_file, caller):
         accessed_ns = call(look_at, file).atime_ns
@@ -164,14 +165,14 @@ def flush(vfs: Vfs, fh: int) -> None:
     """Somebody closes a file: what was written may fail now. Raises  OSError ENOSYS, once: it never does"""
     if not vfs.is_flushed:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    vfs.handles.node(fh)
-    vfs.gate.call(os.close, os.dup(vfs.handles.file(fh)))
+    _node, file = vfs.handles.opened(fh)
+    vfs.gate.call(os.close, os.dup(file))
 
 
 def fsync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
     """Make a file durable."""
-    vfs.handles.node(fh)
-    sync(vfs.gate, vfs.handles.file(fh), data_only=data_only)
+    _node, file = vfs.handles.opened(fh)
+    sync(vfs.gate, file, data_only=data_only)
 
 
 def sync(gate: Gate, fd: Fd, *, data_only: bool) -> None:
