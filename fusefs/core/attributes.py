@@ -27,7 +27,7 @@ class Attributes(NamedTuple):
     btime_ns: int
 
     def without_links(self) -> Attributes:
-        """The same, when its last name has gone. `_replace` takes five times as long."""
+        """What is known of it when its last name has gone. `_replace` takes five times as long."""
         return tuple.__new__(Attributes, (*self[:3], 0, *self[4:]))
 
     def gives_rights(self) -> bool:

@@ -132,7 +132,7 @@ def read_config(sources: Sequence[Source], defaults: Config = DEFAULTS) -> Confi
 
 
 def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings]:
-    """The same, and where each setting in force stands."""
+    """The configuration that sources give together, and where each setting in force stands. Raises  BadConfig"""
     problems: list[Problem] = []
     settings: Settings = {}
     for source in sources:

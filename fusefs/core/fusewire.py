@@ -238,7 +238,7 @@ def put_attr(message: bytearray, ino: int, attributes: Attributes, attr_s: float
 
 
 def put_statx(message: bytearray, ino: int, attributes: Attributes, attr_s: float) -> None:
-    """The same with its birth: fuse_statx_out."""
+    """What a node is, with its time of birth: fuse_statx_out."""
     (
         _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, btime_ns,
     ) = attributes  # fmt: skip
@@ -281,7 +281,7 @@ def direntplus(
 
 
 def dirent_alone(name: bytes, offset: int, ino: int, kind: int) -> bytes:
-    """The same without a node: the kernel asks for that when it wants it. kind: DT_DIR and so on"""
+    """An entry of a listing without its node: the kernel asks for that when it wants it. kind: DT_DIR and so on"""
     return _direntplus((len(name) + 7) >> 3)(*_NO_ATTRIBUTES, ino, offset, len(name), kind, name)
 
 

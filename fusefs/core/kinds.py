@@ -99,7 +99,7 @@ def _items(found: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
 
 
 def or_none(kind: Kind, none: str = NONE) -> Kind:
-    """The same kind, or a word for none at all."""
+    """Values of a kind, or a word for none at all."""
     return Kind(
         f"{kind.name}, nor {quoted(none)}",
         f"{kind.fix}, or {quoted(none)}",

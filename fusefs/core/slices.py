@@ -120,7 +120,7 @@ class Slice(NamedTuple):
         return (self.fd,)
 
     def with_fds(self, fds: Sequence[int]) -> Slice:
-        """The same there."""
+        """The value in the process that its fds came to, where they have these numbers."""
         (fd,) = fds
         return self._replace(fd=fd)
 
@@ -161,7 +161,7 @@ class Outcome(NamedTuple):
         return [left.fd for left in self.left]
 
     def with_fds(self, fds: Sequence[int]) -> Outcome:
-        """The same there."""
+        """The value in the process that its fds came to, where they have these numbers."""
         return self._replace(left=tuple(one._replace(fd=fd) for one, fd in zip(self.left, fds, strict=True)))
 
 

@@ -112,7 +112,7 @@ async def in_thread(limiter: trio.CapacityLimiter, body: Callable[[], T]) -> T:
 async def in_time(
     limiter: trio.CapacityLimiter, seconds: float, body: Callable[[], T], undo: Callable[[T], object]
 ) -> T | None:
-    """The same, if it comes within so many seconds; else None, and what comes later is undone.
+    """The result of something that may block, within so many seconds; else None, and what comes later is undone.
 
     undo  called in whatever thread sees it come too late
     Checkpoint  yes

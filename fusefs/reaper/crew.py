@@ -35,7 +35,7 @@ class Carries(Protocol):
         """They."""
 
     def with_fds(self, fds: Sequence[int]) -> Self:
-        """The same value with other numbers for them."""
+        """The value in the process that they came to, where they have these numbers."""
 
 
 Work = TypeVar("Work", bound=Carries)

@@ -49,7 +49,7 @@ class Did(Protocol):
 
 
 class Constant(NamedTuple):
-    """The same all the time."""
+    """One tempo all the time."""
 
     always: Tempo
 

@@ -111,7 +111,7 @@ def open_folder(store: Store, uid: int) -> UserFolder | None:
 
 
 def take_own_census(store: Store, uid: int) -> Census:
-    """The same as a census. Raises  OSError"""
+    """The folder of a store's owner as a census: it alone, or why it is refused. Raises  OSError"""
     found = _look(store, uid)
     if found is None:
         return Census({}, [])

@@ -159,7 +159,7 @@ def why_locked(kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | No
 
 
 def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | None = None) -> str | None:
-    """The same for what an fd of any kind holds (O_PATH)."""
+    """Why a file or directory that is open, if only for its path (O_PATH), should be left alone; as `why_locked`."""
     if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
         return None  # to open a tape would rewind it; and a link can't be locked
     # One with more names is not held: by its other name it would look as if somebody else had it.

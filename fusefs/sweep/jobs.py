@@ -58,11 +58,11 @@ class Job(NamedTuple):
     again: bool = False
 
     def pack(self) -> Job:
-        """The same, small."""
+        """The job with its names packed."""
         return self._replace(names=[], packed=os.fsencode("/".join(self.names))) if self.names else self
 
     def unpack(self) -> Job:
-        """The same, at hand."""
+        """The job with its names as a list."""
         return self._replace(names=os.fsdecode(self.packed).split("/"), packed=b"") if self.packed else self
 
 
@@ -83,7 +83,7 @@ class Share(NamedTuple):
         return [job.fd for job in self.jobs if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> Share:
-        """The same there."""
+        """The value in the process that its fds came to, where they have these numbers."""
         return self._replace(jobs=_with_fds(self.jobs, fds))
 
 
@@ -121,7 +121,7 @@ class Outcome(NamedTuple):
         return [job.fd for job in self.rest if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> Outcome:
-        """The same there."""
+        """The value in the process that its fds came to, where they have these numbers."""
         return self._replace(rest=_with_fds(self.rest, fds))
 
 

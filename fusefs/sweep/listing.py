@@ -30,7 +30,7 @@ def kind_of(mode: int) -> int:
 
 
 def kinds_of(matcher: Matcher) -> frozenset[int]:
-    """The same of what a selection means."""
+    """The types that a selection means, as listings tell them (d_type)."""
     return frozenset(kind_of(FORMATS[kind]) for kind in matcher.types)
 
 
@@ -129,7 +129,7 @@ def read_window(kernel: Kernel, fd: Fd, wanted: Wanted, window: int | None, ends
 
 
 def _told(kernel: Kernel, fd: Fd, block: Block) -> tuple[Block, Refused]:
-    """The same with the types that the listing did not tell, as far as a look does; what of the others is there."""
+    """A block with the types that the listing left out, as far as a look tells them; what of the others is there."""
     unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
     looked, refused = look_at_all(kernel, fd, unknown)
     kinds = {one.name: kind_of(one.st_mode) for one in looked}
@@ -139,7 +139,7 @@ def _told(kernel: Kernel, fd: Fd, block: Block) -> tuple[Block, Refused]:
 
 
 def _without(block: Block, wanted: Wanted) -> Block:
-    """The same without what is a store's own, or pruned."""
+    """A block without what is a store's own, or pruned."""
     is_pruned = wanted.is_pruned or (lambda _name: False)
     keeps = [not (is_pruned(name) or (_OWN in name and is_stores_own(os.fsencode(name)))) for name in block.names]
     return _filtered(block, keeps)

@@ -131,7 +131,7 @@ class _Run:
         return self._ways.into(self._worker.root).beneath(upper, flags=READABLE)
 
     def _open_told(self, upper: bytes, inode: Identified | None = None) -> Sides | None:
-        """The same; None if that can't be, which is told, if it is another one meanwhile, or not to be touched."""
+        """A directory, readable; None if it can't be had, which is told, is another one by now, or must be avoided."""
         try:
             sides = self._open(upper)
         except OSError as error:
