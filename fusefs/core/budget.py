@@ -37,8 +37,8 @@ class Tempo(NamedTuple):
     """How fast a removal may be at the moment.
 
     entries_per_s, bytes_per_s  None: as fast as the kernel; 0: wait
-    is_alone  nobody else works on the disk: several workers beside each other, and slices as long as they like to be
-    rests     slices end before the common rests (core.pacing), in which somebody listens whether that is so
+    is_alone  no other process uses the disk: several workers beside each other, and slices as long as they like to be
+    rests     slices end before the common rests (core.pacing), in which that is looked for
     share     of the time in which the kernel may work for us, whatever a call takes
     """
 

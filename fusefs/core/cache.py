@@ -1,7 +1,7 @@
 """What was seen of a backing filesystem, as long as it may be believed: attributes, extended ones, names, link targets,
 listings.
 
-Pure: whoever looks hands in what he saw, and the time. The cache may forget anything at any time, and never tells what
+Pure: the caller hands in what it saw, and the time. The cache may forget anything at any time, and never tells what
 has expired, what has changed since it was seen, or half a listing.
 
 A look at a slow filesystem takes time, and what it finds is as old as its beginning. The changes are numbered; a look
@@ -154,7 +154,7 @@ class Cache:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is known and nobody looks: changes make no difference."""
+        """Whether nothing is known and no look is under way: changes make no difference."""
         return not self._items and not self._n_looks
 
     @property
@@ -321,7 +321,7 @@ class Cache:
         self._make_room()
 
     def learn_listing(self, directory: SourceKey, entries: Entries, epoch: Epoch, now_s: float) -> None:
-        """Remember all entries of a directory, which nobody adds to from now on; if they are too many, none."""
+        """Remember all entries of a directory, to which none is added from now on; if they are too many, none."""
         if epoch != self.epoch and self._was_renamed(epoch, directory, _LISTING):
             return
         n_bytes = _LISTING_BYTES + entries.n_bytes

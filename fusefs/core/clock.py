@@ -1,7 +1,8 @@
 """How old an orphan is, by clocks of which one may be set: a clock that is set makes nothing due early.
 
-A record tells its time by the wall clock of whoever made it; the service watches that clock against one that nobody
-sets (CLOCK_BOOTTIME). An age is never told too high, so that it may be told too low for as long as a clock is wrong.
+A record tells its time by the wall clock of the process that made it; the service watches that clock against one that
+can't be set (CLOCK_BOOTTIME). An age is never told too high, so that it may be told too low for as long as a clock is
+wrong.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Era(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Both clocks at the last look, and how the wall clock was set while somebody watched.
+    """Both clocks at the last look, and how the wall clock was set while a service watched.
 
-    True time here means: as the wall clock would tell it if nobody had ever set it since the first look.
+    True time here means: as the wall clock would tell it if it had never been set since the first look.
 
     wall_ns    CLOCK_REALTIME
     boot_ns    CLOCK_BOOTTIME: runs through suspend, starts at 0 with each boot
@@ -70,7 +71,7 @@ class Moment(NamedTuple):
     clocks: tuple[Clock, ...] = ()
 
     def since(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
-        """The time since something, negative for what is from the future: by the clock that nobody sets, if that was
+        """The time since something, negative for what is from the future: by the clock that can't be set, if that was
         noted in this boot; by the wall clock otherwise, as far as it is not known to have been set.
         """
         if boot_ns is not None and boot == self.boot and boot_ns <= self.boot_ns:
@@ -101,7 +102,7 @@ class Sight(NamedTuple):
 def started(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None = None) -> Clock:
     """The clock at the start of a service.
 
-    saved  what its predecessor saved, if it did. Over a reboot nobody watched, so that the wall clock is believed as
+    saved  what its predecessor saved, if it did. No service watches during a reboot: the wall clock is believed as
            it is, unless it went back: true time never does.
     """
     if saved is None:

@@ -12,7 +12,7 @@ Dirent = tuple[bytes, int, int, int]
 
 
 class Entries:
-    """Entries in the order of their directory; grows at its end only, and by nobody any more once a cache has it."""
+    """Entries in the order of their directory; grows at its end only, and no more once a cache has it."""
 
     __slots__ = ("_following", "_inos", "_kinds", "_names", "_starts")
 

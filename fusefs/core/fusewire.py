@@ -129,7 +129,7 @@ COPY_64_OUT: Final = Struct("=Q")
 
 
 def is_ours_alone(opcode: int, request: Request) -> bool:
-    """Whether nobody else can answer it.
+    """Whether only we can answer it.
 
     pyfuse3 does not know it, or not whether a write appends; or it is about a directory that was not opened.
     """

@@ -15,7 +15,7 @@ Matches = Callable[[str], bool]
 
 
 class _Wild(Enum):
-    """What stands for characters that nobody has named."""
+    """What stands for characters that are not named."""
 
     ANY = "?"
     MANY = "*"
@@ -42,7 +42,7 @@ def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
     r"""What says whether a name matches: `*`, `?`, `[a-z]`, `[!a]`, `[^a]`, `[[:digit:]]`, `\` before any of them.
 
     A `?` is a character of UTF-8. A name that is no UTF-8 is taken byte by byte, and so are all names by a pattern
-    that is none. Ranges go by code points. What the C library reads as nobody can have meant it is refused.
+    that is none. Ranges go by code points. What the C library reads in a way that can't be meant is refused.
     Raises  ValueError with a message for the person who typed it
     Source  fnmatch(3), glob(7). glibc 2.36 takes a name byte by byte too if it didn't match as UTF-8: we don't
     """

@@ -1,4 +1,4 @@
-"""What somebody waits for who wants space back: all that can come, a part of what the trees took, or an amount."""
+"""What a command that gives space back waits for: all that can come, a part of what the trees took, or an amount."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def wanted_bytes(goal: Goal, survey: Survey) -> int | None:
 
 
 def is_reached(goal: Goal, survey: Survey, courses: Courses) -> bool:
-    """Whether what somebody waits for is there; never for a goal of all: that takes the end of the trees."""
+    """Whether what is waited for is there; never for a goal of all: that takes the end of the trees."""
     wanted = wanted_bytes(goal, survey)
     if wanted is not None:
         return courses.space.came() >= wanted
@@ -131,7 +131,7 @@ def conclude_goal(goal: Goal, survey: Survey, courses: Courses, waited: Waited) 
 
 
 def explain_impossible(goal: Goal, survey: Survey) -> Reason | None:
-    """Why these trees can't give what a goal asks for; None if they can, or nobody knows.
+    """Why these trees can't give what a goal asks for; None if they can, or if that is not known.
 
     Its bytes are those that will be missing at least; 0 of inodes
     """

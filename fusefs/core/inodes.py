@@ -1,6 +1,6 @@
 """The nodes that the kernel knows: each nodeid means one incarnation of one inode, as long as the kernel has it.
 
-Pure: whoever looks at the backing filesystem hands in what he saw. A node exists iff the kernel holds references to
+Pure: what was seen of the backing filesystem is handed in. A node exists iff the kernel holds references to
 it, a handle of it is open, or it is the root (I7); its nodeid is not given to anything else meanwhile (I9).
 """
 
@@ -48,7 +48,7 @@ class Node:
     others         some of its other names: it has hard links
     nlookup        references that the kernel holds
     n_open         open handles
-    last           its attributes when its last link went and nobody had it open: that is all that is left of it
+    last           its attributes when its last link went and it was not open: that is all that is left of it
     is_told        whether the kernel was told what it is, since that was made void: the answer may still be on its way
     told_until_s   until when the kernel was told to believe its name and attributes; 0: unknown, or not at all
     zone, epoch    where it lies, as of that epoch of the table's; to be asked of that
@@ -123,7 +123,7 @@ class InodeTable:
         self._by_nodeid[TOP] = self.root
 
     def hide_root(self) -> None:
-        """From now on ROOT is nobody's."""
+        """From now on no node is ROOT."""
         self._by_nodeid.pop(ROOT, None)
 
     def find(self, source: SourceKey) -> Node | None:
@@ -236,7 +236,7 @@ class InodeTable:
         return self.drop_unused(node)
 
     def drop_unused(self, node: Node) -> bool:
-        """End a node that nobody knows; whether it was ended."""
+        """End a node that the kernel does not refer to; whether it was ended."""
         if node.nlookup > 0 or node.n_open > 0 or node is self.root:
             return False
         if self._by_nodeid.pop(node.nodeid, None) is not None and self._by_source.get(node.source) is node:
@@ -244,9 +244,9 @@ class InodeTable:
         return True
 
     def detach(self, node: Node, last: Attributes) -> None:
-        """Its last link went, and nobody has it open: whoever still asks is told what it was.
+        """Its last link went, and it is not open: a request for it is answered with what it was.
 
-        What gets its inode number, even its handle, from now on is somebody else.
+        What gets its inode number, even its handle, from now on is another inode.
         """
         node.last = last.without_links()
         self._lose(node)

@@ -42,7 +42,7 @@ LEGAL_MOVES = frozenset(
 
 
 class StageAction(Enum):
-    """What to do with a container found in stage/ that nobody holds."""
+    """What to do with a container found in stage/ that no process holds."""
 
     UNMADE = "rmdir what is empty: no record, so it never held a victim"
     BACK = "the victim never came: drop what was prepared"
@@ -53,7 +53,7 @@ class StageAction(Enum):
 
 
 class RestoringAction(Enum):
-    """What to do with a container found in restoring/ that nobody holds."""
+    """What to do with a container found in restoring/ that no process holds."""
 
     RETIRE = "the tree is back at its name: drop what is left"
     GIVE_BACK = "the tree is still here: it is an orphan again"

@@ -105,7 +105,7 @@ class Remembered(NamedTuple):
     n_misses: int
 
     def rate(self) -> float | None:
-        """The share of hits; None if nobody asked."""
+        """The share of hits; None if nothing was asked."""
         n = self.n_hits + self.n_misses
         return self.n_hits / n if n else None
 
@@ -164,7 +164,7 @@ class MountStats(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A mount as somebody else sees it.
+    """A mount as another process sees it.
 
     is_running  its daemon lives
     fast_paths  empty: nothing tells

@@ -4,8 +4,8 @@ All who reap on a machine rest by the same clock. What stalls or reads or flushe
 longer for outside the rests than in them is our doing. So nothing has to be known about the disk, and all is a share:
 of the time in which the kernel works for us, whether an unlink takes ten microseconds or ten milliseconds.
 
-    nobody there   everything, with a short rest now and then to hear whether that is still so
-    somebody       a share of the time, in sips with pauses, each begun when the device has nothing to do
+    alone          everything, with a short rest now and then to hear whether that is still so
+    beside others  a share of the time, in sips with pauses, each begun when the device has nothing to do
                    (reaper.pace). Less if others wait longer while we work, a little more if they don't
 
 Pure: reaper/pacer.py measures.
@@ -93,7 +93,7 @@ class Done(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """How the machine is, for people: shares of the last rest in which somebody stalled (None: this kernel does not
+    """How the machine is, for people: shares of the last rest in which a task stalled (None: this kernel does not
     tell), what a small durable write took, and an unlink of ours.
     """
 
@@ -125,7 +125,7 @@ class Requests(NamedTuple):
 class Sample(NamedTuple):
     """What happened in a span of time that was all rest, or all work.
 
-    io, memory, cpu  shares of it in which somebody stalled; None where the kernel does not tell
+    io, memory, cpu  shares of it in which a task stalled; None where the kernel does not tell
     requests         None where the volume is on no block device
     """
 
@@ -172,10 +172,10 @@ class Company(Enum):
 class State(NamedTuple):
     """What is remembered from one sample to the next; only the functions of this file make one.
 
-    share        of the time, beside others; kept for the next time that somebody comes
-    heard        of the last rests: whether somebody was there
+    share        of the time, beside others; kept for the next time that others come
+    heard        of the last rests: whether others were there
     last         the last rest
-    resting, working  what others asked of the device in rests and outside, since somebody came
+    resting, working  what others asked of the device in rests and outside, since they came
     rest_probes, work_probes  seconds of the last small durable writes
     undecided_s  since the share was last thought about
     busy_s_each  seconds of the kernel's work for an entry; None before the first
@@ -205,7 +205,7 @@ def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
 
 
 def is_somebody(sample: Sample) -> bool:
-    """Whether a rest was somebody else's work."""
+    """Whether others worked in a rest."""
     requests = sample.requests
     return (
         (sample.io or 0.0) >= _STALL_IO

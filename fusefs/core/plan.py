@@ -121,7 +121,7 @@ class World(NamedTuple):
     now_ns            wall time, from which ages are counted
     local_s           see moments.parse_when
     cutoff_ns         the same, for what has to be older
-    uid_of, gid_of    numbers for names; ValueError with a message for a name that nobody has
+    uid_of, gid_of    numbers for names; ValueError with a message for a name that no user or group has
     """
 
     now_ns: int
@@ -268,7 +268,7 @@ class _RuleBuilder(Builder):
         return key in self._table.wrong
 
     def _is_absent(self, *key: str) -> bool:
-        """Whether nobody wrote it, nor what may have been meant as that."""
+        """Whether it is not written, nor what may have been meant as that."""
         return not (self._has(*key) or self._is_wrong(*key) or self._table.has_unknown)
 
     def _lacks(self, what: str, fix: str) -> None:

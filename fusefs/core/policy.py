@@ -111,7 +111,7 @@ class VolumePolicy(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What a container holds, as somebody counted it."""
+    """What a container holds, as it was counted."""
 
     n_entries: int
     n_bytes: int
@@ -123,8 +123,8 @@ class Known(NamedTuple):
     created_ns   wall time, by the word of whoever made it
     retention_s  as its owner asked; None: pinned
     origin       full path; None for what was dropped
-    is_claimed   in reaping/: somebody let go of it already
-    size         None if nobody has counted
+    is_claimed   in reaping/: it is given up already
+    size         None if it was not counted
     sight        None: it is seen for the first time now
     """
 
@@ -181,7 +181,7 @@ def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> b
 def beyond_quota(trash: Iterable[Known], volume: VolumePolicy, clock: Clock, total_bytes: int) -> list[ContainerId]:
     """The orphans that have to go before their time, oldest first, so that the rest is within the volume's quota.
 
-    Pinned and kept ones stay, and count; so does what is too young. What nobody has counted takes no room as yet, and
+    Pinned and kept ones stay, and count; so does what is too young. What was not counted takes no room as yet, and
     what is claimed goes anyway.
     """
     counted = [(known, known.size) for known in trash if known.size is not None and not known.is_claimed]

@@ -53,7 +53,7 @@ class Entered(NamedTuple):
     """A directory of another's in which a reap stopped or failed; its own changes are no reason for doubt.
 
     handle    of its identity
-    ctime_ns  when it was last changed: by that reap, and by nobody since, as long as it is the same
+    ctime_ns  when it was last changed: by that reap, and not since, as long as it is the same
     """
 
     handle: str
@@ -103,9 +103,9 @@ class Record(NamedTuple):
     victim       the tree; a sweep makes it, and puts into it what it takes
     host, boot   machine id (or host name) and boot id of whoever made it, or was the last to restore it
     created_ns   wall time
-    boot_ns      the same by CLOCK_BOOTTIME of that boot, which nobody sets; None: not told
+    boot_ns      the same by CLOCK_BOOTTIME of that boot, which can't be set; None: not told
     retention_s  seconds until it may be reaped; None means never unless asked
-    superblock   as what his kernel had the filesystem mounted: major:minor, one mount of it at a time; empty: not told
+    superblock   as what the kernel had the filesystem mounted: major:minor, one mount of it at a time; empty: not told
     lent_mode    permission bits that the victim had before its owner lent himself more for the rename; None
                  if nothing was lent. Set before the loan, so that recovery can take it back.
     lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then

@@ -53,7 +53,7 @@ class Selection(NamedTuple):
     regexes        against the whole of that path; a `.` is any character
     excludes       globs: what one of them matches is neither taken nor entered; against the path if it has a slash
     types          of KINDS; empty: all but directories, and with `empty` files and directories
-    uids, gids     all of them, as with everything: two that differ are nobody's
+    uids, gids     all of them, as with everything: two that differ match nothing
     empty          files without a byte, and directories without an entry
     max_depth      None: any; the directory's own entries are at depth 1
     """

@@ -1,6 +1,6 @@
 """The plan of a removal: which slice of work comes next, and what a finished slice leaves to do.
 
-Pure: directories are fds that somebody else opens, reads and closes (reaper/strip.py). The plan holds a node for
+Pure: directories are fds that the remover opens, reads and closes (reaper/strip.py). The plan holds a node for
 each directory that was begun and not finished in one slice; the last begun is worked on first, so that few are
 open at a time whatever the tree's shape.
 """
@@ -166,14 +166,14 @@ class Outcome(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A directory that nobody works in any more: its fd may be closed."""
+    """A directory that no slice works in any more: its fd may be closed."""
 
     fd: int
     has_failed: bool
 
 
 class _Node:
-    """A directory that is begun: its work that nobody has, and how much of it is under way."""
+    """A directory that is begun: its work that no slice has, and how much of it is under way."""
 
     __slots__ = ("fd", "is_hoisted", "n_children", "n_running", "name", "parent", "path", "work")
 
@@ -292,7 +292,7 @@ class Plan:
         return self._finish(key)
 
     def lost(self, lost: Slice) -> None:
-        """A slice ended with its worker, nobody knows how far: all of it is to be done again."""
+        """A slice ended with its worker, it is not known how far: all of it is to be done again."""
         node = self._nodes[lost.key]
         node.n_running -= 1
         node.work.put_back(lost.work)

@@ -22,8 +22,8 @@ class Survey(NamedTuple):
     n_entries     as a reaper counts them
     n_bytes       the blocks of all inodes, each inode once
     linked_bytes  of these: they stay, as hard links outside keep them
-    shared_bytes  of these: at most as many stay, as snapshots or reflinks share them; 0 if nobody asked. Those
-                  that only the tree's own files share with each other are counted too: nobody can tell them apart.
+    shared_bytes  of these: at most as many stay, as snapshots or reflinks share them; 0 if not asked for. Those
+                  that only the tree's own files share with each other are counted too: they can't be told apart.
     n_failed      what could not be looked at: entries, or directories with all that is in them
     is_at_least   there are more hard links than can be remembered: of those beyond, each name counts as its part of
                   the inode, and none as one that stays
@@ -40,8 +40,8 @@ class Survey(NamedTuple):
 class Kind(Enum):
     """Why space does not come back.
 
-    OPEN    somebody has it open
-    SERVED  a mount's daemon has it open, for nobody that is seen: it lets go by itself
+    OPEN    a process has it open
+    SERVED  a mount's daemon has it open, for no process that is seen: it lets go by itself
     LEFT    could not be removed: it is in quarantine
     LESS    the trees never took as much
     NOBODY  no reaper serves the volume

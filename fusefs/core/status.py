@@ -78,7 +78,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     n_orphans  all that are in the store, those being reaped among them; n_due of them may go now
     entries_per_s, bytes_per_s  of the last seconds
     tempo_entries_per_s         what it may; None: as fast as the kernel
-    io, memory, cpu             share of the time in which somebody waited, 0 to 1; None without PSI
+    io, memory, cpu             share of the time in which a task waited, 0 to 1; None without PSI
     probe_ms, unlink_us         how long a small durable write and an unlink took lately
     eta_s      until all that is due is gone
     oldest_overdue_s            how long the oldest could have been gone
@@ -155,7 +155,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(NamedTuple):
-    """A status as somebody else reads it.
+    """A status as another process reads it.
 
     is_running  the service that wrote it lives
     age_s       how long ago it was written
@@ -171,7 +171,7 @@ class Seen(NamedTuple):
 
 
 def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
-    """How old a status is: by a clock that nobody sets, as long as the machine has not been booted anew.
+    """How old a status is: by a clock that can't be set, as long as the machine has not been booted anew.
 
     boot_id, boot_ns  of now; boot_ns is CLOCK_BOOTTIME
     """

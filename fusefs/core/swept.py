@@ -15,7 +15,7 @@ class Sums(NamedTuple):
     """How far a sweep is.
 
     n_seen      entries that were looked at, at least by name
-    n_vanished  matches that somebody else took meanwhile: no failure
+    n_vanished  matches that another process took meanwhile: no failure
     n_missing   listed names that nothing had when they were looked for: no matches
     n_mounts    directories with something mounted on them, which were skipped
     n_spared    what a guard, or an action, left alone on purpose
@@ -59,7 +59,7 @@ class Swept(NamedTuple):
 
     failures    the first by name, see `core.record.MAX_FAILURES`
     spared      the first
-    is_stopped  somebody asked for it, or `why` says what made it useless to go on
+    is_stopped  it was asked for, or `why` says what made it useless to go on
     is_limited  there are more matches than `Request.most`; the rest is untouched
     orphan      the container that has what was trashed; None if nothing came
     volume      the directory that holds its store, if that is not the root of the mount: commands need to be told

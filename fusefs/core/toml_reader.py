@@ -313,7 +313,7 @@ class Table(NamedTuple):
 
     place        where it begins
     wrong        keys with values that can't be read, which is told
-    has_unknown  there are keys that nobody knows, any of which may have been meant as one that is missing
+    has_unknown  there are unknown keys, any of which may have been meant as one that is missing
     """
 
     place: Place
@@ -376,7 +376,7 @@ class Builder:
         return otherwise if setting is None else setting.value
 
     def wrong(self, what: str, fix: str, *keys: Key) -> None:
-        """Note a problem at the first of these keys that is set; what nobody set can't be wrong."""
+        """Note a problem at the first of these keys that is set; what is not set can't be wrong."""
         place = next((self.settings[key].place for key in keys if key in self.settings), None)
         if place is not None:
             self.problems.append(place.problem(what, fix))

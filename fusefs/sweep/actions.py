@@ -35,10 +35,10 @@ class Deleting(NamedTuple):
 
 
 class Untellable(Exception):
-    """Whoever is told could not listen."""
+    """What is told could not be written."""
 
     def __init__(self, error: OSError) -> None:
-        """error: what he met."""
+        """error: that of telling."""
         super().__init__(error)
         self.error = error
 

@@ -27,7 +27,7 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def missing(n: int, are_again: bool) -> Sums:
-    """What is counted for listed names that are not there. are_again: somebody has begun with them, and was lost"""
+    """What is counted for listed names that are not there. are_again: a worker had begun with them, and was lost"""
     return Sums(n_vanished=n) if are_again else Sums(n_missing=n)
 
 
@@ -123,7 +123,7 @@ class Chooser:
     def choose(
         self, upper: bytes, sides: Sides, names: Sequence[str], *, are_again: bool
     ) -> tuple[list[str], list[str]]:
-        """Of names that somebody listed those that are chosen: files and directories. are_again: see `missing`"""
+        """Of names that were listed those that are chosen: files and directories. are_again: see `missing`"""
         wanted = wanted_in(self._matcher, upper)
         is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
         names = [
@@ -141,7 +141,7 @@ class Chooser:
         return _names(self._taken(files)), self.choose_dirs(upper, sides, dirs, are_listed=True)
 
     def may_look(self, upper: bytes) -> bool:
-        """Whether a directory may be looked into that nobody walked to. Raises  OSError"""
+        """Whether a directory may be looked into that was not walked to. Raises  OSError"""
         parts = upper.split(b"/") if upper else []
         for at, part in enumerate(parts):
             above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])
@@ -187,7 +187,7 @@ class Chooser:
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
-        """Whether a mount is in the way, or would be carried away. is_last: nobody enters it, who would tell of that"""
+        """Whether a mount is in the way, or would be carried away. is_last: it is not entered, which would tell"""
         if path in self._way.mounts:
             self._tally.count(Sums(n_mounts=int(is_last)))
             return True
@@ -197,7 +197,7 @@ class Chooser:
         return holds
 
     def _is_empty(self, upper: bytes, sides: Sides, name: str, is_last: bool) -> bool:
-        """Whether a directory is. is_last: nobody enters it, who would tell that it may not be read"""
+        """Whether a directory is. is_last: it is not entered, which would tell that it may not be read"""
         try:
             with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
                 return self._kernel.is_empty(fd)

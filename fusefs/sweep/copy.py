@@ -56,7 +56,7 @@ class Copier:
                 batch.close()
 
     def _tidy(self, here: Here, target: Fd) -> None:
-        """Remove what copies that were killed have left in a directory, when we come to it: nobody else looks there.
+        """Remove what copies that were killed have left in a directory, when we come to it: nothing else looks there.
 
         Where others may give names to what is ours nothing is removed.
         """
@@ -197,7 +197,7 @@ class _Batch:
             self._make(copy)
 
     def _find_name(self, copy: _Copy) -> None:
-        """Find a free name; or one that has its copy, which somebody has made who was then killed."""
+        """Find a free name; or one that has its copy, which a command has made that was then killed."""
         for new in copy.names:
             copy.new = new
             try:
@@ -318,7 +318,7 @@ class _Batch:
         """Have the names on disk, and what they mean: the directory by one call for all.
 
         What was flushed before it had a name is again: btrfs logs no file that no name leads to. On Linux 6.18 the
-        flush of the directory was enough (measured), which nobody promises. Elsewhere the first call does it for all.
+        flush of the directory was enough (measured), which is not promised. Elsewhere the first call does it for all.
         Source  fs/btrfs/tree-log.c, btrfs_log_inode_parent
         """
         self._each(self._flush_named)

@@ -72,7 +72,7 @@ class Destination:
 
 
 def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
-    """A new directory of that name made like another, unless somebody is faster."""
+    """A new directory of that name made like another, unless it is there already."""
     with kernel.open_dir(model) as readable:
         wanted = read_likeness(kernel, readable)._replace(extended=None)  # its project is that of the place
     with Private(kernel, above, COPY_PREFIX) as private:
@@ -119,7 +119,7 @@ def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
 def _is_distant(kernel: Kernel, here: Sides, there: Sides) -> bool:
     """Whether a rename from one directory to the other is refused whatever is renamed.
 
-    The kernel compares mounts before it looks at names, so that a name that nobody has tells of them; filesystems
+    The kernel compares mounts before it looks at names, so that a name of nothing tells of them; filesystems
     compare subvolumes and projects only with something in hand.
     Source  fs/namei.c, do_renameat2
     """

@@ -37,7 +37,7 @@ class Directory(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What a pattern means and nobody goes into, and why."""
+    """What a pattern means and is not entered, and why."""
 
     path: bytes
     why: str
@@ -140,7 +140,7 @@ class _Search:
     def _enter(
         self, fd: Fd, path: bytes, name: bytes, rest: Sequence[_Part], n_links: int, *, is_named: bool
     ) -> Iterator[Directory | Passed]:
-        """Go on in what has a name. is_named: the pattern says it, so that somebody wants to know why not"""
+        """Go on in what has a name. is_named: the pattern says it, so that it is told why not"""
         there = os.path.join(path, name)
         if is_stores_own(name):
             yield Passed(there, "it is a trash store")

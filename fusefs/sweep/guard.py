@@ -57,7 +57,7 @@ def has_keep_file(kernel: Kernel, directory: Fd) -> bool:
 
 
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
-    """Whether nobody else has a flock, of either kind, on what an fd holds; on a filesystem without locks nobody has.
+    """Whether no other process has a flock, of either kind, on what an fd holds; none has where there are no locks.
 
     holds   now we have one ourselves, as long as the fd is open
     Raises  OSError
@@ -86,7 +86,7 @@ def _is_locked_exclusively(fd: Fd) -> bool:
 
 
 class Locking:
-    """An action that leaves files which somebody has locked, and holds a lock itself on those that it takes."""
+    """An action that leaves files that another process has locked, and holds a lock itself on those that it takes."""
 
     def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False) -> None:
         """Stand before an action.
@@ -145,7 +145,7 @@ class Locking:
 
 
 def why_locked(kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None) -> str | None:
-    """Why a file or directory should be left alone; None if nobody has a lock on it, or it is gone.
+    """Why a file or directory should be left alone; None if no process has a lock on it, or it is gone.
 
     locks  takes our own lock on it; None: it is only looked at
     """

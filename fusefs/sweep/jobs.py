@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
     upper   its path relative to the sweep's directory
     names   of entries; those to be begun with are at the end
-    packed  more of them, as long as nobody needs them: as a list they take ten times the memory
+    packed  more of them, as long as they are not needed: as a list they take ten times the memory
     fd      its listing, where that goes on
     inode   the directory that the names were found in
     strips  what is in there goes with a directory that was chosen, whatever it is
@@ -222,7 +222,7 @@ class Agenda:
         return [fd for fd in share.fds() if fd not in outcome.fds()]
 
     def lost(self, lost: Share) -> None:
-        """A slice ended with its worker, nobody knows how far: all of it is to be done again."""
+        """A slice ended with its worker, it is not known how far: all of it is to be done again."""
         self._ended(lost)
         for fd in lost.fds():
             os.lseek(fd, 0, os.SEEK_SET)

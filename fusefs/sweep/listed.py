@@ -1,4 +1,4 @@
-"""Names that somebody listed, as jobs: read as they come, those of one directory together."""
+"""Names from a list, as jobs: read as they come, those of one directory together."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def wanted_in(matcher: Matcher, upper: bytes) -> Wanted:
 
 
 def stripped_in(matcher: Matcher, upper: bytes) -> Wanted:
-    """What goes with a directory that was chosen: all that nobody excluded."""
+    """What goes with a directory that was chosen: all that is not excluded."""
     return Wanted(None, matcher.pruned_in(os.fsdecode(upper)), _ALL, enters=True)
 
 

@@ -56,7 +56,7 @@ class How(NamedTuple):
     runs    otherwise nothing is touched: it is told what would be done
     now_ns  the time from which their ages are counted
     most    that it may be
-    tell    called with a sentence when it begins to yield to others, and when it ends; None: it yields to nobody
+    tell    called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
     """
 
     runs: bool
@@ -69,7 +69,7 @@ class How(NamedTuple):
 def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]:
     """Do what the rules say, in their order, and tell each directory of each.
 
-    Who stops it finds the purge lists as they were. A directory that fails holds up nobody's: what it might have
+    If it is stopped, the purge lists are as they were. A directory that fails holds up no list: what it might have
     told is lacking, which the lists say.
     Raises  TrashdError, before anything is touched: a directory for purge lists is not to be had
     """
@@ -91,7 +91,7 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]
 
 
 def _hides_something(told: NotDone) -> bool:
-    """Whether there may be something to list that nobody saw. A directory that is gone has nothing any more."""
+    """Whether there may be something to list that was not seen. A directory that is gone has nothing any more."""
     return told.error is not None and not isinstance(told.error, NotFound)
 
 

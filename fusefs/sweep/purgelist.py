@@ -96,7 +96,7 @@ class PurgeLists:
     def publish(self) -> int:
         """Put all lists in place, and take away those of users who have none any more; how many there are.
 
-        While something is lacking, nobody can tell who has none any more: an earlier list stays.
+        While something is lacking, it can't be told which user has none any more: an earlier list stays.
 
         Raises  OSError: those that were there before are there still, or some are new
                 Refused: there is a file now that would be lost

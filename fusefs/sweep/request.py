@@ -96,7 +96,7 @@ class Request(NamedTuple):
     inode      st_dev and st_ino that the directory must have; None: whatever is there
     guard      who says what is not even looked into
     wraps      puts something of one's own around the action
-    late       a name is asked for when somebody can act on it at once: what it was chosen for may soon be past
+    late       a name is asked for when it can be acted on at once: what it was chosen for may soon be past
     """
 
     directory: bytes
@@ -112,7 +112,7 @@ class Request(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """What somebody wants of a sweep beside that it happens.
+    """What the caller wants of a sweep beside that it happens.
 
     leads     how fast, asked before each slice; without one: as fast as the kernel
     progress  told the sums after each slice
@@ -200,7 +200,7 @@ class Action(Protocol):
         """Do it to some names of a directory (a hundred or so at a time), as os.scandir gives them.
 
         Called in any worker, beside others: threads on network filesystems, otherwise processes. A destination
-        that is missing is made by whoever comes first; it is no failure that somebody else was faster.
+        that is missing is made by whoever comes first; it is no failure that another worker was faster.
         Raises  nothing for a name: that is in `refused`. An OSError is a failure of all the names
         """
 

@@ -195,7 +195,7 @@ class _Stop:
         self._shared = mmap.mmap(-1, 1)
 
     def is_asked(self) -> bool:
-        """Somebody said so, here or in the first process."""
+        """It was said, here or in the first process."""
         if not self._shared[0] and self._wishes.stops():
             self._shared[0] = 1
         return self._shared[0] != 0

@@ -1,4 +1,4 @@
-"""Directories that hold a trash store: nobody takes one whole, as what the store has would be lost to its commands."""
+"""Directories that hold a trash store: none is taken whole, as what the store has would be lost to its commands."""
 
 from __future__ import annotations
 

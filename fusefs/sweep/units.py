@@ -204,7 +204,7 @@ class _Look:
         self._ask_mount(path)
 
     def _ask_mount(self, path: bytes) -> None:
-        """Look for a lock that somebody has through a mount of ours."""
+        """Look for a lock that a process has through a mount of ours."""
         if self._top.mounted is not None and (why := why_locked(self._kernel, self._top.mounted, path)) is not None:
             raise self._spared(why)
 

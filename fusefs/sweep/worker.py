@@ -155,7 +155,7 @@ class _Run:
         self._close(sides.fd)
 
     def _close(self, fd: int) -> None:
-        """Close a directory's listing, unless it is somebody else's."""
+        """Close a directory's listing, unless it is the caller's."""
         if fd >= 0 and fd not in self._given:
             Fd(fd).close()
 
@@ -179,7 +179,7 @@ class _Run:
         return True
 
     def _is_spared(self, upper: bytes, sides: Sides, *, is_told: bool = True) -> bool:
-        """Whether the guard, if there is one, wants a directory left alone; what he can't say is a failure."""
+        """Whether the guard, if there is one, wants a directory left alone; what it can't say is a failure."""
         if self._worker.guard is None:
             return False
         try:
@@ -336,7 +336,7 @@ class _Run:
             return Taken([(name, number if name in there else errno.ENOENT) for name in names], "open")
 
     def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
-        """The directories that the guard does not want left alone; they stay open, as he may have locked them."""
+        """The directories that the guard does not want left alone; they stay open, as it may have locked them."""
         if self._worker.guard is None:
             return names
         # Otherwise it was when they were entered; those that are empty are not.
