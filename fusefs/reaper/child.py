@@ -65,7 +65,7 @@ _TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
 
 
 class ServiceGone(Exception):
-    """Nobody wants anything of us any more."""
+    """The service has ended."""
 
 
 class Child:

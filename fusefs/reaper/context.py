@@ -40,7 +40,7 @@ class Context:
         """Bring them together.
 
         clock  the last look at both clocks
-        since_ns  wall time until which the last service looked; of what was made later nobody was told
+        since_ns  wall time until which the last service looked; what was made later is not told yet
         tell   takes each event
         changed  called when a status is not what it was
         save   keeps the clock for the next service
@@ -67,7 +67,7 @@ class Context:
         return self._clock
 
     def is_told(self) -> bool:
-        """Whether something was told since the last time that somebody asked."""
+        """Whether something was told since this was asked last."""
         was, self._is_told = self._is_told, False
         return was
 
@@ -97,7 +97,7 @@ class Context:
 
 
 def boot_s() -> float:
-    """The service's time: seconds since the boot, suspended or not; nobody sets it."""
+    """The service's time: seconds since the boot, suspended or not; it can't be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -125,7 +125,7 @@ async def in_time(
 
 
 class _Handed(Generic[T]):
-    """A result on its way from a thread to somebody who may not wait for it any more."""
+    """A result on its way from a thread to a task that may not wait for it any more."""
 
     def __init__(self, undo: Callable[[T], object]) -> None:
         self._undo = undo
@@ -143,7 +143,7 @@ class _Handed(Generic[T]):
         return result
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """The task waits for it no more."""
         with self._lock:
             self._is_late = True
             for result in self._results:

@@ -59,7 +59,7 @@ class Crew(Generic[Work, Done]):
         self._runner = runner
 
     def submit(self, work: Work, budget: Budget) -> Future[Done]:
-        """Have a slice done; the future raises WorkerLost if nobody knows what became of it."""
+        """Have a slice done; the future raises WorkerLost if it is not known what became of it."""
         return self._executor.submit(self._runner.run, work, budget)
 
 

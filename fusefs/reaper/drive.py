@@ -1,4 +1,4 @@
-"""Work in slices, done alone or with a crew, at a pace, until none is left or somebody says stop."""
+"""Work in slices, done alone or with a crew, at a pace, until none is left or it is stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Plans(Protocol[Work]):
         """A slice that may run beside those that do; None if there is none at the moment."""
 
     def lost(self, lost: Work) -> None:
-        """A slice ended with its worker, nobody knows how far."""
+        """A slice ended with its worker, it is not known how far."""
 
 
 class Drive(Generic[Work, Done]):
@@ -46,7 +46,7 @@ class Drive(Generic[Work, Done]):
         self._done = done
 
     def run(self, first_s: float | None = None) -> None:
-        """Do all of it. Most of what is asked for is small: nobody is forked for what one slice does.
+        """Do all of it. Most of what is asked for is small: no worker is forked for what one slice does.
 
         first_s  the longest that this one may be, if it is to be shorter than others
         """
@@ -60,7 +60,7 @@ class Drive(Generic[Work, Done]):
                 self._run_alone(once=is_whole)
 
     def _has_company(self) -> bool:
-        """Whether several slices may run beside each other: not where somebody else works on the disk."""
+        """Whether several slices may run beside each other: not where others use the disk."""
         return self._strategy.n_workers > 1 and self._pace.follow().is_alone
 
     def _begin(self) -> tuple[Work, Budget] | None:

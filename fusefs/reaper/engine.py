@@ -1,4 +1,4 @@
-"""The removal of one container's contents: slices handed out until nothing is left, or somebody says stop."""
+"""The removal of one container's contents: slices handed out until nothing is left, or it is stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fusefs.store.layout import HOISTED, TREE
 
 
 class Wishes(NamedTuple):
-    """What somebody wants of a removal beside that it happens.
+    """What the caller wants of a removal beside that it happens.
 
     n_workers  slices at a time; None: what is best on that filesystem
     pace       how fast, asked before each slice; without one: as fast as the kernel
@@ -38,7 +38,7 @@ class Wishes(NamedTuple):
     with_stores  stores in it that hold something go too, but for what is pinned in them
     counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
     counting   told how the counting goes
-    waits      somebody will wait for the space: count, and look for what snapshots share too
+    waits      the caller will wait for the space: count, and look for what snapshots share too
     """
 
     n_workers: int | None = None
@@ -125,7 +125,7 @@ class _Removal:
                 self._hoisted = self._plan.add(fd, HOISTED, Work(is_listed=False), is_hoisted=True)
 
     def _is_stopped(self) -> bool:
-        """Whether somebody wants it to end here."""
+        """Whether it is to end here."""
         return self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
 
     def _done(self, work: Slice, budget: Budget, outcome: Outcome) -> None:

@@ -50,7 +50,7 @@ _MARKED_MAX = 200
 class Handed(NamedTuple):
     """How an orphan was left to the reaper.
 
-    survey     of what was in it; None if somebody else had it
+    survey     of what was in it; None if another process had it
     is_handed  the next reaper takes it; False if it was to be kept, or we were stopped
     """
 
@@ -64,7 +64,7 @@ def hand_over(
     """Count what is in an orphan, and let the reaper have it; to be run as the folder's owner.
 
     It is counted while we have its lock, so that nothing of it goes meanwhile, and then claimed: what lies in
-    reaping/ and nobody holds is past its retention, and the next reaper goes on with it. If we are stopped or
+    reaping/ and no process holds is past its retention, and the next reaper goes on with it. If we are stopped or
     killed before that, it is an orphan like any other.
     keeps   it stays an orphan for its retention
     Raises  BadRecord, OSError
@@ -105,7 +105,7 @@ def _expires_ns(folder: UserFolder, container: ContainerId) -> int | None:
 
 
 class Orphan:
-    """One that is followed: where it is, and when it is nowhere, whether somebody put it back.
+    """One that is followed: where it is, and when it is nowhere, whether it was put back.
 
     survey  of what was in it, as far as it was counted
     """
@@ -140,7 +140,7 @@ class Orphan:
         return None
 
     def ended(self) -> Reason | None:
-        """Of one that is nowhere: why its space does not come, if somebody put it back."""
+        """Of one that is nowhere: why its space does not come, if it was put back."""
         is_somewhere = self._tree is not None and self.folder.store.kernel.fstat(self._tree).st_nlink > 0
         self.close()
         return Reason(Kind.RESTORED, self.survey.n_bytes, f"{self.id} was restored") if is_somewhere else None
@@ -169,7 +169,7 @@ class Orphan:
 class Followed(NamedTuple):
     """How it ended.
 
-    hindrance  why nothing more will come before somebody does something; None if all have ended, or enough came
+    hindrance  why nothing more will come by itself; None if all have ended, or enough came
     kept       why some of the space will not come
     """
 

@@ -18,7 +18,7 @@ from fusefs.store.verbs import own_folder
 
 
 def take_over(opened: Opened, wanted: ForRoot) -> ContainerId | None:
-    """The id of root's orphan, due at once, that was in a user's quarantine; None if somebody else has it by now.
+    """The id of root's orphan, due at once, that was in a user's quarantine; None if another process has it by now.
 
     Raises  TrashdError; OSError
     """

@@ -2,7 +2,7 @@
 
 Who has an old fd or working directory in a victim can move directories of others into the orphan for as long as it
 waits. Files need no care: who may rename one may unlink it. A directory is moved with all that is in it, by who may
-write in it, and he need not be who may delete that. A rename changes a directory's ctime, which nobody can set; so a
+write in it, and he need not be who may delete that. A rename changes a directory's ctime, which can't be set; so a
 directory is in doubt if it was changed since the tree came, unless nobody but the asker and root can have moved it.
 What has a ctime from before has the entries that it had then, and so on upwards.
 

@@ -43,7 +43,7 @@ class Groups:
     """A lock for each group, shared with the processes that are forked after it was made."""
 
     def __init__(self, kernel: Kernel, shift: int | None) -> None:
-        """shift: as group_shift says; None: there are no groups, and nobody is in anybody's way."""
+        """shift: as group_shift says; None: there are no groups, and no worker is in another's way."""
         self._kernel = kernel
         self._shift = shift
         self._locks = None if shift is None else Fd(os.memfd_create("groups"))
@@ -60,7 +60,7 @@ class Groups:
 
     @contextmanager
     def alone_in(self, fd: Fd) -> Iterator[None]:
-        """Have the group of a directory for the block. A lock ends with its process: who is killed blocks nobody."""
+        """Have the group of a directory for the block. A lock ends with its process: one that is killed blocks none."""
         if self._locks is None:
             yield
             return
@@ -72,7 +72,7 @@ class Groups:
             fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, group)
 
     def is_crowded(self, fd: Fd) -> bool:
-        """Whether another directory had better be taken first: somebody is at work in the group of this one.
+        """Whether another directory had better be taken first: another worker is in the group of this one.
 
         Only some are passed over in a row: all that are left may be in one group.
         """

@@ -185,7 +185,7 @@ class _Output:
         self._said = bytearray()
 
     async def read(self) -> None:
-        """Read until there is nobody left who could write."""
+        """Read until no process is left that could write."""
         while True:
             await trio.lowlevel.wait_readable(self._fd)
             with suppress(BlockingIOError):
@@ -211,7 +211,7 @@ class _Output:
 
 
 def _stdin(event: Event) -> Fd:
-    """The event's JSON as a file in memory: a hook that doesn't read it keeps nobody waiting."""
+    """The event's JSON as a file in memory: a hook that doesn't read it holds nothing up."""
     fd = Fd(os.memfd_create("event", os.MFD_CLOEXEC))
     with open(fd, "wb", closefd=False) as file:
         file.write(encode(event) + b"\n")

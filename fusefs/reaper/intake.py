@@ -50,7 +50,7 @@ class Trouble(Exception):
 
 
 class ForRoot(NamedTuple):
-    """What its owner could not delete, and root shall: he takes it over first (store.seize).
+    """What its owner could not delete, and root shall: it is taken over first (store.seize).
 
     by_force  flags are taken off
     """

@@ -345,7 +345,7 @@ class Keeper:
             self._post_sentries(store)  # where a watch was lost
 
     async def _find_users(self, opened: Opened) -> None:
-        """See whom the volume has, if somebody may have come."""
+        """See which users the volume has, if there may be new ones."""
         if not self._must_find:
             return
         self._must_find = False
@@ -371,7 +371,7 @@ class Keeper:
         self._post_sentries(opened.store)
 
     def _tell_refused(self, census: Census) -> None:
-        """Note what is nobody's folder though it is called so; it is served to nobody."""
+        """Note what is no user's folder though it is called so; it is not served."""
         refused = tuple(PassedOver(*problem) for problem in tell(self.told_path, census.refused))
         if refused == self.refused:
             return
@@ -479,7 +479,7 @@ class Keeper:
         self._leave(uid)
 
     def _leave(self, uid: int) -> None:
-        """Have nobody watch or work in the folder that a user had; he may make another one at once."""
+        """End all watching and work in the folder that a user had; he may make another one at once."""
         if uid in self._sentries:
             self._sentries.pop(uid).dismiss()
         if self.session is not None:

@@ -1,6 +1,6 @@
 """Paced removal looks at files before they go: it counts their bytes, and cuts the large ones in steps.
 
-A large file is cut only when nobody else can see it: a write lease says that nobody has it open, and after the
+A large file is cut only when no other process sees it: a write lease says that none has it open, and after the
 unlink no link is left. Without the second look a link made in between would lose its content (measured).
 """
 
@@ -89,7 +89,7 @@ class LargeFiles:
             return self._kernel.open_beneath(dir_fd, raw(name), _FOR_WRITING)
 
     def _is_ours(self, fd: Fd) -> bool:
-        """Whether a file has no link, and nobody waits in open(2) for our lease to end."""
+        """Whether a file has no link, and no process waits in open(2) for our lease to end."""
         return self._kernel.fstat(fd).st_nlink == 0 and self._kernel.has_lease(fd)
 
     def cut(self, fd: Fd, size: int) -> int:

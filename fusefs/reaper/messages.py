@@ -133,7 +133,7 @@ class Ended(msgspec.Struct, tag=True):
     origin   where it came from, by its record
     seconds  from the claim to the end, or until it was parked
     lost     why it could not be had; empty if it could
-    n_bytes  freed; None if nobody looked
+    n_bytes  freed; None if that was not looked at
     stopped  parked: it stays in reaping/, and the next reap goes on
     failure  the first of `n_failed` things that could not be removed: it is in quarantine
     is_kept  some of them for a reason of ours: its owner decides, not root

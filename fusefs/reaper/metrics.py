@@ -1,6 +1,6 @@
 """Metrics for Prometheus, made of the service's status and its events; imported only where they are switched on.
 
-Amounts and their sums, no rates: those Prometheus makes itself, over the time that somebody looks at.
+Amounts and their sums, no rates: those Prometheus makes itself, over the time that is looked at.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Outlets:
         self._serve_metrics(config.metrics, nursery)
 
     def configure(self, config: Config, nursery: trio.Nursery) -> None:
-        """Go on as another configuration says. The audit log is opened anew: somebody may have renamed it."""
+        """Go on as another configuration says. The audit log is opened anew: it may have been renamed."""
         self._hooks.configure(config.hooks)
         self._serve_metrics(config.metrics, nursery)
         if config.audit == self._audit_path and self._audit is not None:

@@ -20,7 +20,7 @@ _PATIENCE_S = 0.1
 
 
 class Leads(Protocol):
-    """Who says how fast it goes: a person once and for all, or somebody who watches the disk."""
+    """Who says how fast it goes: a person once and for all, or what watches the disk."""
 
     def tempo(self) -> Tempo:
         """How fast it may be now; asked at least before each slice."""

@@ -32,7 +32,7 @@ def led_in(kernel: Kernel, directory: Fd, most: Tempo, tell: Callable[[str], Non
 
     directory  on it, of any kind; files without a name are made there, if that is permitted
     most       that it may be
-    tell       called with a sentence when it begins to yield to others, and when it ends; None: it yields to nobody
+    tell       called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
     """
     if tell is None:
         yield Constant(most)

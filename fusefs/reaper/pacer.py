@@ -148,7 +148,7 @@ class Pacer:
         return _Look(self._clock(), self._psi.read(), requests)
 
     def wants_probe(self) -> bool:
-        """Whether it is time for a small durable write, which somebody should do soon, where nobody waits for him."""
+        """Whether it is time for a small durable write, which is to be done soon, where nothing waits for it."""
         if not self._may_write:
             return False
         now_s = self._clock()

@@ -21,7 +21,7 @@ _FOREVER_S = 10 * 365 * 86_400.0
 
 
 class Pause(NamedTuple):
-    """Why, and until when (wall time in seconds; None: until somebody resumes it)."""
+    """Why, and until when (wall time in seconds; None: until it is resumed)."""
 
     why: str
     until_s: float | None

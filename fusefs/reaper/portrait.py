@@ -64,7 +64,7 @@ def portray(keeper: Keeper) -> VolumeStatus:
 
 
 def _eta_s(keeper: Keeper, n_due: int, entries_per_s: float) -> float | None:
-    """As long as orphans are as large as those before were; nobody counted them."""
+    """As long as orphans are as large as those before were; they are not counted."""
     usual = keeper.tally.usual_entries
     n_current = max((user.n_removed for user in keeper.users.values()), default=0)
     if not n_due or entries_per_s <= 0 or n_current > 2 * usual or not keeper.tally.n_reaped:

@@ -47,7 +47,7 @@ def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
 
 
 def _home(uid: int, words: Sequence[Word]) -> Home:
-    """The newest of somebody's stores, as many as are served."""
+    """The newest of a user's stores, as many as are served."""
     told: list[Word] = []
     n_bytes = 0
     for word in reversed(words[-MOST_STORES:]):

@@ -73,7 +73,7 @@ def reap(
 
 
 def _survey(kernel: Kernel, container: Fd, wishes: Wishes) -> Survey | None:
-    """What is in a container, if somebody wants to know; stopped it is less than that, and nothing is removed then."""
+    """What is in a container, if that is asked for; stopped it is less than that, and nothing is removed then."""
     if wishes.counted is None and not wishes.waits:
         return None
     seen = survey(kernel, container, wishes.counting, with_shared=wishes.waits, stops=wishes.stops)

@@ -1,4 +1,4 @@
-"""Metrics over HTTP for a Prometheus on this host: no thread, and no wake-up while nobody asks.
+"""Metrics over HTTP for a Prometheus on this host: no thread, and no wake-up without a request.
 
 prometheus_client has a server of its own; it looks twice a second whether it should end.
 """

@@ -46,7 +46,7 @@ class Finder:
     async def find(self, paths: Sequence[bytes], mounts: list[Mount]) -> list[bytes]:
         """Those of the paths that hold a store, each store once, by the first path that leads to it.
 
-        What does not answer is passed over; it keeps one thread, not one for each time that somebody looks.
+        What does not answer is passed over; it keeps one thread, not one for each look.
         Checkpoint  yes
         """
         found: dict[bytes, _Which | None] = {}
@@ -88,7 +88,7 @@ class OwnStores:
         self._news = trio.Event()
 
     def look(self) -> None:
-        """Something was mounted, or somebody may have registered a store: look soon."""
+        """Something was mounted, or a user may have registered a store: look soon."""
         self._news.set()
 
     async def run(self, uids: Callable[[], Iterable[int]], changed: Callable[[], None]) -> None:

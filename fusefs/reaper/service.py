@@ -265,7 +265,7 @@ class _Service:
             self._fail(error, nursery)
 
     def _find_own(self, context: Context, nursery: trio.Nursery, own_stores: OwnStores) -> None:
-        """Begin to keep the stores that are new, and leave those for which nobody vouches any more."""
+        """Begin to keep the stores that are new, and leave those that no registry vouches for any more."""
         for key in self._own.keys() - own_stores.words.keys():
             self._own[key].leave()
         mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
@@ -325,7 +325,7 @@ class _Service:
         return any(view.mount.mnt_id not in standing for view in self._views)
 
     async def _obey_nudges(self, context: Context, nursery: trio.Nursery) -> None:
-        """Look for volumes when somebody made a store, or vouches for one (`trashd init`)."""
+        """Look for volumes when a store was made, or is vouched for (`trashd init`)."""
         while True:
             await self._nudged.wait()
             self._nudged = trio.Event()

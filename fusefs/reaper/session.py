@@ -124,7 +124,7 @@ class Session:
         self._stale.add(uid)
 
     def look_around(self) -> None:
-        """There may be somebody new: see to it soon."""
+        """There may be a new user: see to it soon."""
         self._may_be_news.set()
 
     def current(self) -> list[User]:

@@ -15,7 +15,7 @@ FILE = b"status.json"
 
 
 def write_status(directory: bytes, status: Status) -> None:
-    """Put the status where others find it, stamped with the clock that nobody sets; at once or not at all.
+    """Put the status where others find it, stamped with the clock that can't be set; at once or not at all.
 
     Not durable: after a power failure there is no service that it could speak of.
     Raises  OSError

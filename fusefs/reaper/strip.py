@@ -379,7 +379,7 @@ class _Run:
         """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it).
 
         The first one becomes the directory that the others go to: a full volume has no room for a new one. One that
-        can't be made the reaper's own stays: from there nobody could tell that it was given.
+        can't be made the reaper's own stays: from there it could not be told that it was given.
         """
         try:
             deep = self._open(frame, name)

@@ -38,7 +38,7 @@ class Upcoming:
         return len(self._queue)
 
     def clear(self) -> None:
-        """Forget all: somebody looks from the beginning."""
+        """Forget all: it is looked for from the beginning."""
         self._times.clear()
         self._queue.clear()
         self._soonest_dropped_s = math.inf

@@ -27,7 +27,7 @@ _SLACK_NS = 5_000_000_000
 
 
 class Sofar(NamedTuple):
-    """What was done of an orphan: entries, bytes (None: somewhere nobody looked), time."""
+    """What was done of an orphan: entries, bytes (None: not all were looked at), time."""
 
     n_removed: int = 0
     n_bytes: int | None = 0
@@ -48,7 +48,7 @@ class Part:
 
         base  the directory that holds the store
         most  so many orphans are remembered
-        told_until_ns  wall time: what was made later, nobody has been told of
+        told_until_ns  wall time: what was made later is not told yet
         """
         self.base = base
         self.upcoming = Upcoming(most)
@@ -160,7 +160,7 @@ class User:
 
         base  of the store that he was found in
         most  how many orphans may be remembered of a part
-        told_until_ns  wall time: what was made later, nobody has been told of
+        told_until_ns  wall time: what was made later is not told yet
         """
         self.uid = uid
         self.parts = {base: Part(base, most(), told_until_ns)}
@@ -260,7 +260,7 @@ class User:
         return identifier in self._ours
 
     def not_ours(self, identifier: str) -> None:
-        """We did not reap it to its end: the next one to do so may be somebody else."""
+        """We did not reap it to its end: the next one to do so may be another reaper."""
         self._ours.pop(identifier, None)
 
     def came(self, identifier: str) -> None:
@@ -273,7 +273,7 @@ class User:
         return identifier in self._came
 
     def is_untold(self, identifier: str) -> bool:
-        """Whether nobody has been told of an orphan; from now on somebody has."""
+        """Whether an orphan has not been told of; from now on it has."""
         if identifier in self._told:
             return False
         self._told[identifier] = None
@@ -322,7 +322,7 @@ class User:
             self._n_strikes = 0
 
     def retry_at_s(self, identifier: str, now_s: float) -> float:
-        """When to try an orphan again that somebody holds, or that failed; later each time."""
+        """When to try an orphan again that a process holds, or that failed; later each time."""
         wait_s = min(_FIRST_RETRY_S * 2.0 ** (_count(self._n_tries, identifier) - 1), _LAST_RETRY_S)
         self._not_before_s[identifier] = now_s + wait_s
         _bound(self._not_before_s)

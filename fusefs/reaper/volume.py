@@ -202,7 +202,7 @@ def _open_hold(kernel: Kernel, store: Store) -> Fd:
 
 
 def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
-    """The lock of a volume. Nobody else may open its file: whoever can, can hold it and keep the reaper out."""
+    """The lock of a volume. No other user may open its file: who can, can hold it and keep the reaper out."""
     with suppress(FileExistsError):
         try:
             kernel.create(hold, LOCK).close()

@@ -35,7 +35,7 @@ Tell = Callable[[int, int], None]
 
 
 class Gauge:
-    """How the free space of a volume went since a moment, as far as somebody looked."""
+    """How the free space of a volume went since a moment, as far as it was looked at."""
 
     def __init__(
         self,
