@@ -15,8 +15,10 @@ from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from tests.support.people import Person
 
-for _name in ("doctor", "init", "keep", "listing", "quarantine", "reap", "restore", "swap", "sweep"):
+for _name in ("doctor", "group", "init", "keep", "listing", "quarantine", "reap", "restore", "rm", "swap", "sweep"):
     import_module(f"fusefs.cli.{_name}")  # once, not in each child
+for _name in ("reaper.memory", "reaper.paced", "reaper.wait", "store.rescue"):
+    import_module(f"fusefs.{_name}")  # what they import late
 
 BROKEN = 111
 """The exit code of a command that ended by what no command may raise."""

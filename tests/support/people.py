@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -56,6 +57,27 @@ class Person(NamedTuple):
             _keep_only(self, self.capability)
         elif not self.is_capable:
             become(self.uid, self.gid, self.groups)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether his ids say all that he may."""
+        return self.uid != 0 and not self.maps and self.capability is None and not self.is_capable
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """What this process, root's, opens in the block it opens as him, who is plain; without a fork."""
+        assert self.is_plain
+        groups = os.getgroups()
+        os.setgroups(self.groups)
+        os.setresgid(-1, self.gid, -1)
+        os.setresuid(-1, self.uid, -1)
+        try:
+            yield
+        finally:
+            os.setresuid(-1, 0, -1)
+            os.setresgid(-1, 0, -1)
+            os.setgroups(groups)
+            _be_seen()
 
 
 PEOPLE: Mapping[str, Person] = MappingProxyType(

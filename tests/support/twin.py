@@ -228,7 +228,10 @@ def readable(person: Person, side: Side, *, is_holder: bool) -> set[str]:
                             found.add(path.read_text(errors="replace"))
         return {one for one in found if one.startswith(MARK)}
 
-    return called_by(person.be, look, "who looks")
+    if not person.is_plain:
+        return called_by(person.be, look, "who looks")
+    with person.looking():
+        return look()
 
 
 def could_delete(person: Person, top: Path) -> set[str]:
