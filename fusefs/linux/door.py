@@ -18,7 +18,7 @@ from fusefs.linux.mountinfo import is_inside
 from fusefs.linux.places import HOME
 
 TREE, DOOR = b"closed/tree", b"door"
-"""In the directory of a mount over itself: its backing tree, which root alone reaches by path, and the socket that gives it."""
+"""In the directory of a mount over itself: its backing tree, which only root reaches by path, and the socket for it."""
 _CREDENTIALS = struct.Struct("=iII")
 _ANSWER, _FD = struct.Struct("=i"), struct.Struct("=i")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FD.size)

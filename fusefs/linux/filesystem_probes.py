@@ -56,8 +56,8 @@ def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
     """Whether another user may neither move an unwritable directory to another parent, nor open a 0700 one.
 
     That holds on Linux's local filesystems; not for every client of a network's, FUSE without default_permissions,
-    or vfat, where all has one owner. Root tries it as the user nobody; another user, or root without a second uid in its
-    user namespace, goes by the kind of filesystem.
+    or vfat, where all has one owner. Root tries it as the user nobody; another user, or root without a second uid in
+    its user namespace, goes by the kind of filesystem.
     name    of a directory that is made for it, and goes again
     Raises  OSError
     """

@@ -1,4 +1,4 @@
-"""Whether a thread of ours is held up: it waits in the kernel, or has worked there for long; asked by another thread."""
+"""Whether a thread of ours is held up: it waits in the kernel, or works there for long; asked by another."""
 
 from __future__ import annotations
 
