@@ -1,18 +1,18 @@
-"""As whom the daemon acts: what opens or changes something is done as whoever asks; the filesystem below judges then.
+"""The credentials that the daemon acts with: it opens and changes as the caller, and the filesystem below judges then.
 
-The kernel has judged too, by the owner, mode and groups that it was told last. If somebody has changed these behind the
+The kernel has judged too, by the owner, mode and groups that it was told last. If these were changed behind the
 mount, the inode may be another's by now: root's word alone would have a former owner make a set-user-ID program of it.
-We reach the object as root, by an fd, and ask for the act as the caller; nothing of him is kept from one request to the
+We reach the object as root, by an fd, and ask for the act as the caller; nothing of it is kept from one request to the
 next, and nothing is looked up in a cache.
 
-A file's content is written as its owner. A handle's reads and writes are made by the daemon, or by the kernel as who
-the daemon was when it gave it the file (passthrough.py): the same for all who have it open, in whatever order they
-came. Nobody who has it open is asked, so it is neither him nor root, but the owner, as he was then, in no group, and
+A file's content is written as its owner. Reads and writes by a handle are the daemon's, or the kernel's with the
+credentials of the daemon when it gave it the file (passthrough.py): the same for all that have it open, whichever
+came first. No client's ids count, nor root's, but the owner's, as of then, in no group, and
 with no capability:
 
-- ext2, 3 and 4 give the blocks that they reserve for root (mke2fs -m) to whoever writes with root's fsuid, or with that
+- ext2, 3 and 4 give the blocks that they reserve for root (mke2fs -m) to writes with root's fsuid, or with that
   of another user named for it (tune2fs -u); and to CAP_SYS_RESOURCE.
-- Who is in a file's group, or has CAP_FSETID, may leave its set-group-ID bit. The daemon is in root's group.
+- A process in a file's group, or with CAP_FSETID, may leave its set-group-ID bit. The daemon is in root's group.
 
 Source  ext4_has_free_clusters in the kernel's fs/ext4/balloc.c, in_group_or_capable in its fs/inode.c
 """
@@ -44,17 +44,17 @@ _BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
 
 
 class Asking:
-    """A linux.caller.Caller: who asks for what we answer ourselves; one for all requests, one after the other."""
+    """A linux.caller.Caller: the process whose request we answer ourselves; one object for all requests in turn."""
 
     __slots__ = ("gid", "pid", "uid", "umask")
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Begin with no caller."""
         self.uid = self.gid = self.pid = self.umask = 0
 
 
 class Need(NamedTuple):
-    """A capability by which somebody may do something who is not the owner, and whose that is.
+    """A capability by which a process that is not the owner's may do something, and whose inode that is.
 
     gid  None: whatever it is
     """
@@ -70,7 +70,7 @@ def by_mode(seen: Attributes) -> Need:
 
 
 def by_mode_of(gate: Gate, fd: Fd) -> Need:
-    """The same of what an fd holds."""
+    """For what the mode and ACL of what an fd holds allow."""
     seen = gate.call(os.stat, fd)
     return Need(Capability.DAC_OVERRIDE, seen.st_uid, seen.st_gid)
 
@@ -88,9 +88,9 @@ def by_owner_alone(seen: Attributes) -> Need:
 class AsCaller:
     """One act of a caller's: whatever it takes, made by `call`, with the identity that it takes.
 
-    First by his ids alone where all is his own, since his groups can't matter there. Else, and if that is refused, with
-    all that /proc tells of him: his other groups; his capabilities, if they are of our user namespace; if they are of
-    another one, those that the act needs, over what that namespace knows. A user's own mount is himself.
+    First by its ids alone where all is its own, since its groups can't matter there. Else, and if that is refused, with
+    all that /proc tells of it: its other groups; its capabilities, if they are of our user namespace; if they are of
+    another one, those that the act needs, over what that namespace knows. A user's own mount acts as that user.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class AsCaller:
         refused  told of each of the nodes, if it is refused below
         needs    by the inodes as they are now
         nodes    those that the kernel has judged by
-        gid      the group to act in; None: his own
+        gid      the group to act in; None: the caller's
         umask    for what is made
         """
         self._gate = gate
@@ -149,7 +149,7 @@ class AsCaller:
             raise
 
     def _capabilities(self, rights: Rights) -> int:
-        """Those that he acts with, as bits."""
+        """Those that the caller acts with, as bits."""
         if rights.is_ours or not rights.capabilities:
             return rights.capabilities
         needed = unknown = 0
@@ -162,30 +162,30 @@ class AsCaller:
 
 
 def _known(number: int) -> int:
-    """An id to act with: for one of another user namespace, or none (what the kernel writes back), nobody's."""
+    """An id to act with: that of nobody for one of another user namespace, or none (what the kernel writes back)."""
     return NOBODY if number == NO_ID else number
 
 
 def told_as(gate: Gate, caller: Caller) -> Identity:
-    """Who is to be told what the filesystem below may not tell everybody: a caller without his capabilities."""
+    """As whom to ask for what the filesystem below may not tell all users: a caller without its capabilities."""
     return Identity(caller.uid, caller.gid, gate.call(rights_of, caller).groups, 0)
 
 
 def writer_of(uid: int, mode: int) -> int:
-    """Whose blocks a file takes: its owner's; but nobody's if it is root's and not root's alone to write."""
+    """The uid whose blocks a file takes: its owner's; nobody's if it is root's and others may write."""
     return uid or (NOBODY if mode & _FOR_OTHERS else 0)
 
 
 class Writers:
-    """Who writes which file. Which filesystems have blocks for root is asked once for each."""
+    """As which user each file is written. Whether a filesystem reserves blocks for root is asked once."""
 
     def __init__(self) -> None:
-        """Begin; only root's daemon is somebody else than its clients, and only where it knows all users."""
+        """Begin; only root's daemon has another uid than its clients, and only where it knows all users."""
         self._nobody = in_no_group()
         self._has_reserve: dict[int, bool] = {}
 
     def of(self, device: int, fd: int, writer: int | None) -> Identity:
-        """As whom a file is to be written.
+        """The credentials to write a file with.
 
         device  of the filesystem that it is on
         writer  by `writer_of`; None: unknown

@@ -195,7 +195,7 @@ class Adapter(pyfuse3.Operations):
         return FileInfo(fh=FileHandleT(opened.fh), keep_cache=opened.keeps, direct_io=is_direct)
 
     def _lost(self, fh: int) -> None:
-        """A handle that nobody was told of: nobody will release it."""
+        """Release a handle that no client has been told of: none will."""
         self.hands.finish_soon(self._vfs.release, fh)
 
     @done
@@ -217,7 +217,7 @@ class Adapter(pyfuse3.Operations):
     @answered
     async def release(self, fh: FileHandleT) -> None:
         with self.gate.lock:
-            self._vfs.handles.runs_no_more(fh)  # who writes to it next may be quicker than the thread that lets it go
+            self._vfs.handles.runs_no_more(fh)  # the next writer may be quicker than the thread that lets it go
         await self.hands.finish(self._vfs.release, fh)
 
     # Listings.

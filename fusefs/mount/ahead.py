@@ -1,7 +1,7 @@
 """Attributes fetched before they are asked for: many looks at a slow filesystem under way at a time.
 
-Whoever lists a directory is told names alone, at once. When somebody then asks for the attributes of one of them, the
-next ones are fetched, more of them the more he asks; so a plain `ls` costs none, and `ls -l` waits a few round trips.
+A listing tells names alone, at once. When the attributes of one of them are then asked for, the
+next ones are fetched, ever more of them; so a plain `ls` costs none, and `ls -l` waits a few round trips.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusefs.store.layout import is_stores_own
 _BATCH = 256
 _N_WALKS = 16
 _N_THREADS_MAX = 256
-"""Of all directories together: what hangs in some leaves others the rest, and nobody depends on these alone."""
+"""Of all directories together: what hangs in some leaves others the rest, and no request depends on these alone."""
 
 
 class Ahead:
@@ -70,7 +70,7 @@ class Ahead:
         self._walks.pop(directory, None)
 
     def asked(self, directory: Node, fd: Fd | None) -> None:
-        """Somebody asks what a name in this directory is.
+        """A client asks what a name in this directory is.
 
         fd  of the directory, which stays its owner's; None: it is not open, and nothing is fetched for now
         """
@@ -85,7 +85,7 @@ class Ahead:
             self.fetch(walk, directory, fd, names)
 
     def asked_xattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
-        """Somebody was told an extended attribute of what is in a directory. fd: the same"""
+        """A client was told an extended attribute of what is in a directory. fd: of that, as in `asked`"""
         if self._wanted.add(name, is_directory=node.is_directory):
             for walk in self._walks.values():
                 walk.take_again()
@@ -119,7 +119,7 @@ class Ahead:
         try:
             own_fd = Fd(os.dup(fd))
         except OSError:
-            return  # too many are open: who asks looks himself
+            return  # too many are open: the request looks itself
         look, has_handles, names = self._memory.looking_ahead(), self._has_handles, list(dict.fromkeys(names))
         batch = Batch(self._gate, look, directory, own_fd, names, has_handles=has_handles, wanted=self._wanted)
         walk.add(batch)

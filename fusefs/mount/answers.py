@@ -1,4 +1,4 @@
-"""What each request of the kernel's means to the vfs, and what is answered.
+"""The handlers of the kernel's requests, by opcode: what each means to the vfs, and what is answered.
 
 All of it is done with the tables' lock, which is let go for each call to the backing filesystem: by the loop's own
 thread, or by any other. An answer is put together when nothing waits any more, and written before the lock is let go
@@ -31,17 +31,17 @@ from fusefs.mount.xattrs import Xattrs
 
 _PATIENCE = 50
 """Requests that are read before what was just made is told by another number: what is deleted and in use keeps its own
-longer than anybody wants to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
+longer than clients want to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
 
 _REST_S = 0.0005
-"""Between two parts of what the kernel forgets, if anybody asks for anything meanwhile."""
+"""Between two parts of what the kernel forgets, if requests come meanwhile."""
 
 _NANO = 1_000_000_000
 
 Given = bytearray | bytes | int | None
 """To a request: complete but for its number; its body alone; an errno; or there is no answer."""
 Later = Generator[None, bool | None, Given]
-"""What takes several steps, others being served between any two. It is sent whether nobody else asks for anything."""
+"""What takes several steps, others being served between any two. It is sent whether no other request waits."""
 Answer = Given | Later
 R = TypeVar("R")
 
@@ -56,7 +56,7 @@ class Sort(IntEnum):
     LONG = 3
     """Takes its time on any filesystem."""
     OTHERS = 4
-    """Waits for somebody else, perhaps for ever."""
+    """Waits for another process, perhaps for ever."""
 
 
 class Act(NamedTuple):
@@ -129,7 +129,7 @@ class Answers:
         return {int(opcode): Act(CELL_OF[name], act, sort) for opcode, (name, act, sort) in acts.items()}
 
     def recalls(self) -> dict[int, Act]:
-        """The same of what may be remembered of a slow filesystem; it raises WouldWait if it is not."""
+        """What is done for a request that memory may answer, on a slow filesystem; it raises WouldWait if not."""
         recalls: dict[Opcode, tuple[str, Callable[[int, Request, Asking], Answer]]] = {
             Opcode.LOOKUP: ("lookup", self._recall_name),
             Opcode.FORGET: ("forget", self._forget),
@@ -143,7 +143,7 @@ class Answers:
         return {int(opcode): Act(CELL_OF[name], act, Sort.SHORT) for opcode, (name, act) in recalls.items()}
 
     def handle_in(self, answer: Given) -> int | None:
-        """The handle that an answer tells of, if it does: nobody else will let it go if that is lost."""
+        """The handle that an answer tells of, if it does: no client will let it go if that is lost."""
         if isinstance(answer, bytearray) and (answer is self._opened or answer is self._created):
             return wire.handle_in(answer)
         return None
@@ -277,7 +277,7 @@ class Answers:
         return self._attr
 
     def _statx(self, nodeid: int, _request: Request, caller: Asking) -> Answer:
-        """The same with its birth, asked for once: the kernel keeps that as long as it knows the node."""
+        """A node's attributes with its birth, asked for once: the kernel keeps that as long as it knows the node."""
         return self._tell_birth(self._vfs.getattr(nodeid, caller))
 
     def _recall_birth(self, nodeid: int, _request: Request, _caller: Asking) -> Answer:

@@ -46,8 +46,8 @@ _FUSECTL = Path("/sys/fs/fuse/connections")
 class Way(Enum):
     """How to unmount.
 
-    PLAIN  unless somebody uses it
-    LAZY   for those who come now; who has something open goes on until he closes it
+    PLAIN  unless it is in use
+    LAZY   for new users of it; files that are open stay so until they are closed
     FORCE  for all, who get errors from now on; a daemon that hangs lets them go
     """
 
@@ -75,7 +75,7 @@ def flags_of(dir_fd: int) -> frozenset[str]:
 
 
 def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Attached:
-    """The same by root, but nobody sees it until it is moved: see top.py.
+    """Mount as root, in no namespace until it is moved to its mount point: see top.py.
 
     Raises  OSError besides: not here, or not of this source, whose path may be too long
     """
@@ -90,7 +90,7 @@ def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable
 
 
 def attach(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Attached:
-    """Mount; whoever asks the mount from now on waits until somebody serves it.
+    """Mount; requests to it wait from now on until a daemon serves it.
 
     source  what mountinfo is to tell as the backing path
     flags   those that are on, by mount(8)'s names
@@ -185,7 +185,7 @@ def unmount(path: bytes, way: Way) -> bool:
 def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
     """Unmount.
 
-    Raises  Busy: somebody uses it (PLAIN only); NotPermitted: it is somebody else's
+    Raises  Busy: it is in use (PLAIN only); NotPermitted: it is another user's
     """
     path = printable(mount.point)
     busy = Busy(path, f"fuser -vm {path} tells who uses it; --lazy leaves it to them, --force takes it away")
@@ -202,7 +202,7 @@ def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise busy from error
-        if error.errno != errno.EINVAL:  # EINVAL: somebody else has done it meanwhile
+        if error.errno != errno.EINVAL:  # EINVAL: another process has done it meanwhile
             raise
 
 

@@ -76,7 +76,7 @@ class _Service(Adapter):
         super().__init__(vfs, xattrs, Hands(vfs.gate, stats, n_threads), replies, stats)
         self._helpers = Helpers(n_threads)
         self._stand_ins: StandIns | None = None
-        # Who tells the kernel of ACLs has it check permissions, and ask for the directory's before each change in it.
+        # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
         self.enable_acl = options.default_permissions
         self._options = options
         self._lane = lane
@@ -212,7 +212,7 @@ class _Service(Adapter):
             ended.set()  # but some requests may be under way yet
 
     async def _notify(self, watched: Watched) -> None:
-        """Have the kernel told of changes behind the mount as long as somebody tells us.
+        """Have the kernel told of changes behind the mount for as long as we are told.
 
         Checkpoint  everywhere
         """
@@ -267,7 +267,7 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
             _make_store(root, source, options)
             _be_less_than_root()
         stats = stack.enter_context(kept(target))
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until somebody is there to unmount
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until there is a task that unmounts
         if dead is not None:
             options = _made_way(dead, options)
         vfs = _vfs(root, options, stats, n_fds_max)
@@ -319,7 +319,7 @@ def _attached(
 def _made_way(dead: Mount, options: Options) -> Options:
     """How to mount where a dead mount was, which is detached.
 
-    Who has files of it open that are passed through goes on writing them, behind the new one: as long as anybody might,
+    Clients with files of it open that are passed through go on writing them, behind the new one: as long as one might,
     what is told of files can't be believed for an hour.
     """
     try:
@@ -359,7 +359,7 @@ def _raise_fd_limit() -> int:
 
 
 def _make_store(root: Fd, source: bytes, options: Options) -> None:
-    """Who sees nothing but the mount can't make the store that he needs for `.trashd/drop`."""
+    """Make the store, which `.trashd/drop` needs and clients that see only the mount can't make."""
     if "ro" not in options.flags | flags_of(root):
         problem = prepare_store(Kernel(), root, source)
         if problem is not None:
@@ -375,7 +375,7 @@ def _be_less_than_root() -> None:
 
 
 def _collect_garbage_seldom() -> None:
-    """Not more of it, and in smaller pieces: each stops everybody.
+    """Not more of it, and in smaller pieces: each stops all threads.
 
     A full collection takes 0.2 s with 300,000 nodes, and what makes cycles here (errors) is young. One of the middle
     generation takes 19 ms if that may have 200,000 objects, and less than one with 10,000; all of them together the
@@ -398,7 +398,7 @@ def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket 
 
 
 async def _tell_watchdog() -> None:
-    """Tell systemd, if it watches, that this loop turns: who waits for a hung daemon is only freed by its end.
+    """Tell systemd, if it watches, that this loop turns: clients of a hung daemon are only freed by its end.
 
     Checkpoint  between two words
     """
@@ -420,7 +420,7 @@ async def _unmount(mount: Mount, ended: trio.Event) -> None:
 
 
 async def _wait_no_longer(gate: Gate, ended: trio.Event, scope: trio.CancelScope) -> None:
-    """In the end, give up operations that wait for a filesystem which hangs; who asked for them gets an error.
+    """In the end, give up operations that wait for a filesystem which hangs; their clients get an error.
 
     Checkpoint  until the end, and for a while
     """
@@ -436,7 +436,7 @@ async def _stop_on_signal(
 ) -> None:
     """End the service cleanly at the first signal; the second one ends the process.
 
-    moving  nobody unmounts while somebody has it
+    moving  nothing is unmounted while it is held
 
     Checkpoint  while waiting for the signal, and while `unmount` does
     """

@@ -1,4 +1,4 @@
-"""The kernel's requests, read and answered without libfuse and pyfuse3; those get what is left, INIT above all.
+"""Requests read from /dev/fuse and answered without libfuse and pyfuse3; those get what is left, INIT above all.
 
 That is half of what a request costs, and bits of answers that pyfuse3 has no field for cost nothing more. What has to
 wait goes to a thread, which answers it; where the backing filesystem is slow, what is remembered is answered at once,
@@ -39,7 +39,7 @@ _STEP_S = 0.001
 _PYFUSE3S = frozenset({26, 28, 38, 41})
 """INIT, READDIR, DESTROY, NOTIFY_REPLY: what we don't know, and pyfuse3 or libfuse does."""
 _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
-"""A handle is let go: nobody waits for it, or may be refused it."""
+"""A handle is released: no client waits for that, and none may be refused it."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Direct:
         """Begin.
 
         replies            the way to the kernel, and to libfuse
-        helpers            who does what may wait
+        helpers            the threads that do what may wait
         opens_directories  else the kernel is told at its first question to do that without us
         """
         self._vfs = vfs
@@ -107,12 +107,12 @@ class Direct:
         self._left: deque[bytes] = deque()
         """What was read by others, and is pyfuse3's."""
         self.is_careful = False
-        """Whether changes go to threads, as somebody waits for one: set by the stand-ins (mount/standins.py)."""
+        """Whether changes go to threads, as a client waits for one: set by the stand-ins (mount/standins.py)."""
 
     def serve(self) -> bool | None:
         """Read a request, and answer it; on the trio thread.
 
-        Returns  False: somebody else has to read it; None: none waits
+        Returns  False: libfuse has to read it; None: none waits
         """
         if self._left:
             self._replies.hand_over(self._left.popleft())
@@ -123,7 +123,7 @@ class Direct:
         except BlockingIOError:
             return self._go_on(is_idle=True) or None
         except OSError as error:
-            return error.errno == errno.ENOENT  # who asked has been killed while we read; or everybody is gone
+            return error.errno == errno.ENOENT  # the client was killed while we read; or the connection is gone
         if self._unfinished:
             self._go_on(is_idle=False)
         request = home.request(size)
@@ -161,7 +161,7 @@ class Direct:
         return True
 
     def _go_on(self, *, is_idle: bool) -> bool:
-        """A step of all that takes several; whether there is such. is_idle: nobody asks for anything"""
+        """A step of all that takes several; whether there is such. is_idle: no request waits"""
         n = len(self._unfinished)
         for _ in range(n):
             try:
@@ -176,7 +176,7 @@ class Direct:
         return n > 0
 
     def stand_in(self, reader: Reader) -> bool:
-        """The same in another thread, while that one waits; False: the connection is gone."""
+        """Read and answer a request in another thread, while the loop's own waits; False: the connection is gone."""
         try:
             size = os.readv(self.device, reader.room)
         except OSError as error:
@@ -211,7 +211,7 @@ class Direct:
         return act.sort is Sort.LONG or (self.is_careful and _sort(act, opcode, request) is Sort.CHANGE)
 
     def _refuse(self, opcode: int, request: Request) -> None:
-        """What nobody knows is answered as libfuse does."""
+        """Answer an unknown request as libfuse does."""
         if opcode == Opcode.INTERRUPT:
             self._interrupt(request)
         else:
@@ -219,7 +219,7 @@ class Direct:
                 self._give(errno.ENOSYS, *_unique_and_pid(request))
 
     def _interrupt(self, request: Request) -> None:
-        """Who was killed need not wait for his turn; all others go on, as natively."""
+        """A killed client's request need not wait for its turn; all others go on, as natively."""
         (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         task = self._helpers.parked(unique)
         if task is not None and is_killed(task.pid) and self._helpers.remove(unique):
@@ -231,7 +231,7 @@ class Direct:
     def _help(self, act: Act, request: Request, sort: Sort) -> None:
         """Have a request done in a thread."""
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-        if opcode == Opcode.RELEASE:  # who writes to it next may be quicker than the thread that lets it go
+        if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
             with self._gate.lock:
                 self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
@@ -314,10 +314,10 @@ class Direct:
                     self._vfs.losers.add(pid)
                 os.write(self.device, wire.refusal(unique, answer))
         except OSError as error:
-            if error.errno not in GONE:  # who asked has got an error, too
+            if error.errno not in GONE:  # the client has got an error, too
                 _log.error("the kernel takes an answer for wrong: %s", error.strerror)
             fh = self._answers.handle_in(answer)
-            if fh is not None:  # nobody will release what nobody was told of
+            if fh is not None:  # no client releases what none was told of
                 self._helpers.do(Task((None, Sort.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
@@ -337,7 +337,7 @@ def _sort(act: Act, opcode: int, request: Request) -> Sort:
 
 
 def _key_of(request: Request, sort: Sort) -> Key:
-    """Whose request it is, and of what sort."""
+    """The uid that a request comes from, and its sort."""
     _size, opcode, _unique, _nodeid, uid, _gid, _pid = wire.read_head(request)
     return None if opcode in _OF_NOBODY else uid, sort
 

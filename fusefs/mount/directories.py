@@ -31,7 +31,7 @@ class Directories:
 
         root    O_PATH or readable; stays its owner's
         n_fds   how many directories may be open at a time, at least 2
-        losers  what is held for some is another way to it
+        losers  what is held for a lost race is another way to it
         """
         self._root = root
         self._n_fds = n_fds
@@ -86,7 +86,7 @@ class Directories:
     def open_to_read(self, directory: Node) -> Fd:
         """A new fd of a directory, to be read, of one that the kernel has opened already.
 
-        Raises  OSError ENOENT: it was removed behind the mount; whoever has it open is told so on any filesystem
+        Raises  OSError ENOENT: it was removed behind the mount; any filesystem says so to those that have it open
         """
         try:
             return Fd(self._gate.call(os.open, self.fd_of(directory).path(), TO_READ))
@@ -96,13 +96,13 @@ class Directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
     def fd_if_open(self, directory: Node) -> Fd | None:
-        """The same, if nobody has to wait for it."""
+        """A new fd of a directory, if that need not wait for anything."""
         fd = self._root if directory.nodeid in ROOTS else self._open.get(directory)
         return None if fd is None else self._gate.lend(fd)
 
     def _keep(self, directory: Node, fd: Fd) -> Fd:
         other = self._open.get(directory)
-        if other is not None:  # somebody else was quicker
+        if other is not None:  # another thread was quicker
             lent = self._gate.lend(other)
             self._gate.close(fd)
             return lent
@@ -132,7 +132,7 @@ class Directories:
     def hold_by_name(self, node: Node, *, is_alone: bool) -> tuple[Fd, Attributes] | None:
         """An O_PATH fd of any node, the caller's own, and what it is; by its name, where its directory is open.
 
-        is_alone  nobody changes names behind the mount: its birth tells the incarnation, where there is one
+        is_alone  names don't change behind the mount: its birth tells the incarnation, where there is one
         Returns   None if it is not to be had so
         """
         dir_fd = None if node.parent is None else self.fd_if_open(node.parent)
@@ -143,7 +143,7 @@ class Directories:
         try:
             fd = self._gate.owned(Fd(call(os.open, node.name, TO_PEEK, dir_fd=dir_fd)))
         except OSError:
-            return None  # whoever tries it the other way is told why
+            return None  # the other way tells why
         try:
             seen = call(look_at, fd)
             if node.is_seen_in(seen):
@@ -225,7 +225,7 @@ class Folding:
         folds = self._known.get(directory)
         if folds is None:
             folds = self._gate.call(folds_case, fd)
-            if directory.nlookup or directory.n_open or directory.nodeid in ROOTS:  # who ends tells
+            if directory.nlookup or directory.n_open or directory.nodeid in ROOTS:  # the end of a node is told
                 self._known[directory] = folds
         return folds
 

@@ -1,4 +1,4 @@
-"""Which fast paths a mount has, and why it lacks the others: decided while it starts, told to whoever asks."""
+"""Which fast paths a mount has, and why it lacks the others: decided while it starts, shown by `mount --explain`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class FastLane:
-    """The fast paths of one mount: each is on until somebody turns it off, and off for good then."""
+    """The fast paths of one mount: each is on until it is turned off, and off for good then."""
 
     def __init__(self, off: Mapping[FastPath, str], publish: Callable[[tuple[State, ...]], None]) -> None:
         """Begin with all but some.

@@ -1,11 +1,11 @@
-"""Who has the tables: one thread at a time, and nobody while the backing filesystem keeps him waiting.
+"""The lock around the tables: held by one thread at a time, and by none while a call to the backing filesystem waits.
 
 On a local filesystem every operation runs on the loop's own thread, which waits itself: no thread is quicker. On a
 slow one operations run in threads of their own. The code is the same: whatever asks the backing filesystem goes
 through `call`, and what was read from the tables before it may be old after it.
 
 So the tables can be taken from the loop's own thread as well, when it has been in one call for too long: it notes each
-call that it is in, and who takes the note away first, it or who takes them, has them (mount/standins.py).
+call that it is in, and the first to remove the note, that thread or one that takes them, has them (mount/standins.py).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
-"""Between two tries, of what somebody else keeps: most leases are given up at once, some after 45 seconds."""
+"""Between two tries of what another process keeps: most leases are given up at once, some after 45 seconds."""
 
 
 class WouldWait(Exception):
-    """What is asked for has to wait for somebody else, and nothing was changed yet: it is to be done in a thread."""
+    """What is asked for has to wait for another process, and nothing was changed yet: it is to be done in a thread."""
 
 
 class Gate:
     """The tables' lock, and the fds that operations in threads were lent."""
 
     def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
-        """Begin with nobody inside.
+        """Begin with no thread inside.
 
         is_slow      whether the backing filesystem is
         is_measured  until its answers tell otherwise
@@ -47,15 +47,15 @@ class Gate:
         self.lock = threading.Lock()
         self.n_inside = 0
         self.is_home = True
-        """Whether who has the tables is the loop's own thread, which lets nobody else in while it waits."""
+        """Whether the tables are the loop's own thread's, which lets no other thread in while it waits."""
         self.is_away = False
         """Whether the tables were taken from that thread, and it has not come back yet."""
         self.was_away = False
-        """Whether others had them at any time since `begin`: what it has seen is perhaps not so any more."""
+        """Whether other threads had them at any time since `begin`: what it has seen is perhaps not so any more."""
         self.is_watched = False
-        """Whether anybody might take them."""
+        """Whether another thread might take them."""
         self.is_used, self.rests = False, False
-        """Whether that thread has made a call since somebody asked; whether it is to wake him who asks by the next."""
+        """Whether that thread has made a call since this was last read; whether its next one is to set `wakes`."""
         self.wakes = threading.Event()
         self._calls: list[object] = []
         self._borrowed: list[Fd] = []
@@ -67,10 +67,10 @@ class Gate:
         """Whether operations go to threads now."""
         self.inner = Inner()
         self.stays_home = False
-        """Whether that is for good: nobody can be told names alone."""
+        """Whether that is for good: no client can be told names alone."""
 
     def stay_home(self) -> None:
-        """Never use threads: whatever the filesystem is, it keeps everybody waiting."""
+        """Never use threads: whatever the filesystem is, all requests wait for it."""
         self._latency, self.is_slow, self.stays_home = None, False, True
 
     def watch(self) -> None:
@@ -101,7 +101,7 @@ class Gate:
             return False
         self._n_begun_before = self._n_begun
         self.is_away = True
-        self.lock.release()  # it was that thread's; who gets it from here on knows nothing of this
+        self.lock.release()  # it was that thread's; its next owner knows nothing of this
         return True
 
     def _come_back(self) -> None:
@@ -152,8 +152,8 @@ class Gate:
         """What a function returns that says EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
 
         act     asks the backing filesystem by `call`
-        pid     whose thread asks for it: if that is killed, it need not wait any more
-        Raises  WouldWait: unless this thread is one that may wait; OSError EINTR: the asker was killed
+        pid     of the thread that asks for it: once killed, it need not wait any more
+        Raises  WouldWait: unless this thread is one that may wait; OSError EINTR: the client was killed
         """
         pause_s = _SHORTEST_PAUSE_S
         while True:
@@ -168,10 +168,10 @@ class Gate:
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
     def look(self, act: Callable[[*Ts], R], *args: *Ts) -> R:
-        """The same of a call that tells how quickly this filesystem answers: a look at one inode."""
+        """What a call returns that is timed, as it tells how quickly this filesystem answers: a look at one inode."""
         if self._latency is None:
             return self.call(act, *args)
-        if not self.is_home and self._is_patient():  # how long somebody else takes tells nothing of this filesystem
+        if not self.is_home and self._is_patient():  # how long another process takes tells nothing of this filesystem
             return self.call(act, *args)
         began_ns = perf_counter_ns()
         try:
@@ -188,7 +188,7 @@ class Gate:
             self.is_slow = self._latency.is_slow
 
     def run_patiently(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """An operation in a thread of its own that may wait for somebody else."""
+        """An operation in a thread of its own that may wait for another process."""
         self._own.is_patient = True
         try:
             return self.run(act, *args, **kwargs)
@@ -245,7 +245,7 @@ class _Slow(Fd):
 
     @classmethod
     def of(cls, fd: Fd, gate: Gate) -> _Slow:
-        """The same fd."""
+        """An fd, which is taken over, as one whose closing goes through the gate."""
         slow = cls(fd)
         slow._gate = gate
         return slow

@@ -18,7 +18,7 @@ from fusefs.mount.memory import Look
 from fusefs.mount.walk import Batch, Walk
 
 FOR_EXECUTION = 0x20
-"""Of the flags of OPEN: the file is a program, and its handle stays for as long as somebody runs it.
+"""Of the flags of OPEN: the file is a program, and its handle stays for as long as it runs.
 
 Source  include/linux/fs.h, __FMODE_EXEC
 """
@@ -63,7 +63,7 @@ class Listing:
         return self.gathered if self.recalled is None else self.recalled
 
     def opened(self, entries: Dirents) -> Dirents:
-        """What it is read from from now on: this, unless somebody else was quicker."""
+        """What it is read from from now on: this, unless another thread was quicker."""
         if self.entries is None:
             self.entries = entries
         else:
@@ -93,7 +93,7 @@ class Handles:
         self._to_append: set[int] = set()
         self._late = itertools.count(_NO_FD)
         self.appends_whole = False
-        """Whether the kernel is to hand on what is appended as it is, in one message: for who may append behind us."""
+        """Whether the kernel is to pass on each append as it is, in one message: if others may append behind us."""
 
     def __len__(self) -> int:
         """How many are open."""
@@ -131,7 +131,7 @@ class Handles:
         self.shares.give(opener)
 
     def _close(self, fh: int) -> Node:
-        """Whose it was. He who closes a handle, and comes without a name, need not be who opened it."""
+        """The node that it was of. Requests to release it come without a name, and perhaps not from its opener."""
         self.shares.take_back(self._openers.pop(fh))
         return self._nodes.pop(fh)
 
@@ -150,7 +150,7 @@ class Handles:
         return Fd(fh)
 
     def node(self, fh: int) -> Node:
-        """Whose handle it is, to be asked. Raises  WouldWait"""
+        """The node that a handle is of, to be asked. Raises  WouldWait"""
         node = self._nodes[fh]
         self._gate.enter(node.source[0])
         return node
@@ -168,11 +168,11 @@ class Handles:
         return self._gate.lend(self._fds[node][0])
 
     def has_writer(self, node: Node) -> bool:
-        """Whether somebody has a node open for writing."""
+        """Whether a node is open for writing."""
         return any(self._accesses(node))
 
     def may_be_mapped(self, node: Node) -> bool:
-        """Whether somebody may write to a node's mapped memory: what is mapped stays open."""
+        """Whether a node may be written to by mapped memory: what is mapped stays open."""
         return os.O_RDWR in self._accesses(node)
 
     def _accesses(self, node: Node) -> Iterator[int]:
@@ -191,11 +191,11 @@ class Handles:
         return self.appends_whole and fh in self._to_append
 
     def runs_no_more(self, fh: int) -> None:
-        """Whoever ran a program by a handle has ended; the handle goes, too, perhaps later."""
+        """The process that ran a program by a handle has ended; the handle goes, too, perhaps later."""
         self._executed.discard(fh)
 
     def is_executed(self, node: Node) -> bool:
-        """Whether somebody runs a node as a program."""
+        """Whether a node runs as a program."""
         return bool(self._executed) and not self._executed.isdisjoint(self._fds.get(node, ()))
 
     def listing(self, fh: int) -> Listing:

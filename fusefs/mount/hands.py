@@ -1,4 +1,4 @@
-"""Who does an operation: the loop's own thread at once, or, where the backing filesystem is slow, another one."""
+"""Which thread does an operation: the loop's own at once, or a worker where the backing filesystem is slow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PART = 64
 
 
 _N_WAITS_OF_ONE, _N_WAITS = 120, 400
-"""Operations that wait for somebody else: of one user's, of all users'."""
+"""Operations that wait for another process: of one user's, of all users'."""
 
 
 class Hands:
@@ -34,11 +34,11 @@ class Hands:
         self._limiter = trio.CapacityLimiter(n_threads)
         self._waits = trio.CapacityLimiter(max(2, n_threads // 2))
         self._waiting: Counter[int | None] = Counter()
-        """Operations that wait for somebody else, by who has asked for them."""
+        """Operations that wait for another process, by the uid that has asked for them."""
         self._forgetting = trio.Lock()
 
     async def do(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """An operation of the vfs, by whom it suits; who asks for it comes last. Checkpoint  if it goes to a thread"""
+        """An operation of the vfs, by a suitable thread; its caller is the last argument. Checkpoint  in a thread"""
         if self.gate.is_slow:
             return await self.wait_for(act, *args, **kwargs)
         try:
@@ -62,7 +62,7 @@ class Hands:
         return await self.outwait(act, *args, **kwargs)
 
     async def finish(self, act: Callable[[int], None], fh: int) -> None:
-        """Let a handle go: nobody may be refused that. Checkpoint  if it goes to a thread"""
+        """Let a handle go: that can't be refused. Checkpoint  if it goes to a thread"""
         if self.gate.is_slow:
             await self.wait_for(act, fh)
             return
@@ -73,7 +73,7 @@ class Hands:
             await self._wait_out(act, fh)
 
     def finish_soon(self, act: Callable[[int], None], fh: int) -> None:
-        """The same, at once if it need not wait."""
+        """Let a handle go, at once if that need not wait, else in a task of its own."""
         try:
             with self.gate.lock:
                 act(fh)
@@ -81,10 +81,10 @@ class Hands:
             trio.lowlevel.spawn_system_task(self._wait_out, act, fh)
 
     async def outwait(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """An operation that waits for somebody else, perhaps for ever. Who asks for it comes last, if that is known.
+        """An operation that waits for another process, perhaps for ever. Its caller, if known, is the last argument.
 
         It has threads of its own, and no more than some of pyfuse3's workers: others need the rest.
-        Raises      OSError EAGAIN: too many of his, or of all, are waiting
+        Raises      OSError EAGAIN: too many of that user's, or of all, are waiting
         Checkpoint
         """
         uid = getattr(args[-1], "uid", None) if args else None
@@ -115,7 +115,7 @@ class Hands:
     async def forget(self, act: Callable[[int, int], None], forgotten: Sequence[tuple[int, int]]) -> None:
         """Let go of nodes, of which the kernel may name tens of thousands at a time, several times in a row.
 
-        Checkpoint  if there are many: between parts, of which others see one at a time, whoever asks for something
+        Checkpoint  if there are many: between parts, so that other requests wait for one part at most
         """
         if len(forgotten) <= PART:
             self._forget(act, forgotten)

@@ -1,4 +1,4 @@
-"""Threads that do what may wait, each one request at a time; what is too much of one user's waits behind his own.
+"""Threads that do what may wait, each one request at a time; a user with too many requests waits for their own.
 
 They are given up, not waited for, when the process ends.
 """
@@ -20,7 +20,7 @@ _PARKED_BYTES_MAX = 64 << 20
 """Of one user's: a write that waits takes its megabyte."""
 
 Key = tuple[int | None, int]
-"""Who asks, as far as that is known, and for what sort of thing."""
+"""The uid that asks, if known, and the sort of request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class Helpers:
         self._idle: list[SimpleQueue[Task]] = []
 
     def do(self, task: Task) -> bool:
-        """Have something done, now or when it is his turn; False: he has too much waiting already."""
+        """Have something done, now or when it is its user's turn; False: that user has too much waiting already."""
         with self._mutex:
             if self._has_room(task.key) and self._begin(task):
                 return True
@@ -87,7 +87,7 @@ class Helpers:
             return True
 
     def count(self, key: Key, n: int) -> None:
-        """So many more of somebody's are under way, and elsewhere."""
+        """So many more of a user's are under way, in other threads than these."""
         with self._mutex:
             self._count(key, n)
             while (task := self._next()) is not None and self._begin(task):
@@ -124,7 +124,7 @@ class Helpers:
             del self._n_under_way[key]
 
     def _take(self, task: Task) -> None:
-        """It waits no more; whose it is, is behind the others now."""
+        """It waits no more; its user is behind the others now."""
         key, number = task.key, task.unique or -id(task)
         del self._key_of[number]
         parked = self._parked.pop(key)
@@ -136,7 +136,7 @@ class Helpers:
             del self._n_parked_bytes[key]
 
     def _next(self) -> Task | None:
-        """Whose turn it is."""
+        """A task of the user whose turn it is."""
         for key, parked in self._parked.items():
             if self._has_room(key):
                 return next(iter(parked.values()))

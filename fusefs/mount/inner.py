@@ -2,7 +2,7 @@
 
 Whatever asks it goes to a thread, wherever SRC itself is. Where it is asked nothing, the kernel knows it well enough:
 statx with AT_STATX_DONT_SYNC tells what a mount of FUSE is without its daemon, so that a directory with such a mount
-point in it is listed at once, by whoever doesn't look into that. Of others (NFS, autofs) the name alone may wait.
+point in it is listed at once, by a client that doesn't look into that. Of others (NFS, autofs) the name alone may wait.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ANSWERS = frozenset({
     b"iso9660", b"jfs", b"mqueue", b"nilfs2", b"ntfs3", b"proc", b"ramfs", b"reiserfs", b"squashfs", b"sysfs", b"tmpfs",
     b"udf", b"vfat", b"xfs", b"zfs",
 })  # fmt: skip
-"""Types of filesystems that need nobody else; all that is not known may."""
+"""Types of filesystems that need no server; all that is not known may."""
 
 
 class Inner:
-    """The mounts inside a directory that may not answer, as long as somebody keeps it; none before."""
+    """The mounts inside a directory that may not answer, as long as `keep` runs; none before."""
 
     def __init__(self) -> None:
         self.names: frozenset[bytes] = frozenset()

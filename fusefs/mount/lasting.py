@@ -1,15 +1,15 @@
-"""What a name or a nodeid means, and for how long the kernel may believe it; and what it is told before that is wrong.
+"""For how long the kernel may believe what a name or nodeid means, and what it is told before that becomes wrong.
 
 An answer may reach the kernel, or be taken in by it, after that to a later change. For the attributes of files it finds
 that out itself: their changes are answered with new ones, or it counts them. A change in a directory is not, nor the
-time of change of what gets another name: whoever gets an answer from before it, later, would believe it for as long as
+time of change of what gets another name: an older answer that comes later would be believed for as long as
 it says. But a notice that the attributes are to be asked for again makes void whatever was asked before the notice. So
 there is one before the answer to the first change in a directory of which the kernel was told something lasting; and
 what it is told in the second after a change does not last, so that many changes in a row cost one notice. A file is
 followed by one when it moves, if the kernel was told of it since the last.
 
 What a set-user-ID program is does not last at all. The kernel runs it as the owner that it was told last; behind the
-mount it may have become another's, with other content, who would be that owner then.
+mount it may have become another's, with other content, which would run as that owner then.
 
 Source  fs/fuse/inode.c: fuse_change_attributes and fuse_reverse_inval_inode, by attr_version
 """
@@ -103,7 +103,7 @@ class Lasting:
         self.renew_those((nodeid,))
 
     def moved(self, node: Node) -> None:
-        """A node has another name: its time of change is new, and who is above it."""
+        """A node has another name: its time of change is new, and its parent."""
         if node.is_directory:
             self.changed(node)
         elif node.is_told:
@@ -116,16 +116,16 @@ class Lasting:
             forget_attributes(self._device, node.nodeid)
 
     def renew_all(self) -> None:
-        """The same of all directories."""
+        """What was told of any directory is void."""
         self.renew_those(list(self._told))
 
     def renew_in_trash(self, nodes: InodeTable) -> None:
-        """The same of those in which a reaper may have worked behind the mount."""
+        """What was told of directories is void in which a reaper may have worked behind the mount."""
         known = [(nodeid, nodes.get(nodeid)) for nodeid in list(self._told)]
         self.renew_those([nodeid for nodeid, node in known if node and nodes.zone_of(node) is Zone.TRASH])
 
     def renew_those(self, nodeids: Iterable[int]) -> None:
-        """The same of such of these as are directories of which something lasting was told."""
+        """What was told of these is void, as far as they are directories of which something lasting was told."""
         for nodeid in nodeids:
             if nodeid in self._told:
                 self._told.discard(nodeid)

@@ -1,6 +1,6 @@
 """Listings: on a local filesystem each entry is looked at when it is told; on a slow one names are told at once.
 
-There, attributes come with the names when they are remembered, or when somebody has begun to ask for them (see ahead).
+There, attributes come with the names when they are remembered, or when a client has begun to ask for them (see ahead).
 Offsets are the backing filesystem's own: what stands in a directory throughout comes exactly once.
 """
 
@@ -31,7 +31,7 @@ from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
 _LEAST_BYTES = 1 << 9
-"""For who has just jumped: room for a name of any length; for two or three of a usual one."""
+"""For a reader that has just jumped: room for a name of any length; for two or three of a usual one."""
 _MORE = 8
 _N_READERS_MAX = 1024
 _N_TOLD = 256
@@ -42,7 +42,7 @@ _ROOM = 1 << 17
 BYTES_TOLD = 4
 """An entry takes at least so many times as much in the kernel's answer as below."""
 _SOON_S = 1.0
-"""By then whoever lists has asked for what he wants."""
+"""By then the listing process has asked for what it wants."""
 _N_AHEAD = _N_RECALLED = 2048
 """Entries whose attributes are fetched while others are told; and those that are taken from memory at a time."""
 
@@ -51,7 +51,7 @@ class Listed(NamedTuple):
     """An entry of a listing, and where the listing goes on after it.
 
     known  None: the kernel is told the name, the inode number and the kind, and asks for the rest when it wants it
-    node   whose reference it is, if the kernel takes it; None also of `.` and `..`
+    node   that a reference is counted on, if the kernel takes it; None also of `.` and `..`
     """
 
     name: bytes
@@ -70,15 +70,15 @@ class Reader(NamedTuple):
 
 
 class Jumps:
-    """How much of a listing is told at a time: as much as there is room for, but to who has just jumped there.
+    """How much of a listing is told at a time: as much as has room, but little to a reader that has just jumped there.
 
-    The kernel asks for as many entries as the reader has room for, and forgets what it did not hand on to him. Who goes
+    The kernel asks for as many entries as the reader has room for, and forgets what it did not give it. One that goes
     by seekdir(3) from one entry to another wants one of each hundred, every one of which would have been looked at. So
-    he is told few; if he reads on, more and more. Who is forgotten, as others came, is told few once more.
+    it is told few; if it reads on, more and more. One that is forgotten, as others came, is told few once more.
     """
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Begin with no reader."""
         self._told: dict[Reader, tuple[int, int]] = {}
 
     def room(self, reader: Reader, offset: int, room: int) -> int:
@@ -108,7 +108,7 @@ def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
 
 
 def recall_opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int | None:
-    """The same of one whose entries are remembered: it need not be opened. None: it must be."""
+    """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
     node = vfs.nodes.get(nodeid)
     if node is None or node.last is not None or not vfs.is_checked or vfs.memory.listing(node) is None:
         return None
@@ -140,7 +140,7 @@ def releasedir(vfs: Vfs, fh: int) -> None:
 
 
 def advance(vfs: Vfs, fh: int, offset: int) -> bool:
-    """Go on with what is ready, if that is all that is needed; nobody has to wait for it."""
+    """Go on with what is ready, if that is all that is needed; it never waits."""
     listing = vfs.handles.listing(fh)
     if listing.walk is None or listing.walk.is_asked or not _skip_to(listing, offset):
         return False
@@ -251,7 +251,7 @@ def read(vfs: Vfs, fh: int, offset: int, room: int = _ROOM) -> Iterator[Listed]:
 
 
 def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Listed]:
-    """The same, each looked at when it is asked for.
+    """The entries from an offset on, each looked at when it is asked for.
 
     An error after the first entry ends the listing there: the next call meets it again.
     room: bytes of the answer, no more is read at a time than it takes
@@ -268,7 +268,7 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Li
             if name in _DOTS:
                 yield Listed(name, _dot(ino), ino, kind, following, None)
             elif name in unlooked:
-                yield Listed(name, None, ino, kind, following, None)  # who asks for it waits
+                yield Listed(name, None, ino, kind, following, None)  # a request for it waits
             elif name != hidden:
                 try:
                     seen, handle = vfs.gate.call(identify, fd, name)
@@ -284,7 +284,7 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Li
             if n % _N_TIMED == 0:
                 vfs.gate.took(time.perf_counter_ns() - began_ns, _N_TIMED)
                 if vfs.gate.is_slow:
-                    return  # nobody else has to wait for the rest
+                    return  # no other request has to wait for the rest
                 began_ns = time.perf_counter_ns()
     except OSError:
         if not n:
@@ -342,12 +342,12 @@ def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:
         return
     if known is not None and node is not None:
         node.told_until_s = time.monotonic() + known.timeout_s
-    if known is None or not walk.is_asked:  # who asks for more than that asks for it of all
+    if known is None or not walk.is_asked:  # a client that asks for more than that asks for it of all
         walk.names.append(name)
 
 
 def count(vfs: Vfs, node: Node, *, is_taken: bool) -> None:
-    """The same of an entry's node, on a filesystem that is not slow."""
+    """Count a reference to an entry's node if the kernel took it, on a filesystem that is not slow."""
     if is_taken:
         node.nlookup += 1
     else:

@@ -31,7 +31,7 @@ _N_GLANCES_LEFT_OUT_MAX = 64
 _SOON_S = 100e-6
 """Of which sleeping and waking take most."""
 _PATIENCE, _PATIENCE_S = 50, 0.02
-"""Checkpoints, and how long we may be at work in them: what is deleted and in use keeps its number longer than anybody
+"""Checkpoints, and how long we may be at work in them: what is deleted and in use keeps its number longer than a client
 wants to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
 _KNOWN_PYFUSE3 = re.compile(r"3\.([4-9]|\d{2,})(\.|$)")
 
@@ -53,7 +53,7 @@ class _Glance:
 
     Looking pays while a client asks one thing after another, and for nothing else: each time that nothing came, it is
     left out twice as often, until one comes soon after we went to sleep. An idle mount costs nothing. Where client and
-    daemon have one core between them, whoever looks keeps the other from asking.
+    daemon have one core between them, a daemon that looks keeps the client from asking.
     """
 
     def __init__(self, fd: int, gone: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class _Glance:
         return True
 
     def comes(self) -> bool:
-        """The same, soon."""
+        """Whether reading would not block soon: polled for a moment."""
         if not self._pays:
             return False
         if self._n_to_leave_out:
@@ -100,8 +100,8 @@ class _Glance:
 class _Reading(trio.abc.Instrument):
     """pyfuse3's lock around reading a request, and its wait for one.
 
-    Who holds the lock is the reader. A worker that has answered takes it again before anybody else can; it is handed
-    to one that stands by as soon as trio goes on to another task while nobody holds it, whatever the reason: a handler
+    The task with the lock is the reader. A worker that has answered takes it again before others can; it is handed
+    to one that stands by as soon as trio goes on to another task while it is free, whatever the reason: a handler
     that waits has nothing to announce, and a reader that ends (the connection is gone) makes the next one look.
     """
 
@@ -109,8 +109,8 @@ class _Reading(trio.abc.Instrument):
         self._replied = replied
         self._gone = gone
         self._is_taken = False
-        self._standby: dict[trio.lowlevel.Task, None] = {}  # who came last is called first: its memory is warm
-        self._serving: set[trio.lowlevel.Task] = set()  # who has read a request, until it is back
+        self._standby: dict[trio.lowlevel.Task, None] = {}  # the last to come is called first: its memory is warm
+        self._serving: set[trio.lowlevel.Task] = set()  # those that have read a request, until they are back
         self._reader: trio.lowlevel.Task | None = None  # in this step of it, the lock was given back after a wait
         self._has_waited = False
         self._turn_end_s = 0.0
@@ -118,7 +118,7 @@ class _Reading(trio.abc.Instrument):
         self.serve: Serve = _leave
 
     async def __aenter__(self) -> None:
-        """Be the reader. Checkpoint  when the turn is over, or while somebody else reads"""
+        """Be the reader. Checkpoint  when the turn is over, or while another task reads"""
         self._replied()
         self._serving.discard(_current_task())
         if monotonic() > self._turn_end_s and not self._is_taken:
@@ -160,7 +160,7 @@ class _Reading(trio.abc.Instrument):
         if not glance.is_there() and (self._serving or not glance.comes()):
             began_s = monotonic()
             await trio.lowlevel.wait_readable(fd)
-            while not glance.is_there():  # who asked was killed meanwhile: reading would stop us all
+            while not glance.is_there():  # the client was killed meanwhile: reading would stop us all
                 await trio.lowlevel.wait_readable(fd)
             glance.slept(monotonic() - began_s)
             self._begin_turn()
@@ -205,7 +205,7 @@ class _Plain:
         await self._lock.acquire()
 
     async def __aexit__(self, *_error: object) -> None:
-        """Somebody else may. Checkpoint  none"""
+        """Let another task read. Checkpoint  none"""
         self._lock.release()
 
 

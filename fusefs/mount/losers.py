@@ -1,8 +1,8 @@
-"""Who has lost a race for a name: the file that he finds by it next is held until he has opened it.
+"""Processes that were told ESTALE for a name: the file that they find by it next is held until they have opened it.
 
-Between a look at a name and the open of what has it, somebody may unlink that. On other filesystems it is opened all
-the same: who has found an inode, holds it. We hold no file that nobody has open, as its space would not come back, and
-say ESTALE. The kernel then looks again and opens again, once; who loses twice would be told ESTALE, which no program
+Between a look at a name and the open of what has it, it may be unlinked. On other filesystems it is opened all
+the same: a looked-up inode is held. We hold no file that is not open, as its space would not come back, and
+say ESTALE. The kernel then looks again and opens again, once; the second time it returns ESTALE, which no program
 expects.
 """
 
@@ -31,24 +31,24 @@ class Losers:
         return len(self._held)
 
     def __contains__(self, pid: int) -> bool:
-        """Whether somebody is one."""
+        """Whether a process is one."""
         return pid in self._held
 
     def add(self, pid: int) -> None:
-        """Somebody is told ESTALE. Who was told so longest ago makes room: he has long tried again."""
+        """A process is told ESTALE. The one told so longest ago makes room: it has long tried again."""
         self.remove(pid)
         self._held[pid] = None
         while len(self._held) > _N_MAX:
             self.remove(next(iter(self._held)))
 
     def remove(self, pid: int) -> None:
-        """Somebody has what he wanted."""
+        """A process has what it wanted."""
         held = self._held.pop(pid, None)
         if held is not None:
             self._gate.call(held[1].close)
 
     def drop(self, node: Node) -> None:
-        """A node has ended. Who lost it has not found another yet: the kernel looks twice before it opens anything, and
+        """A node has ended. Its client has not found another yet: the kernel looks twice before it opens anything, and
         lets go of what it finds first."""
         for pid, held in list(self._held.items()):
             if held is not None and held[0] is node:
@@ -65,15 +65,15 @@ class Losers:
         return next((held[1] for held in self._held.values() if held is not None and held[0] is node), None)
 
     def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
-        """An O_PATH fd of what has a name now, the caller's own; None: somebody is none, or it is not there."""
+        """An O_PATH fd of what has a name now, the caller's own; None: no such process, or it is not there."""
         if pid not in self._held:
             return None
         self._gate.look_by(name)
         try:
             return Fd(self._gate.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
         except OSError:
-            return None  # whoever looks as ever is told why
+            return None  # the usual lookup tells why
 
     def hold(self, pid: int, node: Node, fd: Fd) -> None:
-        """Have a node for somebody that he has found, by an O_PATH fd of it, which is ours from now on."""
+        """Hold a node that a process has found, by an O_PATH fd of it, which is ours from now on."""
         self._held[pid] = node, fd

@@ -1,4 +1,4 @@
-"""What the daemon remembers of a slow backing filesystem when the kernel has forgotten it, or has not asked yet.
+"""A cache of a slow backing filesystem, for what the kernel has forgotten, or has not asked yet.
 
 Of a local one it learns nothing: the kernel below answers as quickly (docs/decisions/0010).
 """
@@ -65,7 +65,7 @@ class Look:
         self.learn_attributes(source, seen)
 
     def learn_all(self, directory: Node, found: Mapping[bytes, Seen | None]) -> None:
-        """The same of many names; None: it could not be seen."""
+        """What many names of a directory mean, and what these are; None: it could not be seen."""
         for name, one in found.items():
             if one is None:
                 continue
@@ -82,7 +82,7 @@ class Look:
     def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
         """What an inode is; not of a file with more names, of which one may be reaped behind the mount.
 
-        Nor of a set-user-ID program: whose that is, is asked each time that it is run.
+        Nor of a set-user-ID program: its owner is asked for each time that it is run.
         """
         if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or source in self._passed_by:
             return
@@ -173,7 +173,7 @@ class Memory:
         self.unsteady: set[SourceKey] = set()
         """What may be written past us: nor may the kernel believe them. Passthrough alone changes either."""
         self.has_news: Callable[[], bool] = lambda: False
-        """Whether somebody changed something behind the mount of which the cache has not been told."""
+        """Whether something was changed behind the mount of which the cache has not been told."""
         self._gate = gate
         self._stats = stats
         self._glance = _Glance(lifetime_s)
@@ -236,7 +236,7 @@ class Memory:
     def changes(self, *sources: SourceKey, names: Sequence[Place] = ()) -> AbstractContextManager[None]:
         """What the block changes is looked at anew: these inodes, these names, and the directories that have them.
 
-        From its beginning, so that nobody hears what is wrong by then; and from its end, for who looked meanwhile.
+        From its beginning, so that no client is told what is wrong by then; and from its end, for looks made meanwhile.
         """
         if self._gate.is_home and self.cache.is_idle:
             return _Afterwards(self.cache, partial(self._forget, sources, names)) if self._gate.is_watched else _NOTHING
@@ -263,7 +263,7 @@ class Memory:
                 self.cache.attributes_changed(source)
 
     def settle(self, source: SourceKey) -> None:
-        """They don't any more; whoever looked meanwhile has seen what may be old."""
+        """They don't any more; a look made meanwhile has seen what may be old."""
         if source in self.passed_by:
             self.passed_by.discard(source)
             if not self.cache.is_idle:

@@ -1,4 +1,4 @@
-"""The mounts' numbers for Prometheus; rates it makes itself, over the time that somebody looks at."""
+"""The mounts' numbers for Prometheus: amounts, of which it makes rates itself, over the time that is looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes behind the mount, told to the kernel at once: it forgets the names and the content that are wrong now.
+"""Changes made behind the mount: the kernel is told at once to forget the names and the content that are wrong now.
 
 Here it is found out what that is, on the trio thread; another process says so, and waits if need be (see teller).
 
@@ -47,7 +47,7 @@ _NAMES = FAN_CREATE | FAN_DELETE | FAN_MOVED_FROM | FAN_MOVED_TO
 _GATHER_S = 0.005
 """Between two looks: the daemon's own work is told too, and must not wake it for each file."""
 _REST_PER_WORK = 4
-"""Whatever else is done on the filesystem is told too; who asks the daemon for something goes before that."""
+"""Whatever else is done on the filesystem is told too; clients' requests go before that."""
 _START_OVER_S = 1.0
 _N_AT_A_TIME = 500
 
@@ -68,7 +68,7 @@ class Watched(NamedTuple):
     channel: socket.socket
 
     def has_news(self) -> bool:
-        """Whether there are changes that nobody has read yet."""
+        """Whether there are changes that are not read yet."""
         return bool(select.select([self.changes], [], [], 0)[0])
 
 
@@ -187,9 +187,9 @@ def _forget_name(directory: Node, name: bytes, *, keeps_node: bool) -> bytes:
     """Look again what a name means.
 
     keeps_node  until it is looked up again: a directory that still is the same stays the parent of what is known in it,
-                and the working directory of who is in it (before Linux 6.2 it is known anew). What was taken from a
+                and the working directory of processes in it (before Linux 6.2 it is known anew). What was taken from a
                 drop folder is let go of at once, with all that is known in it: 4 µs each, for which the next one to
-                drop something by that name would wait, and all who rename
+                drop something by that name would wait, and all renames
     """
     size = _HEAD.size + _ENTRY.size + len(name) + 1
     entry = _ENTRY.pack(directory.nodeid, len(name), _EXPIRE_ONLY if keeps_node else 0)

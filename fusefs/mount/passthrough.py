@@ -1,4 +1,4 @@
-"""Files that the kernel reads and writes itself, on the backing filesystem, without asking us.
+"""FUSE passthrough: files that the kernel reads and writes itself, on the backing filesystem, without asking us.
 
 An inode that is open is either in this mode or in that of the kernel's page cache: an open that says the other is
 refused by the kernel with EIO. So the first open of a node decides for all, until the last one is released; the kernel
@@ -70,7 +70,7 @@ class _Mode:
     """How a node is open.
 
     backing_id  0: the kernel keeps its pages, and asks us for them
-    writer      as whom it is written
+    writer      the credentials that it is written with
     n_open      handles
     n_writers   those of them that can write, if it is passed through
     """
@@ -86,8 +86,8 @@ class _Mode:
 class Passthrough:
     """What is open on one mount, and how. Touched on the trio thread or under the gate's lock, as the tables are.
 
-    Of what is written without us nobody knows what it is now: its attributes are not steady, and are not believed,
-    neither by the kernel nor by our memory. They are steady again when nobody can write any more; and whoever had it
+    Of what is written without us the present state is unknown: its attributes are not steady, and are not believed,
+    neither by the kernel nor by our memory. They are steady again when none can write any more; and one that had it
     open for reading and writing may have mapped it, and a mapping outlives its handle.
     """
 
@@ -122,7 +122,7 @@ class Passthrough:
         self._device = device
 
     def start(self, give_up: Callable[[str], None], *, passes_all: bool) -> None:
-        """From now on what nobody has open is passed through when it is opened.
+        """From now on what is not open yet is passed through when it is opened.
 
         give_up     told why, when it turns out that nothing can be on this mount; by any thread
         passes_all  small files, too, that are read again and again
@@ -175,7 +175,7 @@ class Passthrough:
         return mode.backing_id
 
     def writer_of(self, node: Node, fd: int) -> Identity:
-        """As whom a node is written, of which that is an fd."""
+        """The credentials that a node is written with, of which that is an fd."""
         mode = self._modes.get(node)
         return self._writers_of.of(node.source[0], fd, None) if mode is None else mode.writer
 
@@ -187,7 +187,7 @@ class Passthrough:
     def _is_read_again(self, node: Node, size: int | None) -> bool:
         """Whether the kernel had better keep the pages of what is opened to be read: that is quicker from then on.
 
-        Nobody has it open, and nobody who had it since the kernel knows it could write: whoever does so later is not
+        It is not open, and no process that had it since the kernel knows it could write: a later writer is not
         passed through as long as a reader has it, which would be a pity where lines are appended to a log.
         """
         is_small = size is not None and size <= _SMALL_BYTES
@@ -204,7 +204,7 @@ class Passthrough:
     def is_unbelieved(self, node: Node) -> bool:
         """Whether the kernel has neither attributes nor pages of a node: it asks each time, and need not be told.
 
-        A notice would make it throw away the answer that is under way; and for copy_file_range it asks nobody, but
+        A notice would make it throw away the answer that is under way; and for copy_file_range it asks no daemon, but
         takes the size that it was told last for the end of the file.
         Source  fs/fuse/inode.c: fuse_change_attributes, by attr_version; fs/read_write.c: generic_copy_file_checks
         """
@@ -256,7 +256,7 @@ class Passthrough:
         self._settle(node)
 
     def drop(self, node: Node) -> None:
-        """A node has ended: nobody has it open."""
+        """A node has ended: it is not open."""
         self._was_written.pop(node, None)
         if node in self._mapped:
             self._mapped.discard(node)

@@ -1,4 +1,4 @@
-"""Mount points: what stands there, whether it lives, and whether we may mount there."""
+"""Mount points: what is mounted there, whether its daemon answers, and whether we may mount there."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fusefs.linux.mountinfo import Mount, Place, below, covering, find_place, is
 from fusefs.linux.places import HOME
 
 _PATIENCE_S = 5.0
-"""For a mount to answer: a busy one takes milliseconds, and whoever waits here may have to wait on."""
+"""For a mount to answer: a busy one takes milliseconds, and the caller may have to wait on."""
 _DEAD_CODE = 1
 
 
 class Health(Enum):
-    """Whether somebody serves a mount; SILENT: somebody should, and doesn't answer."""
+    """Whether a daemon serves a mount; SILENT: there is one, and it doesn't answer."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -70,7 +70,7 @@ def mount_of_device(device: bytes) -> Mount | None:
 
 
 def health(point: bytes) -> Health:
-    """Ask a mount of ours for its sizes, in a child: if it is silent, not even SIGKILL frees whoever asked.
+    """Ask a mount of ours for its sizes, in a child: if it is silent, not even SIGKILL frees the process that asked.
 
     Not for its attributes, which the kernel may know without asking.
     """
@@ -86,7 +86,7 @@ def health(point: bytes) -> Health:
     pid_fd = os.pidfd_open(pid)
     try:
         if not select.select([pid_fd], [], [], _PATIENCE_S)[0]:
-            os.kill(pid, signal.SIGKILL)  # it ends when the mount does; whoever reaps orphans reaps it
+            os.kill(pid, signal.SIGKILL)  # it ends when the mount does; init reaps it
             return Health.SILENT
     finally:
         os.close(pid_fd)

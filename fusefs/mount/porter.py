@@ -1,12 +1,12 @@
-"""A process at the door of a mount over itself: it gives users' commands what is below, which they can't reach by path.
+"""A process that opens the tree below a mount over itself for users' commands, which can't reach it by path.
 
-Whoever shows a directory of the mount has come there, and gets the same directory of the backing tree, with all that
-its mount refuses, and no way above it. Who shows the whole mount, as our own mount namespace has it, gets the tree's
+A client that shows a directory of the mount could reach it, and gets that directory of the backing tree, with all that
+its mount refuses, and no way above it. For the whole mount, as our own mount namespace has it, it gets the tree's
 root, whose parent is closed. All else is given in a clone, which is let go of before: a user could change the flags of
-one that is only mounted nowhere, in a user namespace of his own (Linux 6.18).
+one that is only mounted nowhere, in a user namespace of their own (Linux 6.18).
 
-What is shown may be any fd, and whoever takes that from a queue, or closes it, may have to wait for whoever serves it.
-So each visitor is met by a child with little time. Of the fd it asks /proc alone: the directory's own filesystem is the
+What is shown may be any fd, and to take that from a queue, or to close it, may have to wait for its filesystem.
+So each client is met by a child with little time. Of the fd it asks /proc alone: the directory's own filesystem is the
 daemon, which tells what it knows by that number as long as the fd is held.
 """
 
@@ -51,9 +51,9 @@ _log = logging.getLogger(__name__)
 def porter(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
     """The process, for the block: what `serve` hears its questions by.
 
-    To be entered on the main thread, whose death it takes for the daemon's.
+    To be entered on the main thread, whose end the kernel takes for the daemon's.
 
-    path    of the door, which stays
+    path    of the socket, which stays
     tree    the backing tree's root (O_PATH)
     device  of the mount that it is below, as mountinfo tells it
     Raises  OSError
@@ -73,7 +73,7 @@ def porter(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
 
 
 def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
-    """Meet visitors, those first of whom there are fewest; nobody's queue is in another's way."""
+    """Serve clients, of the uid with the shortest queue first; no user's queue is in another's way."""
     visits: dict[int, int] = {}
     waiting: dict[int, list[socket.socket]] = {}
     n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
@@ -82,7 +82,7 @@ def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
             _forget_ended(visits)
             count = Counter(visits.values())
             if sum(map(len, waiting.values())) >= n_max and len(visits) < _N:
-                uid = max(waiting, key=lambda one: len(waiting[one]))  # who has most gives way
+                uid = max(waiting, key=lambda one: len(waiting[one]))  # the longest queue gives way
                 visits[_fork(waiting[uid], None, tree, device)] = uid
                 waiting[uid].clear()
             able = [uid for uid in waiting if waiting[uid] and count[uid] < _N_OF_ONE] if len(visits) < _N else []
@@ -94,7 +94,7 @@ def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
             for _ in range(n_max - sum(map(len, waiting.values()))):
                 if not select.select([listening], [], [], patience_s)[0]:
                     break
-                patience_s = 0  # whoever has come is met before another is waited for
+                patience_s = 0  # those that have come are served before another is waited for
                 conversation, _address = listening.accept()
                 waiting.setdefault(uid_of(conversation), []).append(conversation)
 
@@ -131,9 +131,9 @@ def _meet(conversations: list[socket.socket], go: int, daemon: socket.socket | N
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.alarm(_VISIT_S)
-        os.read(go, 1)  # until nobody else has them open
+        os.read(go, 1)  # until no other process has them open
         for conversation in conversations:
-            with conversation, suppress(OSError):  # closed while the alarm can end that: who exits waits on
+            with conversation, suppress(OSError):  # closed while the alarm can end that: an exit would wait on
                 if daemon is not None:
                     answer(conversation, _given(conversation, daemon, tree, device))
     finally:
@@ -151,7 +151,7 @@ def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device
 
 
 def _of(who: Visitor, daemon: socket.socket, tree: int, device: bytes) -> Fd:
-    """The backing directory of what somebody shows, while that is open. Raises  OSError"""
+    """The backing directory of what a client shows, while that is open. Raises  OSError"""
     is_here = _has_mount("self", who.mnt_id, device)
     if not is_here and not _has_mount(str(who.pid), who.mnt_id, device):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -176,7 +176,7 @@ def _found(daemon: socket.socket, who: Visitor) -> Fd:
 
 
 async def serve(channel: socket.socket, vfs: Vfs, hands: Hands) -> None:
-    """Tell the porter what directories are, until cancelled. Checkpoint  everywhere"""
+    """Tell that process what directories are, until cancelled. Checkpoint  everywhere"""
     async with trio.open_nursery() as nursery:
         while True:
             await trio.lowlevel.wait_readable(channel)
@@ -203,7 +203,7 @@ async def _tell(asking: socket.socket, vfs: Vfs, hands: Hands, ino: int, asker: 
 
 
 def _look_up(vfs: Vfs, ino: int, _asker: Asking) -> Fd:
-    """The backing directory of an inode of the mount that somebody holds. Raises  OSError"""
+    """The backing directory of an inode of the mount that a client holds. Raises  OSError"""
     root = vfs.nodes.root
     node = root if ino in (*ROOTS, root.ino) else vfs.nodes.get(ino)
     if node is None or not node.is_directory:

@@ -1,4 +1,4 @@
-"""Set-user-ID and set-group-ID bits: taken away, and kept, as for who asks and not as for the daemon."""
+"""Set-user-ID and set-group-ID bits: taken away, and kept, as for the caller and not as for the daemon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fusefs.mount.vfs import Vfs
 def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
     """Set-user-ID and set-group-ID go, as for any chown; before the write, or the kernel would believe in them still.
 
-    Raises  OSError EPERM for somebody else than the owner, unless he may be writing
+    Raises  OSError EPERM for a caller that is not the owner, unless it may be writing
     Source  setattr_should_drop_suidgid in the kernel's fs/attr.c; it has taken capabilities away itself
     """
     seen = vfs.gate.call(look_at, fd)
@@ -41,7 +41,7 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
 
 
 def take_unasked(gate: Gate, lasting: Lasting, node: Node, fd: Fd) -> None:
-    """The same before a write that the kernel hands on as it is: it takes nothing away, and asks for nothing."""
+    """Take set-ID bits away before a write that the kernel passes on as it is, without taking or asking."""
     if gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
         _take_away(gate, fd, in_no_group())
         lasting.renew(node)
@@ -53,7 +53,7 @@ def _take_away(gate: Gate, fd: Fd, who: Identity) -> None:
 
 
 def are_taken_by(gate: Gate, handles: Handles, node: Node, fd: Fd, mode: int) -> bool:
-    """Whether that mode takes such bits away, and nothing else, and somebody may be writing, who does not own the file.
+    """Whether that mode takes such bits away, and nothing else, and a process may be writing that is not the owner's.
 
     So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
     """
@@ -64,15 +64,15 @@ def are_taken_by(gate: Gate, handles: Handles, node: Node, fd: Fd, mode: int) ->
 
 
 def group_for(seen: Attributes, caller: Caller) -> int:
-    """The group to act in so that a file keeps its set-group-ID bit, for who may give that; his own for others."""
+    """The group to act in so that a file keeps its set-group-ID bit, if the caller may give that; else its own."""
     return seen.gid if keeps_group(caller, seen.uid, seen.gid) else caller.gid
 
 
 @contextmanager
 def kept(gate: Gate, fd: Fd, caller: Caller) -> Iterator[None]:
-    """What changes a file's content in the block leaves the bits of who may keep them: ours would take them away.
+    """What changes a file's content in the block leaves the bits if the caller may keep them: we would take them away.
 
-    The kernel lets nobody else change the file's mode meanwhile.
+    The kernel lets no other process change the file's mode meanwhile.
     """
     before = gate.call(look_at, fd).mode
     try:

@@ -1,7 +1,7 @@
-"""Whether the kernel passes reads through on a mount that has just begun: tried on a file that nobody else can find.
+"""Whether the kernel passes reads through on a mount that has just begun: tried on a file that is hidden from all.
 
 Two files in memory stand behind it: one that the kernel is told to read itself, and one that we read when it asks us.
-What comes back tells who has read. A process of its own opens it: a thread that waits for its own daemon could not be
+What comes back tells which has read. A process of its own opens it: a thread that waits for its own daemon could not be
 killed if the daemon were, and would keep the mount from ending.
 """
 
@@ -26,7 +26,7 @@ _PASSED, _ASKED = b"passed through", b"asked the daemon"
 async def why_not_through(vfs: Vfs, mount_point: bytes) -> str | None:
     """Why this kernel does not pass reads through, after the answer to INIT; None: it does.
 
-    Checkpoint  while the process reads, whom we have to answer meanwhile
+    Checkpoint  while the process reads, which we have to answer meanwhile
     """
     name = b".trashd-probe-" + secrets.token_hex(8).encode()
     with vfs.gate.lock, _in_memory(_PASSED) as passed:
@@ -51,7 +51,7 @@ async def why_not_through(vfs: Vfs, mount_point: bytes) -> str | None:
 
 
 async def _try(node: Node, path: bytes) -> str | None:
-    """Checkpoint  until the kernel has forgotten it: whoever counts requests from now on counts none of ours"""
+    """Checkpoint  until the kernel has forgotten it: what counts requests from now on counts none of ours"""
     try:
         code, told = await _told_by("cat", "--", path, path)  # the second time nothing has the name any more
     except OSError as error:
@@ -66,9 +66,9 @@ async def _try(node: Node, path: bytes) -> str | None:
 
 
 async def _told_by(*command: str | bytes) -> tuple[int, bytes]:
-    """Exit code and output of a program; who is cancelled kills it, and waits for its end, but not for ever.
+    """Exit code and output of a program; a cancelled task kills it, and waits for its end, but not for ever.
 
-    It may wait for us: to close a file takes an answer, which a mount that ends gives to nobody any more.
+    It may wait for us: to close a file takes an answer, which a mount that ends does not give any more.
     Raises      OSError: it can't be run
     Checkpoint  until it has ended
     """

@@ -1,4 +1,4 @@
-"""What the daemon answers from memory, on the loop's own thread: nothing here asks the backing filesystem.
+"""Requests answered from memory, on the loop's own thread: nothing here asks the backing filesystem.
 
 None everywhere: it is not remembered, and has to be asked.
 """

@@ -1,6 +1,6 @@
 """`mount -o remount,…` of a mount of ours: it changes the kernel's flags alone, and the daemon need not know.
 
-Of a mount over itself the tree below /run/trashd is restricted as the mount is: first the mount, or whoever is refused
+Of a mount over itself the tree below /run/trashd is restricted as the mount is: first the mount, or what is refused
 there would go the other way. Elsewhere such a tree is there for times of access alone.
 """
 
@@ -36,8 +36,8 @@ _OF_ACCESS = mounting.MS_NOATIME | mounting.MS_NODIRATIME
 def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> bool:
     """Change the flags of the mount at a mount point as `-o` says; whether it says remount at all.
 
-    What SRC's own mount refuses stays refused, and what a user's mount does: his daemon may say that all is root's.
-    Raises  UsageError; Refused: it is no mount of ours; NotPermitted; Busy: somebody has something open for writing
+    What SRC's own mount refuses stays refused, and what a user's mount does: its daemon may say that all is root's.
+    Raises  UsageError; Refused: it is no mount of ours; NotPermitted; Busy: a file is open for writing
     """
     if flags_after(texts, frozenset(), is_sloppy=is_sloppy) is None:
         return False

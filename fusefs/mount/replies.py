@@ -1,4 +1,4 @@
-"""Bits of replies that pyfuse3 has no field for, without patching it; and those that the kernel offers.
+"""Fields of replies that pyfuse3 does not know, set without patching it; and flags of INIT that the kernel offers.
 
 Before a handler returns, a file in memory takes the place of the session's fd; the reply that libfuse then writes is
 patched and passed on to the kernel as soon as pyfuse3 wants to read again (loop.hook). A socket would do, but refuses
@@ -58,7 +58,7 @@ NAME_ONLY_GENERATION = (1 << 64) - 1
 _NAME_ONLY = NAME_ONLY_GENERATION.to_bytes(8, "little")
 _NAME_SIZE_AT, _NAME_AT = 128 + 16, 128 + 24
 GONE: Final = (errno.ENOENT, errno.ENODEV)
-"""Who waits for an answer; the connection."""
+"""The process that waits for an answer; the connection."""
 _SHORT_BYTES, _LONG_BYTES = 1 << 9, 1 << 18
 """All replies but listings fit into the first; what reads them asks for no length before."""
 
@@ -97,7 +97,7 @@ class Replies:
         os.close(self._held_back)
 
     def let_pass(self) -> None:
-        """Patch nothing from now on: nobody calls `replied`, and what is held back would never get there."""
+        """Patch nothing from now on: `replied` is not called, and what is held back would never get there."""
         self._can_patch = False
 
     def offered(self) -> int | None:
@@ -121,7 +121,7 @@ class Replies:
     def patch_next(self, patch: Patch, lost: Callable[[], None] = _nobody_cares) -> None:
         """Have the reply patched that the handler which calls this is about to give, unless that is an error.
 
-        lost        called if nobody is there any more who waits for it
+        lost        called if no process waits for it any more
         Checkpoint  none must come before the handler returns: any other reply would be held back instead
         """
         if self._can_patch:
@@ -138,7 +138,7 @@ class Replies:
     def replied(self) -> None:
         """Pass on what was held back, if anything was.
 
-        Raises  OSError; not if the connection was aborted meanwhile: whoever reads next is told
+        Raises  OSError; not if the connection was aborted meanwhile: the next read tells that
         """
         if self._patch is None:
             return

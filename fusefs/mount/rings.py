@@ -1,4 +1,4 @@
-"""Rings that look for walks: threads of the kernel do it, and one of ours a walk, while there is something to fetch.
+"""io_uring for listings: attributes fetched by threads of the kernel, and one of ours for each walk in progress.
 
 No thread of Python's waits for a name. What is ready to be looked at lies in the kernel, which goes on while others
 have Python's lock.

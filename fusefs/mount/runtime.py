@@ -1,7 +1,7 @@
 """/run/trashd/<mount>/: a lock while root's daemon lives, its numbers, and the backing tree of a mount over itself.
 
-Such a mount hides its backing tree from everybody, the daemon's own commands included; a private clone of it, mounted
-in here, is the path by which root's find it, and nobody else comes there: users' are given it at a door (porter.py).
+Such a mount hides its backing tree from all processes, trashd's commands included; a private clone of it, mounted
+in here, is the path by which root's find it, and no others can: users' get it by a socket (porter.py).
 Private, or namespaces made earlier would see the FUSE tree in there too.
 
 A user's daemon has only its numbers to keep, below $XDG_RUNTIME_DIR.
@@ -32,7 +32,7 @@ _GLANCE_S = 0.02
 
 
 def home() -> bytes | None:
-    """The directory of the directories of this user's mounts; None if he has none: no login made it."""
+    """The directory of the directories of this user's mounts; None if there is none: no login made it."""
     if os.geteuid() == 0:
         return HOME
     for path in (os.environb.get(b"XDG_RUNTIME_DIR", b""), b"/run/user/%d" % os.geteuid()):
@@ -43,16 +43,16 @@ def home() -> bytes | None:
 
 
 def file_of(target: bytes, name: bytes) -> bytes | None:
-    """A file that this user's mount at that mount point has in its directory; None if he has no place for it."""
+    """A file that this user's mount at that mount point has in its directory; None without a place for it."""
     above = home()
     return None if above is None else b"/".join([above, name_of(target), name])
 
 
 @contextmanager
 def claimed(target: bytes) -> Iterator[bytes]:
-    """A mount point's directory, locked for the block; what nobody needs any more is gone before and after.
+    """A mount point's directory, locked for the block; what is not needed any more is gone before and after.
 
-    Raises  Busy: an earlier daemon still serves those who had its mount open
+    Raises  Busy: an earlier daemon still serves those that had its mount open
     """
     path = directory_of(target)
     for directory in (HOME, path):
@@ -97,7 +97,7 @@ def clear(target: bytes, patience_s: float) -> bool:
 def clone(path: bytes, dir_fd: int, flags: int, *, follows: bool = False) -> tuple[Fd, bytes]:
     """A private clone of a directory's mount: an O_PATH fd of its root, and where it is mounted in here.
 
-    Nobody but root comes there by path.
+    Only root reaches it by path.
     flags    of the FUSE mount, as mount(2) takes them: what it refuses is refused here, and what it leaves to what is
              below, as times of access, is kept here as it says
     follows  with what is mounted inside, now and later
@@ -129,7 +129,7 @@ def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return fd
         except FileNotFoundError:
-            pass  # whoever had it took it away at the end
+            pass  # its daemon took it away at the end
         except BlockingIOError:
             if time.monotonic() > deadline_s:
                 fd.close()

@@ -1,4 +1,4 @@
-"""The mounts of ours that are seen from here, and their numbers; no mount is touched, for it may hang."""
+"""The mounts of ours that this process sees, and their numbers; no mount is asked for anything, for it may hang."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def look(mount: Mount) -> Seen:
 def forget_earlier(mount: Mount) -> None:
     """Take away what killed daemons left of mounts that had this new one's device number: the kernel gives it again.
 
-    Whoever sees a mount from another namespace finds its numbers by nothing else.
+    A process that sees a mount from another namespace finds its numbers by nothing else.
     """
     above, own, device = runtime.home(), runtime.file_of(mount.point, runtime.STATS), mount.st_dev()
     for path in _all_files(above) if above is not None else ():

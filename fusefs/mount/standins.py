@@ -1,11 +1,11 @@
-"""Who serves while the loop's own thread waits for the backing filesystem: nobody can tell beforehand what will wait.
+"""Threads that serve while the loop's own waits for the backing filesystem: which call will wait can't be foretold.
 
 A thread looks every two milliseconds whether that one is in the same call as at its last look, and is held up there. If
 so it lets others have the tables, as any thread does for each call that it makes, and another thread reads the kernel's
 requests: it does what looks at something itself, and has changes done by helpers, since those wait where one of them
 waits. When it is in the same request for two milliseconds it is replaced in its turn; its call goes on, and it ends
-with it. Who comes back goes on where it was, and reads again, which ends the stand-in. While nobody makes a call,
-nobody looks.
+with it. When it comes back it goes on where it was, and reads again, which ends the stand-in. While no call is made,
+no thread looks.
 
 Source  docs/decisions/0021-stand-ins.md
 """
@@ -26,7 +26,7 @@ from fusefs.mount.helpers import Helpers, Task
 
 _LOOK_S, _SELDOM_S = 0.002, 0.02
 _N_IN_VAIN = 3
-"""Looks at a thread that has made no call before nobody looks any more."""
+"""Looks at a thread that has made no call before none looks any more."""
 _POLL_MS = 50
 _WORD_S = 0.5
 
@@ -37,7 +37,7 @@ class StandIns:
     """Those of one mount."""
 
     def __init__(self, gate: Gate, direct: Direct, helpers: Helpers, alive: Callable[[], object]) -> None:
-        """Begin with none; nobody looks yet. On the loop's own thread.
+        """Begin with none; no thread looks yet. On the loop's own thread.
 
         alive  tells the service manager so, while that thread can't
         """
@@ -48,9 +48,9 @@ class StandIns:
         self._told_s = 0.0
         self._mutex = threading.Lock()
         self._reader: Reader | None = None
-        """Who reads now; under the mutex."""
+        """The stand-in that reads now; under the mutex."""
         self._n_replaced = 0
-        """Of those who read before, who have not come back yet; the same."""
+        """Of those that read before, those that have not come back yet; under the mutex."""
         self._home = Progress()
         self._seen_call: object | None = None
         self._seen_reader: tuple[Reader | None, int] = (None, 0)
@@ -81,7 +81,7 @@ class StandIns:
                 gate.rests = False
 
     def _look(self) -> bool:
-        """Have everybody replaced who waits; whether anything goes on."""
+        """Have every thread replaced that waits; whether anything goes on."""
         gate, direct = self._gate, self._direct
         is_used, gate.is_used = gate.is_used, False
         call = gate.under_way()
@@ -107,7 +107,7 @@ class StandIns:
         return is_used or call is not None or is_new or bool(tasks)
 
     def _replace(self, reader: Reader | None, n: int) -> None:
-        """Have another one read, unless who reads has come back meanwhile."""
+        """Have another one read, unless the reader has come back meanwhile."""
         with self._mutex:
             if reader is not self._reader or (reader is not None and reader.n != n):
                 return

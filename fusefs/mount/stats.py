@@ -51,7 +51,7 @@ class Stats:
 
     @classmethod
     def in_memory(cls) -> Stats:
-        """Numbers that nobody else sees."""
+        """Numbers that no other process sees."""
         return cls(memoryview(bytearray(8 * _LAYOUT.n_cells)).cast("Q"))
 
     def count(self, cell: int, took_ns: int, *, has_failed: bool) -> None:
@@ -98,8 +98,8 @@ class Stats:
         while True:
             gauges = look()
             self._set_gauges(gauges)
-            self._cells[_LAYOUT.updated_ns] = updated_ns  # who sees this sees those, too
-            if not gauges.n_threads and not gauges.n_prefetches:  # their end tells nobody
+            self._cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees those, too
+            if not gauges.n_threads and not gauges.n_prefetches:  # nothing tells of their end
                 self._has_changed = trio.Event()
                 self._rests = True
                 await self._has_changed.wait()

@@ -1,12 +1,12 @@
-"""What lies in a store: the kernel forgets it bit by bit, before somebody has to wait for that or misses the space.
+"""Nodes in a trash store: the kernel is made to forget them bit by bit, before a rename waits, or space is missed.
 
 A reaper takes it from there behind the mount. For as long as the kernel knows a directory, we have it open, so that
 neither its blocks nor its inode would come back; and when a name in a drop folder is looked up again, since the next
 one of that name is to be moved there, the kernel lets go of all that it knows in the first one: 5 µs each, for which
-the caller waits, and all who rename.
+the caller waits, and all renames.
 
 No client holds what is waited for here, and what is in use is passed over. So the daemon itself may say it, without a
-teller, and who works in there stays where he is; once he has let go, that is forgotten as well. A kernel that does not
+process between, and clients stay in there; once they let go, that is forgotten as well. A kernel that does not
 know the message forgets when memory is short: then we let go of the directories that were removed.
 """
 
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 _SETTLE_S = 0.2
 """From a move to the look at what is known: more may be moved."""
 _LONGEST_S = 10.0
-"""Between two looks at what somebody uses."""
+"""Between two looks at what is in use."""
 _REST_PER_WORK = 4
 _N_AT_A_TIME = 128
-"""Half a millisecond's work, for the kernel and for us, whom it tells what it has forgotten."""
+"""Half a millisecond's work, for the kernel and for us, as it tells us what it has forgotten."""
 
 
 async def forget_stored(vfs: Vfs, device: int) -> None:
@@ -120,7 +120,7 @@ def close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:
         try:
             seen = vfs.gate.call(look_at, fd)
         except OSError:
-            vfs.directories.drop(node)  # whoever asks is told why
+            vfs.directories.drop(node)  # a request for it tells why
             continue
         if seen.nlink:
             left.append(node)

@@ -1,6 +1,6 @@
-"""Two processes beside the daemon: one tells the kernel what to forget, and the other sees to it that nobody is left.
+"""Two processes beside the daemon: one tells the kernel what to forget, the other aborts the connection at the end.
 
-The kernel takes a directory's lock before it forgets a name of it, and a page's before it forgets content. Who holds
+The kernel takes a directory's lock before it forgets a name of it, and a page's before it forgets content. The owner of
 the lock may be waiting for the daemon's answer. So no handler may tell (I10), nor any other thread of the daemon: if
 the daemon died while that waits, it could not die, would keep the connection open, and so the lock's owner waiting, for
 good (measured: kill -9 with four clients in one directory ended so each time). The teller can wait like that; then the
@@ -27,10 +27,10 @@ _LENGTH = struct.Struct("=I")
 
 @contextmanager
 def teller(device: int, connection: int) -> Iterator[socket.socket]:
-    """A channel to a process that tells the kernel; at the end, whoever still waits for an answer gets an error.
+    """A channel to a process that tells the kernel; at the end, what still waits for an answer gets an error.
 
     Each message is some notices, one after the other, each with its length first; the answer to it is an ANSWER. To be
-    entered on the main thread, whose death the two take for the daemon's.
+    entered on the main thread, whose end the two take for the daemon's.
 
     device      the connection's fd, /dev/fuse
     connection  its number: the mount's minor device number

@@ -1,10 +1,10 @@
-"""What is mounted is not the filesystem's own root, but another inode of the same directory: the kernel keeps its ACL.
+"""The visible top of root's mounts: another inode than the filesystem's own root, so that the kernel keeps its ACL.
 
 The root's inode is made with the mount, before the answer to INIT tells that there are ACLs. The kernel takes it for
-one whose ACL must not be kept, and since 2026 it does so for good: whoever does not own the root, and passes it on his
-way to a name, waits for a GETXATTR each time. So root's mounts begin apart: in an fd, where nobody comes. When the
+one whose ACL must not be kept, and since 2026 it does so for good: each user but the root's owner, passing it on the
+way to a name, waits for a GETXATTR each time. So root's mounts begin apart: in an fd, out of reach. When the
 daemon answers, the top is looked up once more, by a name that only that root has: an inode like all others. A mount of
-that is what people see; the first one goes. Nobody ever had two inodes of one directory.
+that is what people see; the first one goes. No process ever had two inodes of one directory.
 
 Source  fuse_init_inode (fs/fuse/inode.c), __forget_cached_acl (fs/posix_acl.c), fsmount(2), open_tree(2)
 """
@@ -35,7 +35,7 @@ async def show(gate: Gate, nodes: InodeTable, lasting: Lasting, mount: Mount, ap
 
     apart   the mount, which is closed then
     Raises  OSError: it can't be moved there
-    Checkpoint  while a process does that, whom we have to answer
+    Checkpoint  while a process does that, which we have to answer
     """
     with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
         with gate.lock:
@@ -53,7 +53,7 @@ async def show(gate: Gate, nodes: InodeTable, lasting: Lasting, mount: Mount, ap
 
 
 async def _moved(mount: Mount, apart: Fd, target: Fd) -> int:
-    """0, or the errno of `move`, done by a process: who waits for his own daemon could not be killed if that were.
+    """0, or the errno of `move`, done by a process: a daemon that waits for itself could not be killed.
 
     Checkpoint  until it has ended, or has been killed as it takes too long
     """

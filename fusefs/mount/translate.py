@@ -35,22 +35,22 @@ class NotYet(Enum):
 
 
 class Serving(Protocol):
-    """Whose handlers they are."""
+    """The object that these are handlers of."""
 
     @property
     def gate(self) -> Gate:
-        """Who has the tables, and whether the backing filesystem is slow."""
+        """The tables' lock, and whether the backing filesystem is slow."""
 
     @property
     def hands(self) -> Hands:
-        """Who does what they do, if it is."""
+        """The threads for operations, if it is."""
 
     @property
     def stats(self) -> Stats:
         """Where they are counted."""
 
     def told_stale(self, caller: object) -> None:
-        """Somebody, if the kernel says who, is told ESTALE: see mount/losers.py."""
+        """A process, if the kernel says which, is told ESTALE: see mount/losers.py."""
 
 
 S = TypeVar("S", bound=Serving)
@@ -65,7 +65,7 @@ def answered(
 
 
 def done(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """The same of a plain function, by whom it suits: one coroutine for all is quicker than one in another."""
+    """A handler of a plain function, by the thread that suits it: one coroutine is quicker than one in another."""
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = _handler(act.__name__, None, act, None, None)
     return made
 
@@ -73,7 +73,7 @@ def done(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Cor
 def told(
     tell: Callable[[S, D], R], *, recall: Callable[Concatenate[S, P], D | None] | None = None
 ) -> Callable[[Callable[Concatenate[S, P], D]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
-    """The same, where the kernel is told something else than what the function returns.
+    """A handler of a plain function where the kernel is told something else than what that returns.
 
     tell    what it is told; on the loop's own thread, as the answer goes out
     recall  see `recalled`
@@ -84,7 +84,7 @@ def told(
 def recalled(
     recall: Callable[Concatenate[S, P], R | None],
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
-    """The same, where it is remembered of a slow backing filesystem; recall returns None: it has to be asked."""
+    """A handler of a plain function, answered from memory on a slow filesystem unless recall returns None."""
     return lambda act: _handler(act.__name__, None, act, None, recall)
 
 
@@ -144,7 +144,7 @@ def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | int:
 
 
 def attempt_step(steps: Generator[None, D, R], word: D) -> R | int | NotYet:
-    """The same of a step of what takes several; NotYet: it was not the last."""
+    """What one step of a request is answered, or the errno that it failed with; NotYet: it was not the last."""
     try:
         steps.send(word)
     except StopIteration as end:
@@ -156,7 +156,7 @@ def attempt_step(steps: Generator[None, D, R], word: D) -> R | int | NotYet:
 
 
 def _number_of(error: Exception, failed: object) -> int:
-    """The errno for whoever asked; what is no OSError is a fault of ours, and in the log."""
+    """The errno for the client; what is no OSError is a fault of ours, and in the log."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
     _log.exception("%s failed", failed)
@@ -182,7 +182,7 @@ def _missing(timeout_s: float) -> EntryAttributes:
 
 
 def fill(entry: EntryAttributes, known: Known, lasting: Lasting) -> None:
-    """The same in an entry that is there: one serves for a whole listing, as readdir_reply copies it."""
+    """Write what is known of a node to a given entry: one serves for a whole listing, as readdir_reply copies it."""
     field: Any = entry
     attributes = known.attributes
     (

@@ -1,7 +1,7 @@
 """What `.trashd` is inside the mount: found by name, hidden from listings, never remembered; and `.trashd/drop`.
 
-`.trashd/drop` is a link that no disk has: to each user it leads to his own drop folder. So `mv DIR .trashd/drop/` is
-all that a container needs which sees nothing but the mount. Its nodeid depends on the user and on where it leads: the
+`.trashd/drop` is a link that no disk has: to each user it leads to their own drop folder. So `mv DIR .trashd/drop/` is
+all that a container needs that sees nothing but the mount. Its nodeid depends on the user and on where it leads: the
 kernel keeps an inode for each, with the target, and looks again at each use which it is: no name in here is remembered.
 """
 
@@ -76,13 +76,13 @@ def is_drop(directory: Node, name: bytes) -> bool:
 
 
 def drop_of(uid: int, target: bytes) -> NodeId:
-    """The nodeid of a user's link that leads there: no node stands behind it, nobody counts its references."""
+    """The nodeid of a user's link that leads there: no node stands behind it, its references are not counted."""
     digest = crc32(target) >> 32 - _DIGEST_BITS
     return NodeId(_DROPS | digest << _UID_BITS | uid)
 
 
 def user_of(nodeid: int) -> int | None:
-    """Whose link a nodeid is; None if it is none."""
+    """The user whose link a nodeid is; None if it is none."""
     return nodeid & (1 << _UID_BITS) - 1 if _DROPS <= nodeid < _DROPS_END else None
 
 
@@ -107,12 +107,12 @@ class Stored:
             self.add(node)
 
     def seen(self, directory: Node, node: Node) -> None:
-        """Somebody was told of a node in a directory."""
+        """A client was told of a node in a directory."""
         if holds_trash(self._nodes, directory):
             self.add(node)
 
     def add(self, node: Node) -> None:
-        """The same of a node in a directory that holds trash."""
+        """A client was told of a node in a directory that holds trash."""
         self._seen[node] = None
         self.tell()
 
@@ -136,7 +136,7 @@ class Drops:
         self._root = root
 
     def look(self, uid: int, caller: Caller) -> Attributes:
-        """A user's link; what it leads to is made if he asks himself and it is missing.
+        """A user's link; what it leads to is made if that user asks and it is missing.
 
         Raises  ENOENT without a store, or if another one asks for what was never made; what making it met
         """
@@ -155,7 +155,7 @@ class Drops:
             if folder is None:
                 if caller.uid != uid:
                     raise _no_entry()
-                # Whatever his umask: it is his alone, and he has to get in.
+                # Whatever the umask: it is the user's alone, who has to get in.
                 uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
                 who = Identity(*uid_gid, umask=_PRIVATE)
                 try:
@@ -177,7 +177,7 @@ class Drops:
 
 
 def _made_by_root(store: Store, uid: int) -> UserFolder | None:
-    """A folder that root makes for a user, proven at once; None where it must be he who makes it."""
+    """A folder that root makes for a user, proven at once; None where that user must make it."""
     if not store.is_roots_to_keep():
         return None
     with suppress(OSError, NoStore):
@@ -194,7 +194,7 @@ def _no_entry() -> OSError:
 
 
 def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSError | None:
-    """See to it, before mounting, that there is a store: who has nothing but the mount can't make one.
+    """See to it, before mounting, that there is a store: clients that see only the mount can't make one.
 
     root    the backing tree's directory, which stays its owner's; path, for people
     Returns what is in the way: reason for a word in the log, not for staying unmounted

@@ -1,4 +1,4 @@
-"""Listings of directories that are not opened for it: the kernel opens and closes them without a message.
+"""Listings without OPENDIR: the kernel opens and closes the directories without a message.
 
 It asks by the node then, not by a handle, and only for what it has not kept. Whether what it has is still right it
 tells by the directory's time, as for all that it keeps.
@@ -24,7 +24,7 @@ from fusefs.mount.vfs import Vfs
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
 _SINCE = (6, 13)
-"""From then on two changes never leave a directory with the same time, if somebody looked in between."""
+"""From then on two changes never leave a directory with the same time, if it was looked at in between."""
 
 
 def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
@@ -52,7 +52,7 @@ def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[Listed]:
 
 
 def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
-    """The same without looking at them: of a filesystem that has become slow."""
+    """The entries of a directory from an offset on, without attributes: of a filesystem that has become slow."""
     node = vfs.node(nodeid)
     with vfs.memory.reads(node.source), _open(vfs, node) as fd:
         hidden = left_out(vfs, node)
@@ -66,5 +66,5 @@ def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
 
 
 def _open(vfs: Vfs, node: Node) -> Fd:
-    """Whoever reads may have it from somebody else who opened it: that was for the kernel to allow."""
+    """The reader may have it from another process that opened it: that was for the kernel to allow."""
     return vfs.gate.owned(vfs.directories.open_to_read(node))

@@ -1,7 +1,7 @@
 """What the tree is: the mount's operations by nodeid, on the backing filesystem; knows nothing of pyfuse3.
 
 Everything here is synchronous, so that nothing happens between finding a node and counting its reference (I8), and
-raises OSError only. It runs on the loop's own thread, or under the gate's lock in another: whatever asks the backing
+raises OSError only. It runs on the loop's own thread, or under the gate's lock in another: all that asks the backing
 filesystem goes through the gate. What changes names is in vfs_write, listings in listing.
 """
 
@@ -103,7 +103,7 @@ class Vfs:
         self.drops = trashdir.Drops(Kernel(), root)
         self.stored = trashdir.Stored(self.nodes)
         self.keeps_listings = not is_shared
-        """What the kernel keeps of a listing is right: nobody changes it, or we are told at once who does."""
+        """What the kernel keeps of a listing is right: it can't change, or we are told at once when it does."""
         self.is_shared = is_shared
         self.is_flushed = is_flushed
         self.is_checked = is_checked
@@ -143,7 +143,7 @@ class Vfs:
         return node, self.directories.fd_of(node)
 
     def changeable(self, parent: int, name: bytes) -> tuple[Node, Fd]:
-        """The same, for a change of that name. Raises  OSError EPERM for the one that nobody may change"""
+        """A directory and its fd, for a change of that name in it. Raises  OSError EPERM for `.trashd/drop`"""
         directory, fd = self.directory(parent)
         self.gate.look_by(name)
         if name == DROP and trashdir.is_drop(directory, name):
@@ -185,7 +185,7 @@ class Vfs:
         return known
 
     def _look_again(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> Known | None:
-        """What a name means to who has lost a race for one, and has it held; None: he has not, or it is not there."""
+        """What a name is to a client that was told ESTALE, and has it held; None: it was not, or nothing is there."""
         fd = self.losers.open(caller.pid, dir_fd, name)
         if fd is None:
             return None
@@ -204,7 +204,7 @@ class Vfs:
         return known
 
     def still(self, known: Known) -> Known:
-        """The same when the answer goes out: not to be believed if it has changed meanwhile. To be asked once."""
+        """What is known as the answer goes out: not to be believed if it has changed meanwhile. To be called once."""
         if known.proof is None:
             return known
         with self.gate.lock:
@@ -217,7 +217,7 @@ class Vfs:
             return self.learn(directory, name, *self.identify(fd, name), look, is_fickle=is_fickle)
 
     def see_made(self, directory: Node, dir_fd: Fd, name: bytes, fd: Fd) -> Known:
-        """The same of what was just made, by its own fd."""
+        """What a name means that was just made, by its own fd, not counted yet."""
         is_fickle = self.is_fickle(directory, dir_fd, name)
         with self.memory.looking() as look:
             seen, handle = self.gate.look(self._looker.peek if self.gate.is_home else peek_at, fd)
@@ -251,9 +251,9 @@ class Vfs:
         return found
 
     def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
-        """The same; None if nothing has the name. Raises  WouldWait
+        """The attributes and the file handle of a name in a directory; None if nothing has it. Raises  WouldWait
 
-        Both are of one inode: where somebody works behind the mount, another may have the name at the next call.
+        Both are of one inode: where others work behind the mount, another may have the name at the next call.
         """
         self.gate.look_by(name)
         if self.gate.is_home and not self.is_shared:
@@ -266,7 +266,7 @@ class Vfs:
         return seen, self.directories.lasting(handle)
 
     def _handle_of(self, seen: Attributes, fd: int, name: bytes) -> bytes:
-        """The file handle of what was seen just now: that of the node that looks the same, if nobody else is at work.
+        """The file handle of what was seen just now: that of the node that looks the same, if no other is at work.
 
         Two incarnations may be born in one tick of the kernel's clock, but only the first one of them has ended then.
         """
@@ -280,7 +280,7 @@ class Vfs:
         return self._looker.handle_of(fd, name)
 
     def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
-        """The same for many names, on the loop's own thread; `gate.took` must be told."""
+        """A function as `identify`, for many names, on the loop's own thread; `gate.took` must be told."""
         if not self.directories.has_handles:
             return self._identify_without_handle
         return self._looker.peek_name if self.is_shared else self._looker.identify
@@ -400,7 +400,7 @@ class Vfs:
         return self.directories.hold(node)
 
     def hold_seen(self, node: Node, *, by_name: bool) -> tuple[Fd, Attributes]:
-        """The same, and what it is. by_name: by the name in its directory, if that is quicker"""
+        """An fd of a node, the caller's own, and its attributes. by_name: by its name, if that is quicker"""
         held = self.directories.hold_by_name(node, is_alone=not self.is_shared) if by_name else None
         if held is not None:
             return held
@@ -474,7 +474,7 @@ class Vfs:
     def make_room(self, opener: int) -> None:
         """Before a handle of a uid's: the fds are shared between handles and directories, which give way.
 
-        Raises  OSError EMFILE: he has his share
+        Raises  OSError EMFILE: the opener has its share
         """
         if not self.handles.shares.may_have(opener):
             _fail(errno.EMFILE)
@@ -500,7 +500,7 @@ class Vfs:
             try:
                 seen = self.gate.call(look_at, self.handles.file(fh))
             except OSError:
-                seen = NOTHING  # whatever it is, nobody can tell any more
+                seen = NOTHING  # what it is can't be told any more
             if node.n_open == 1 and (node.is_directory or not seen.nlink):
                 self.nodes.detach(node, seen)
         fd = self.handles.remove(fh)

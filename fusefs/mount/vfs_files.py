@@ -23,7 +23,7 @@ from fusefs.mount.vfs import Vfs
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
 _COPIED_BYTES_MAX = 64 << 20
-"""At a time: who is killed meanwhile waits for it."""
+"""At a time: a client killed meanwhile waits for it."""
 
 
 class Opened(NamedTuple):
@@ -65,7 +65,7 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> Opened:
 
 
 def open_patiently(vfs: Vfs, node: Node, held: Fd, seen: Attributes, flags: int, caller: Caller) -> Fd:
-    """An fd of the file that an O_PATH fd holds, as the caller, when nobody has a lease on it that is in the way.
+    """An fd of the file that an O_PATH fd holds, as the caller, when no lease on it is in the way.
 
     Raises  WouldWait, and OSError EINTR: see Gate.patiently; EACCES, EPERM: the filesystem below refuses it; ESTALE: it
             is a FIFO, a socket or a device by now: to open these may wait, or do something
@@ -96,8 +96,8 @@ def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int |
     """How many bytes were written.
 
     flags  of the file, as they are now: with O_APPEND it is written at the end, wherever that is. None: pyfuse3 does
-           not say. Where nobody works behind the mount the kernel knows the end, and the offset is right either way;
-           elsewhere whoever opened the file to append does
+           not say. Where none works behind the mount the kernel knows the end, and the offset is right either way;
+           elsewhere a handle opened to append does
     """
     node, file = vfs.handles.opened(fh)
     if flags is None:
@@ -145,7 +145,7 @@ def seek(vfs: Vfs, fh: int, offset: int, whence: int) -> int:
 
 
 def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, caller: Caller) -> int:
-    """How many bytes were copied by the filesystem below, perhaps by sharing blocks; if it were fewer, he asks again.
+    """How many bytes were copied by the filesystem below, perhaps by sharing blocks; for the rest it is asked again.
 
     Raises  OSError EXDEV: it can't; then the kernel reads and writes
     """
@@ -162,7 +162,7 @@ def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, 
 
 
 def flush(vfs: Vfs, fh: int) -> None:
-    """Somebody closes a file: what was written may fail now. Raises  OSError ENOSYS, once: it never does"""
+    """A client closes a file: what was written may fail now. Raises  OSError ENOSYS, once: it never does"""
     if not vfs.is_flushed:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     _node, file = vfs.handles.opened(fh)
@@ -176,5 +176,5 @@ def fsync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
 
 
 def sync(gate: Gate, fd: Fd, *, data_only: bool) -> None:
-    """The same of a file, or of a directory's names, by an fd."""
+    """Make a file, or a directory's names, durable, by an fd."""
     gate.call(os.fdatasync if data_only else os.fsync, fd)

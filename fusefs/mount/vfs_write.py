@@ -39,7 +39,7 @@ class Changes(NamedTuple):
 
 _NOTHING = Changes()
 _NOW_NS = 60 * 10**9
-"""A time that is no further from now means now: who may write to a file may set that anyway."""
+"""A time that is no further from now means now: a process that may write to a file may set that anyway."""
 _NOT_BELOW = os.O_DIRECT | os.O_TRUNC
 _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -50,7 +50,7 @@ _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Opened, Known]:
     """A new file and a handle of it.
 
-    Raises  OSError ESTALE if somebody else has made it meanwhile: the kernel then looks again, and checks again
+    Raises  OSError ESTALE if it was made meanwhile: the kernel then looks again, and checks again
     """
     directory, dir_fd = vfs.changeable(parent, name)
     vfs.make_room(caller.uid)
@@ -141,7 +141,7 @@ def _creating(vfs: Vfs, directory: Node, dir_fd: Fd, mode: int, caller: Caller) 
 
 
 def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
-    """The group to make a set-group-ID file in: the bit stays if he may give that of the directory's group."""
+    """The group to make a set-group-ID file in: the bit stays if the caller may give that of the directory's group."""
     if not mode & stat.S_ISGID:
         return None
     directory = vfs.gate.call(look_at, dir_fd)
@@ -258,7 +258,7 @@ def _lost(vfs: Vfs, source: SourceKey, seen: Attributes, directory: Node, name: 
 
 
 def removed(vfs: Vfs, node: Node, seen: Attributes) -> None:
-    """A node lost its last link: what it was is all that is told of it, but to who has it open."""
+    """A node lost its last link: what it was is all that is told of it, but to those that have it open."""
     if not node.n_open:
         vfs.nodes.detach(node, seen)
     if node.is_directory:
@@ -271,7 +271,7 @@ def removed(vfs: Vfs, node: Node, seen: Attributes) -> None:
 def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> Known:
     """Change attributes, in an order in which none undoes another.
 
-    changes  none: somebody is about to write, and the kernel wants what privileges.take takes; or to chown to nobody
+    changes  none: a write is about to come, and the kernel wants what privileges.take takes; or a chown without ids
     fh       a handle of it, for its size
     """
     node = vfs.node(nodeid)
@@ -294,7 +294,7 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Ca
 
 
 def _to_cut(vfs: Vfs, node: Node, fd: Fd, fh: int | None, caller: Caller, stack: ExitStack) -> int | bytes:
-    """What to truncate: a handle; or the path of what he might open for writing, and nobody has a lease on meanwhile.
+    """What to truncate: a handle; or the path of what the caller might open for writing, without a lease on it.
 
     By that path, for it is truncate(2) then, whose times differ from those of ftruncate(2).
     """
@@ -331,7 +331,7 @@ def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller)
 
 
 def _change_times(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
-    """To those of its owner's choice; to now for who may write to it. (pyfuse3 does not say that now is meant.)"""
+    """To those of its owner's choice; to now for any that may write to it. (pyfuse3 does not say that now is meant.)"""
     times, seen = (changes.atime_ns, changes.mtime_ns), vfs.gate.call(look_at, fd)
     try:
         vfs.as_caller(caller, (by_owner_alone(seen),), (node,)).call(set_times, fd, *times)

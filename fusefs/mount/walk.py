@@ -1,4 +1,4 @@
-"""What is to be fetched of a listing: batches of names, at which threads look, or a ring does."""
+"""The batches of names of a listing whose attributes are to be fetched, by threads or by io_uring."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _N_PASSED_MAX = 1 << 10
 """Names of which all is known, at which one question looks: others wait meanwhile."""
 _GLANCE_S = 0.001
 _PATIENCE_S = 2.0
-"""For a name that does not answer; it is then told of without attributes, and who asks for them waits for them."""
+"""For a name that does not answer; it is then told of without attributes, and a request for them waits."""
 
 
 class Batch:
@@ -56,25 +56,25 @@ class Batch:
         self._numbers, self._n_done = itertools.count(), itertools.count(1)
         self._is_done = threading.Event()
         self.is_open = True
-        """Whether there may be something that nobody looks at yet."""
+        """Whether there may be something that no thread looks at yet."""
         self.has_ring = False
         """Whether that is a ring's to look at."""
 
     def work(self) -> None:
-        """Look at what nobody has looked at yet; without the tables' lock. The counts are the interpreter's to keep."""
+        """Look at what is not looked at yet; without the tables' lock. The counts are the interpreter's to keep."""
         while (following := self.next_name()) is not None:
             _, name = following
             try:
                 self.found[name] = self._look(name)
             except OSError:
-                self.found[name] = None  # whoever asks for it is told
+                self.found[name] = None  # a request for it tells
             if next(self._n_done) == len(self._names):
                 with self._gate.lock:
                     self._learn(self.found)
                     self._end()
 
     def next_name(self) -> tuple[Fd, bytes] | None:
-        """What nobody has looked at yet, for a ring to look at, and the directory's fd until `tell`; None: no more."""
+        """What is not looked at yet, for a ring to look at, and the directory's fd until `tell`; None: no more."""
         number = next(self._numbers)
         if number >= len(self._names):
             self.is_open = False
@@ -115,7 +115,7 @@ class Batch:
         return self._is_done.is_set()
 
     def wait_for(self, names: Sequence[bytes]) -> None:
-        """Until these have been looked at, or one of them keeps everybody waiting; without the tables' lock."""
+        """Until these have been looked at, or one of them keeps all waiting; without the tables' lock."""
         deadline_s = time.monotonic() + _PATIENCE_S
         wanted = set(self._names).intersection(names)
         while not wanted.issubset(self.found) and time.monotonic() < deadline_s:
@@ -128,7 +128,7 @@ class Walk:
 
     names       told, perhaps without all that was wanted, and not fetched since
     n_allowed   how many of them may be fetched, by what was asked for
-    is_asked    somebody asks for attributes: what is told from now on has them
+    is_asked    a client asks for attributes: what is told from now on has them
     n_helpers   threads that look for it
     """
 

@@ -1,4 +1,4 @@
-"""Which extended attributes are fetched with the attributes: who asks for one of a file, asks the next file for it."""
+"""Which extended attributes are fetched along: a client that asks for one of a file will ask the next file for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Wanted:
         return any(name == NAMES for name, _ in self._kinds)
 
     def begin(self) -> None:
-        """A listing begins: what nobody has asked for since the one before is not wanted any more."""
+        """A listing begins: what was not asked for since the one before is not wanted any more."""
         self._kinds, self._new = self._kinds & self._new, frozenset()
 
     def has(self, name: bytes, *, is_directory: bool) -> bool:
@@ -43,7 +43,7 @@ class Wanted:
         return (name, is_directory) in self._kinds
 
     def add(self, name: bytes, *, is_directory: bool) -> bool:
-        """Somebody was told one, or that it is not there: for this listing, and the next. Returns  whether it is new"""
+        """A client was told one, or that it is not there: for this listing, and the next. Returns  whether it is new"""
         if not is_asked_of_all(name):
             return False
         kind = (name, is_directory)
@@ -65,7 +65,7 @@ class Wanted:
         return device == self._device and (name, is_directory) in self._refused
 
     def answered(self, seen: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
-        """What was answered of one inode: what is unsupported, and never was there, nobody need be asked for again."""
+        """What was answered of one inode: what is unsupported, and never was there, need not be asked for again."""
         if seen.dev != self._device or not _is_common(seen):
             return
         for name, answer in answers:
@@ -78,13 +78,13 @@ class Wanted:
                 self._kinds -= {kind}
 
     def answered_all(self, found: Iterable[Seen | None]) -> None:
-        """The same of many."""
+        """What was answered of many inodes: what is unsupported, and never was there, need not be asked for again."""
         for one in found:
             if one is not None and one[2]:
                 self.answered(one[0], one[2].items())
 
     def supported(self, name: bytes, *, is_directory: bool) -> None:
-        """Somebody has set one: it is there after all."""
+        """A client has set one: it is there after all."""
         self._refused -= {(name, is_directory)}
 
 

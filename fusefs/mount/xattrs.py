@@ -27,7 +27,7 @@ _ACL = b"system.posix_acl_"
 class Xattrs:
     """The extended attributes of a mount. All methods raise OSError only.
 
-    SELinux labels are not among them: with SELinux the kernel gives one label to all of a mount and asks nobody;
+    SELinux labels are not among them: with SELinux the kernel gives one label to all of a mount and asks no daemon;
     without it `ls -l` asks for each entry's, unless it is told once that there are none.
     """
 
@@ -35,8 +35,8 @@ class Xattrs:
         """Begin.
 
         are_shown    if not, the kernel is told at its first question that there are none, and asks no more
-        are_for_all  the filesystem below tells everybody the same; else each is asked for by whoever wants to know,
-                     and what he is told is remembered for himself
+        are_for_all  the filesystem below tells every user the same; else each is asked for as the caller,
+                     and what that user is told is remembered for that user alone
         """
         self._vfs = vfs
         self._are_shown = are_shown
@@ -50,7 +50,7 @@ class Xattrs:
         return value_of(self.find(nodeid, name, caller))
 
     def find(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int:
-        """The same, or an errno where there is none: `ls -l` asks for each file's ACL, and an exception takes as long.
+        """The value of one, or an errno where there is none: `ls -l` asks for each file's ACL, and exceptions are slow.
 
         Raises  OSError
         """
@@ -69,7 +69,7 @@ class Xattrs:
         return answer
 
     def _told_as(self, caller: Caller) -> int:
-        """Who is told: the daemon for everybody, 0, or a caller for himself."""
+        """The uid that a value is asked for and remembered as: 0, the daemon's, for every user, or the caller's own."""
         return 0 if self._are_ours else caller.uid
 
     def _ask(self, node: Node, name: bytes, caller: Caller, uid: int) -> bytes | int:
@@ -88,7 +88,7 @@ class Xattrs:
                 self._ask_on(node, name, uid)
 
     def _keep_from_kernel(self, node: Node, name: bytes) -> None:
-        """An ACL that not everybody is told: the kernel would tell the next one, unless it hears meanwhile that it has
+        """An ACL that not every user is told: the kernel would tell the next one, unless it hears meanwhile that it has
         changed."""
         if not self._are_for_all and name in ACLS:
             self._vfs.lasting.renew(node)
@@ -98,7 +98,7 @@ class Xattrs:
             self._vfs.wanted.answered(self._vfs.gate.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
 
     def _find_by_name(self, node: Node, name: bytes) -> bytes | int | None:
-        """The same by the name in its directory, in a third of the calls; None: that is not certain."""
+        """The value of one by the node's name in its directory, in a third of the calls; None: that is not certain."""
         if node.parent is None or node.n_open or self._vfs.is_shared:
             return None
         dir_fd, own_name = self._vfs.directories.fd_of(node.parent), node.name
@@ -110,7 +110,7 @@ class Xattrs:
         return value if is_it else None
 
     def recall(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int | None:
-        """The same from memory; None: not known."""
+        """The value of one, or an errno, from memory; None: not known."""
         if not self._are_shown or not self._shows(name):
             return None
         vfs, node = self._vfs, self._vfs.nodes.get(nodeid)
@@ -140,7 +140,7 @@ class Xattrs:
         return None if listed is None else self._seen_by(caller, value_of(listed))
 
     def names(self, nodeid: int, caller: Caller) -> list[bytes]:
-        """Their names; trusted ones for who may see them."""
+        """Their names; trusted ones for callers that may see them."""
         return self._seen_by(caller, self.get(nodeid, NAMES, caller))
 
     def _seen_by(self, caller: Caller, listed: bytes) -> list[bytes]:
@@ -151,7 +151,7 @@ class Xattrs:
         return shown
 
     def set(self, nodeid: int, name: bytes, value: bytes, caller: Caller, flags: int = 0) -> None:
-        """Set one, or an ACL: by whoever is not in the file's group, that takes its set-group-ID bit.
+        """Set one, or an ACL: by a caller that is not in the file's group, that takes its set-group-ID bit.
 
         flags  of setxattr(2)
         """
@@ -169,14 +169,14 @@ class Xattrs:
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
         with vfs.memory.changes(node.source), vfs.hold(node) as fd:
-            if name == CAPABILITY:  # asked for by the kernel, before a write, or by who has the capability
+            if name == CAPABILITY:  # asked for by the kernel, before a write, or by a caller with the capability
                 vfs.gate.call(os.removexattr, fd.path(), name)
             else:
                 self._acting(node, vfs.gate.call(look_at, fd), name, caller).call(os.removexattr, fd.path(), name)
         vfs.lasting.renew(node)
 
     def _acting(self, node: Node, seen: Attributes, name: bytes, caller: Caller, gid: int | None = None) -> AsCaller:
-        """Who changes one. Source  xattr(7); capabilities(7)"""
+        """The credentials to change one with. Source  xattr(7); capabilities(7)"""
         if name.startswith(_USERS):
             needs = [by_mode(seen), by_owner_alone(seen)]  # of a sticky directory
         elif name.startswith(_ACL):
