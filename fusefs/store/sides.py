@@ -51,6 +51,10 @@ class Sides(NamedTuple):
     def __exit__(self, *_error: object) -> None:
         """Close them."""
         self.fd.close()
+        self.close_mounted()
+
+    def close_mounted(self) -> None:
+        """Close its fd in the mount, if it has one; that on the backing filesystem stays open."""
         if self.mounted is not None:
             self.mounted.close()
 

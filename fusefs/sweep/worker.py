@@ -57,8 +57,14 @@ class _Run:
     """One run of one slice."""
 
     def __init__(self, worker: Worker, work: Share, budget: Budget, owned: ExitStack) -> None:
-        self._worker = worker
         self._kernel = worker.kernel
+        self._root = worker.root
+        self._matcher = worker.matcher
+        self._action = worker.action
+        self._way = worker.way
+        self._groups = worker.groups
+        self._guard = worker.guard
+        self._is_stopped = worker.is_stopped
         self._lists_whole = work.lists_whole
         self._jobs = list(work.jobs)
         self._given = frozenset(work.fds())
@@ -96,8 +102,8 @@ class _Run:
         sums, budget = self._tally.sums, self._budget
         return (
             time.monotonic() >= self._ends_at
-            or (self._tally.is_limited and self._worker.way.ends_at_limit())
-            or self._worker.is_stopped()
+            or (self._tally.is_limited and self._way.ends_at_limit())
+            or self._is_stopped()
             or bool(self._tally.why())
             or (budget.n_entries is not None and sums.n_done + sums.n_inside >= budget.n_entries)
             or (budget.n_bytes is not None and sums.n_bytes >= budget.n_bytes)
@@ -126,9 +132,9 @@ class _Run:
 
     def _open(self, upper: bytes) -> Sides:
         """A directory, readable, on both sides. Raises  OSError: EXDEV if something is mounted there, or on the way"""
-        if self._worker.way.is_hidden(upper):
+        if self._way.is_hidden(upper):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        return self._ways.into(self._worker.root).beneath(upper, flags=READABLE)
+        return self._ways.into(self._root).beneath(upper, flags=READABLE)
 
     def _open_told(self, upper: bytes, inode: Identified | None = None) -> Sides | None:
         """A directory, readable; None if it can't be had, which is told, is another one by now, or must be avoided."""
@@ -140,7 +146,7 @@ class _Run:
             elif error.errno not in GONE:
                 self._tally.fail(upper, error.errno, "open")
             return None
-        avoided = self._worker.action.avoided
+        avoided = self._action.avoided
         if avoided or inode is not None:
             found = identify(self._kernel, sides.fd)
             if found in avoided or inode not in (None, found):
@@ -150,8 +156,7 @@ class _Run:
 
     def _leave(self, sides: Sides) -> None:
         """Be done with a directory."""
-        if sides.mounted is not None:
-            sides.mounted.close()
+        sides.close_mounted()
         self._close(sides.fd)
 
     def _close(self, fd: int) -> None:
@@ -164,7 +169,7 @@ class _Run:
         sides = self._open_told(upper)
         if sides is None:
             return True
-        if job.names and self._worker.groups.is_crowded(sides.fd):
+        if job.names and self._groups.is_crowded(sides.fd):
             sides.__exit__()
             return False
         if job.is_chosen and not job.again:
@@ -180,10 +185,10 @@ class _Run:
 
     def _is_spared(self, upper: bytes, sides: Sides, *, is_told: bool = True) -> bool:
         """Whether the guard, if there is one, wants a directory left alone; what it can't say is a failure."""
-        if self._worker.guard is None:
+        if self._guard is None:
             return False
         try:
-            why = self._worker.guard.spares(self._kernel, sides, upper)
+            why = self._guard.spares(self._kernel, sides, upper)
         except OSError as error:
             self._tally.fail(upper, error.errno, "look")
             return True
@@ -202,8 +207,8 @@ class _Run:
 
     def _list(self, job: Job, sides: Sides) -> None:
         """Find what is to be done in a directory; in a large one only as much as memory and time allow."""
-        worker, way = self._worker, self._worker.way
-        wanted = stripped_in(worker.matcher, job.upper) if job.strips else wanted_in(worker.matcher, job.upper)
+        way = self._way
+        wanted = stripped_in(self._matcher, job.upper) if job.strips else wanted_in(self._matcher, job.upper)
         window = None if self._lists_whole else way.window
         try:
             found = read_window(self._kernel, sides.fd, wanted, window, self._ends_at, by_inode=way.by_inode)
@@ -219,8 +224,8 @@ class _Run:
         self._sort_files(job, found.names, sides)
         if found.is_all:
             self._leave(sides)
-        elif sides.mounted is not None:
-            sides.mounted.close()
+        else:
+            sides.close_mounted()
 
     def _sort_dirs(self, job: Job, found: Found, sides: Sides) -> None:
         """Have directories entered or taken, as the action would have it."""
@@ -230,7 +235,7 @@ class _Run:
             self._push_enter(upper, dirs, strips=True)
             return
         chosen = self._chooser.choose_dirs(upper, sides, found.chosen) if found.chosen else []
-        match self._worker.way.dirs:
+        match self._way.dirs:
             case Dirs.WHOLE:
                 dirs = _without(dirs, chosen)
                 self._push_enter(upper, dirs)
@@ -240,7 +245,7 @@ class _Run:
                 self._take(Job(Kind.AFTER, upper, chosen), sides)
             case Dirs.LAST:
                 self._after(upper, chosen)
-                self._push_enter(upper, _without(dirs, chosen) if self._worker.matcher.needs_emptiness else dirs)
+                self._push_enter(upper, _without(dirs, chosen) if self._matcher.needs_emptiness else dirs)
             case Dirs.STRIPPED:
                 chosen = self._reserve(chosen)
                 self._after(upper, chosen)
@@ -300,12 +305,12 @@ class _Run:
         tally, are_dirs = self._tally, job.kind is Kind.AFTER
         again: list[str] = []
         sizes: dict[str, int] = {}
-        if are_dirs and job.inode is not None and self._worker.way.dirs is Dirs.WHOLE:
+        if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
             names = self._chooser.chosen_still(sides, names)
         if not are_dirs:
             n_bytes = None if self._budget.n_bytes is None else self._budget.n_bytes - tally.sums.n_bytes
             names, sizes, again = self._chooser.choose_files(job.upper, sides, names, n_bytes, strips=job.strips)
-        is_reserved = are_dirs and self._worker.way.dirs is Dirs.STRIPPED
+        is_reserved = are_dirs and self._way.dirs is Dirs.STRIPPED
         if tally.left is not None and not job.strips and not is_reserved:
             tally.is_limited |= bool(names) and not tally.left
             again = names[tally.left :] + again if tally.left else []
@@ -315,7 +320,7 @@ class _Run:
                 names = self._unspared(job.upper, names, held)
             if not names:
                 return again
-            here = Here(self._kernel, sides, job.upper, are_dirs, self._worker.is_stopped, self._ways)
+            here = Here(self._kernel, sides, job.upper, are_dirs, self._is_stopped, self._ways)
             taken = self._offer(here, names)
         tally.take(job.upper, len(names), taken, are_matches=not job.strips, has_left=not is_reserved)
         tried, untried = names[: len(names) - taken.n_left], names[len(names) - taken.n_left :]
@@ -326,8 +331,8 @@ class _Run:
 
     def _offer(self, here: Here, names: Sequence[str]) -> Taken:
         try:
-            with self._worker.groups.alone_in(here.sides.fd):
-                return self._worker.action.take(here, names)
+            with self._groups.alone_in(here.sides.fd):
+                return self._action.take(here, names)
         except OSError as error:
             # Where they go can't be had; only what is not where it comes from either has vanished.
             number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
@@ -337,10 +342,10 @@ class _Run:
 
     def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
         """The directories that the guard does not want left alone; they stay open, as it may have locked them."""
-        if self._worker.guard is None:
+        if self._guard is None:
             return names
         # Otherwise it was when they were entered; those that are empty are not.
-        is_told = self._worker.way.dirs is Dirs.WHOLE or self._worker.matcher.needs_emptiness
+        is_told = self._way.dirs is Dirs.WHOLE or self._matcher.needs_emptiness
         kept = []
         for name in names:
             path = join(upper, os.fsencode(name))
@@ -370,7 +375,7 @@ class _Run:
             return
         if not self._is_spared(upper, sides):
             files, dirs = self._chooser.choose(upper, sides, job.names, are_again=job.again)
-            if self._worker.way.dirs is Dirs.STRIPPED:
+            if self._way.dirs is Dirs.STRIPPED:
                 dirs = self._reserve(dirs)
                 self._after(upper, dirs)
                 self._push_enter(upper, dirs, strips=True, is_chosen=True)
