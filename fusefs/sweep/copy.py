@@ -34,10 +34,10 @@ class Copier:
     """Copies matches to a destination. For one process and one thread alone: it remembers hard links."""
 
     def __init__(self, destination: Destination, if_exists: IfExists, arrivals: Arrivals) -> None:
-        self.destination = destination
-        self.if_exists = if_exists
-        self.arrivals = arrivals
-        self.links: dict[Identity, bytes] = {}
+        self._destination = destination
+        self._if_exists = if_exists
+        self._arrivals = arrivals
+        self._links: dict[Identity, bytes] = {}
         """Where the copy of a file with more names is, from the destination."""
         self._tidied: bytes | None = None
 
@@ -49,7 +49,7 @@ class Copier:
             if _is_shown_by_another(here, readable, private):
                 return Taken([(name, errno.EINVAL) for name in names], "copy")
             self._tidy(here, readable)
-            batch = _Batch(self, here, readable, private)
+            batch = _Batch(here, readable, private, self._destination, self._if_exists, self._arrivals, self._links)
             try:
                 return batch.run(names)
             finally:
@@ -60,7 +60,7 @@ class Copier:
 
         Where others may give names to what is ours nothing is removed.
         """
-        place = self.destination.place(here.upper, b"")
+        place = self._destination.place(here.upper, b"")
         if place == self._tidied:
             return
         self._tidied = place
@@ -117,12 +117,25 @@ class _Copy:
 class _Batch:
     """Some copies that become durable together, each step for all of them before the next."""
 
-    def __init__(self, copier: Copier, here: Here, target: Fd, private: Private) -> None:
+    def __init__(
+        self,
+        here: Here,
+        target: Fd,
+        private: Private,
+        destination: Destination,
+        if_exists: IfExists,
+        arrivals: Arrivals,
+        links: dict[Identity, bytes],
+    ) -> None:
+        """links: where copies of files with more names are, from the destination; more are added."""
         self._kernel = here.kernel
-        self._copier = copier
         self._here = here
         self._target = target
         self._private = private
+        self._destination = destination
+        self._if_exists = if_exists
+        self._arrivals = arrivals
+        self._links = links
         self._copies: list[_Copy] = []
         self._refused: dict[int, int] = {}
         self._n_bytes = 0
@@ -175,9 +188,13 @@ class _Batch:
 
     def _each(self, step: Callable[[_Copy], None]) -> None:
         for copy in self._copies:
-            if copy.at < self._end and copy.at not in self._refused:
+            if self._is_live(copy):
                 with self._answering(copy.at):
                     step(copy)
+
+    def _is_live(self, copy: _Copy) -> bool:
+        """Whether it is of this batch still: neither refused nor left."""
+        return copy.at < self._end and copy.at not in self._refused
 
     def _goes_on(self) -> bool:
         return not self._here.is_stopped()
@@ -187,10 +204,10 @@ class _Batch:
     def _begin(self, at: int) -> None:
         name = self._raw[at]
         original = open_original(self._kernel, self._here.sides.fd, name)
-        copy = _Copy(at, original, candidates(name, self._copier.if_exists))
+        copy = _Copy(at, original, candidates(name, self._if_exists))
         self._copies.append(copy)
         self._n_bytes += original.seen.st_blocks * STAT_BLOCK_BYTES
-        if original.seen.st_nlink > 1 or self._copier.links:
+        if original.seen.st_nlink > 1 or self._links:
             self._find_links(copy)
         self._find_name(copy)
         if not copy.is_there and not self._find_link(copy):
@@ -211,8 +228,8 @@ class _Batch:
                     return
                 other.close()
                 copy.other = None
-            if self._copier.if_exists is IfExists.REPLACE:
-                there = self._copier.arrivals.check_replaceable(self._kernel, self._target, copy.new)
+            if self._if_exists is IfExists.REPLACE:
+                there = self._arrivals.check_replaceable(self._kernel, self._target, copy.new)
                 if stat.S_ISDIR(there.st_mode):
                     raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
                 copy.replaces = there
@@ -243,11 +260,11 @@ class _Batch:
         """Whether another name of the same file has a copy already, or will have one of this batch."""
         if copy.identity is None:
             return False
-        first, way = self._groups[copy.identity][0], self._copier.links.get(copy.identity)
+        first, way = self._groups[copy.identity][0], self._links.get(copy.identity)
         if first is not copy:
             copy.mate = first
         elif way is not None:
-            with self._copier.destination.open_root() as root, suppress(FileNotFoundError):  # it was moved on
+            with self._destination.open_root() as root, suppress(FileNotFoundError):  # it was moved on
                 copy.other = open_like(self._kernel, copy.original, root, way)
         return copy.other is not None or copy.mate is not None
 
@@ -272,7 +289,7 @@ class _Batch:
 
     def _is_linked(self, copy: _Copy) -> bool:
         """Whether a copy could be made as one more link to that of another name."""
-        if copy.mate is not None and (copy.mate.at in self._refused or copy.mate.at >= self._end):
+        if copy.mate is not None and not self._is_live(copy.mate):
             copy.mate = None
             return False
         try:
@@ -290,7 +307,7 @@ class _Batch:
             made.replace(self._kernel, self._private, self._target, copy.new)
         else:
             self._name_free(copy, made)
-        self._copier.arrivals.note([copy.new])
+        self._arrivals.note([copy.new])
 
     def _name_free(self, copy: _Copy, made: Made) -> None:
         while True:
@@ -312,7 +329,7 @@ class _Batch:
         with suppress(FileNotFoundError):
             st = self._kernel.stat(self._target, name)
             if not os.path.samestat(st, seen) or st.st_mtime_ns != seen.st_mtime_ns:
-                self._copier.arrivals.check_replaceable(self._kernel, self._target, name)
+                self._arrivals.check_replaceable(self._kernel, self._target, name)
 
     def _flush(self) -> None:
         """Have the names on disk, and what they mean: the directory by one call for all.
@@ -322,7 +339,7 @@ class _Batch:
         Source  fs/btrfs/tree-log.c, btrfs_log_inode_parent
         """
         self._each(self._flush_named)
-        live = [copy.at for copy in self._copies if copy.at < self._end and copy.at not in self._refused]
+        live = [copy.at for copy in self._copies if self._is_live(copy)]
         if live:
             try:
                 self._kernel.fsync(self._target)
@@ -348,9 +365,9 @@ class _Batch:
         for other in self._groups[identity]:
             other.original = other.original.after_unlink(st)
         if st.st_nlink:
-            self._copier.links[identity] = self._copier.destination.place(self._here.upper, copy.new)
+            self._links[identity] = self._destination.place(self._here.upper, copy.new)
         else:
-            self._copier.links.pop(identity, None)  # its number may be another file's soon
+            self._links.pop(identity, None)  # its number may be another file's soon
 
     def _check_untouched(self, copy: _Copy) -> None:
         if not copy.original.is_untouched(self._kernel):
