@@ -19,7 +19,7 @@ def watched(*, notes: bool = True) -> tuple[Clock, ...]:
 
     notes  have the next command know what the clock is now
     """
-    from fusefs.reaper.memory import watched_clocks
+    from fusefs.service.memory import watched_clocks
 
     with suppress(FileNotFoundError):
         return watched_clocks(state_dir(), notes=notes)

@@ -62,6 +62,6 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
 def _tell_reaper() -> None:
     """Have a running service serve it at once."""
     from fusefs.linux.places import runtime_dir
-    from fusefs.reaper.pause import nudge
+    from fusefs.service.pause import nudge
 
     nudge(runtime_dir())

@@ -42,7 +42,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
       trashd pause /scratch && umount /scratch
     """
     from fusefs.linux.places import runtime_dir
-    from fusefs.reaper.pause import Pause, write_pause
+    from fusefs.service.pause import Pause, write_pause
 
     until = "until it is resumed" if duration_s is None else f"for {format_duration(duration_s)}"
     who = user_name(os.getuid())
@@ -85,7 +85,7 @@ def served_by_root() -> list[VolumeStatus]:
     """The volumes that root's reaper serves for another user who asks; for root himself none."""
     from fusefs.core.status import Phase
     from fusefs.linux.places import SYSTEM_RUNTIME
-    from fusefs.reaper.status import read_status
+    from fusefs.service.status import read_status
 
     if os.geteuid() == 0:
         return []
@@ -115,7 +115,7 @@ def _store_at(volume: bytes) -> tuple[str, int] | None:
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
     """Give a running reaper the moment that it needs: who pauses a volume often wants to unmount it next."""
     from fusefs.core.status import Phase
-    from fusefs.reaper.status import read_status
+    from fusefs.service.status import read_status
 
     ends_at = time.monotonic() + _PATIENCE_S
     while time.monotonic() < ends_at:
@@ -145,7 +145,7 @@ def told(volume: bytes | None) -> str:
 
 
 def is_running(runtime: bytes) -> bool:
-    from fusefs.reaper.status import read_status
+    from fusefs.service.status import read_status
 
     seen = read_status(runtime)
     return seen is not None and seen.is_running

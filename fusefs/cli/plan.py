@@ -92,7 +92,7 @@ def _tell_problems(problems: Sequence[Problem], *, as_json: bool, is_asked: bool
 
 
 def _carry_out(rules: Sequence[Rule], now_ns: int, most: Tempo, *, runs: bool, paced: bool, as_json: bool) -> int:
-    from fusefs.sweep.planned import How, carry_out
+    from fusefs.plan.planned import How, carry_out
     from fusefs.sweep.request import Wishes
 
     telling = _Telling(runs=runs, as_json=as_json)

@@ -107,8 +107,8 @@ def reap_all(
 
 
 def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, _visible: Visible | None) -> Reaped:
+    from fusefs.engine.paced import led
     from fusefs.reaper.engine import Wishes
-    from fusefs.reaper.paced import led
     from fusefs.reaper.reap import reap
 
     if entry.state in (State.STAGE, State.RESTORING):

@@ -79,7 +79,7 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     """
     from fusefs.linux.configfiles import load_config
     from fusefs.linux.journal import make_handler, send_to
-    from fusefs.reaper.service import Wanted, serve
+    from fusefs.service.service import Wanted, serve
 
     send_to(make_handler("trashd"))
     # By the path that policies and pauses know it by.

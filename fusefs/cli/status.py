@@ -51,7 +51,7 @@ def look() -> list[tuple[bytes, Seen]]:
 
     Raises  NotRunning if none ever ran
     """
-    from fusefs.reaper.status import read_status
+    from fusefs.service.status import read_status
 
     found = []
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):

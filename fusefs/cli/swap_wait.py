@@ -29,7 +29,7 @@ def swap_and_wait(batch: Batch, goal: Goal, keep_for: int) -> int:
 
     keep_for  the retention in seconds that the user asked for; 0 if it is given up
     """
-    from fusefs.reaper.follow import Awaiting, Ways
+    from fusefs.waiting.follow import Awaiting, Ways
 
     undone_by: dict[ContainerId, str] = {}
 

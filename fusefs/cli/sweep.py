@@ -259,7 +259,7 @@ def _never() -> bool:
 def _run(
     kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stops: Callable[[], bool], *, counts: bool
 ) -> Swept:
-    from fusefs.reaper.paced import led_in
+    from fusefs.engine.paced import led_in
     from fusefs.sweep.request import Request, ToCount, Wishes
     from fusefs.sweep.run import run
 

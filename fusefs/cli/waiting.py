@@ -65,7 +65,7 @@ class Waits:
 
     def wait(self, stop: Stop, *, as_json: bool) -> list[int]:
         """Wait for all of it; exit codes."""
-        from fusefs.reaper.wait import Gauge, wait_for_goal
+        from fusefs.waiting.wait import Gauge, wait_for_goal
 
         codes = []
         for base, volume in self._volumes.items():

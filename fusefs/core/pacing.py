@@ -8,7 +8,7 @@ of the time in which the kernel works for us, whether an unlink takes ten micros
     beside others  a share of the time, in sips with pauses, each begun when the device has nothing to do
                    (reaper.pace). Less if others wait longer while we work, a little more if they don't
 
-Pure: reaper/pacer.py measures.
+Pure: engine/pacer.py measures.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from fusefs.core.record import Entered
 from fusefs.core.report import Progress, Report
 from fusefs.core.slices import Outcome, Plan, Slice, Work
 from fusefs.core.space import Survey
+from fusefs.engine.drive import Drive
+from fusefs.engine.groups import Groups
+from fusefs.engine.pace import FULL_SPEED, Leads, Pace
+from fusefs.engine.strategy import Strategy, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Queue
-from fusefs.reaper.drive import Drive
 from fusefs.reaper.given import Given
-from fusefs.reaper.groups import Groups
-from fusefs.reaper.pace import FULL_SPEED, Leads, Pace
-from fusefs.reaper.strategy import Strategy, choose
 from fusefs.reaper.strip import Stripper
 from fusefs.store.layout import HOISTED, TREE
 

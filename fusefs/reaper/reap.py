@@ -12,11 +12,11 @@ from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.report import Reaped, Report, ours_first
 from fusefs.core.space import Survey
+from fusefs.engine.survey import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.engine import NOTHING_SPECIAL, Wishes, remove_contents
 from fusefs.reaper.given import Given
-from fusefs.reaper.survey import survey
 from fusefs.store.ballast import FOR_REAPER, with_room
 from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite

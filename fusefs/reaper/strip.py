@@ -21,14 +21,14 @@ from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import CAME_IN, add_failures
 from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
+from fusefs.engine.groups import Groups
+from fusefs.engine.strategy import Strategy, in_order
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.likeness import thaw
 from fusefs.reaper.given import Given
-from fusefs.reaper.groups import Groups
 from fusefs.reaper.inner_store import InnerStores
 from fusefs.reaper.large import LargeFiles
-from fusefs.reaper.strategy import Strategy, in_order
 from fusefs.store.layout import HOISTED
 from fusefs.store.sides import DIRECTORY
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from fusefs.core.glob import Matches
 from fusefs.core.names import STORE
 from fusefs.core.selection import FORMATS, Matcher
+from fusefs.engine.strategy import in_order
 from fusefs.linux.batches import look_at_all, read_on
 from fusefs.linux.dirents import Block
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
-from fusefs.reaper.strategy import in_order
 from fusefs.store.layout import is_stores_own
 
 _OWN = STORE.decode()

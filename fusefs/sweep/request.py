@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from fusefs.core.names import ContainerId
 from fusefs.core.selection import Selection
 from fusefs.core.swept import Sums
+from fusefs.engine.pace import FULL_SPEED, Leads
 from fusefs.linux.kernel import Kernel, Refused
-from fusefs.reaper.pace import FULL_SPEED, Leads
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.sides import Sides
 

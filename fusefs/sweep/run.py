@@ -14,14 +14,14 @@ from fusefs.core.errors import NotFound, from_os
 from fusefs.core.record import Failure
 from fusefs.core.selection import Matcher
 from fusefs.core.swept import OUTSIDE, Spared, Sums, Swept
+from fusefs.engine.drive import Drive
+from fusefs.engine.groups import Groups
+from fusefs.engine.pace import Pace
+from fusefs.engine.strategy import Strategy, Workers, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
 from fusefs.linux.pressure import Queue
-from fusefs.reaper.drive import Drive
-from fusefs.reaper.groups import Groups
-from fusefs.reaper.pace import Pace
-from fusefs.reaper.strategy import Strategy, Workers, choose
 from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_scope
 from fusefs.store.sides import Scope, Sides

@@ -17,10 +17,10 @@ from fusefs.core.budget import NAMES_AT_ONCE, Budget
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.swept import Sums
+from fusefs.engine.groups import Groups
 from fusefs.linux.batches import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.groups import Groups
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.sides import READABLE, Sides
 from fusefs.sweep.choosing import GONE, Chooser, Dirs, Way, missing

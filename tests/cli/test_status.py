@@ -20,7 +20,7 @@ from fusefs.core.status import Current, Fault, PassedOver, Phase, Seen, Status, 
 from fusefs.linux import servicelock
 from fusefs.linux.fd import Fd
 from fusefs.linux.places import SYSTEM_RUNTIME, make_dir
-from fusefs.reaper.status import write_status
+from fusefs.service.status import write_status
 from tests.cli.test_golden import compare
 from tests.support.command import TRASHD, trashd
 from tests.support.passable import passable_directory

@@ -6,11 +6,11 @@ from contextlib import closing, suppress
 
 from fusefs.core.names import ContainerId
 from fusefs.core.pacing import Caps
+from fusefs.engine.pacer import Pacer
 from fusefs.linux.kernel import Gate, Kernel
-from fusefs.reaper.for_root import take_over
-from fusefs.reaper.intake import ForRoot
-from fusefs.reaper.pacer import Pacer
-from fusefs.reaper.volume import open_volume
+from fusefs.service.for_root import take_over
+from fusefs.service.intake import ForRoot
+from fusefs.service.volume import open_volume
 from fusefs.store.find import find_container
 from fusefs.store.keep import For, keep_by_id
 from tests.crash.powerfail_keeping import KEEPING

@@ -20,13 +20,13 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.report import CAME_IN, Reaped
 from fusefs.core.selection import Selection
+from fusefs.engine.pace import Constant
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.engine import Wishes
-from fusefs.reaper.for_root import take_over
-from fusefs.reaper.intake import ForRoot
-from fusefs.reaper.pace import Constant
 from fusefs.reaper.reap import reap
-from fusefs.reaper.volume import open_volume
+from fusefs.service.for_root import take_over
+from fusefs.service.intake import ForRoot
+from fusefs.service.volume import open_volume
 from fusefs.store.layout import open_store
 from fusefs.store.sides import Sides
 from fusefs.store.verbs import own_folder

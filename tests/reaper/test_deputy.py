@@ -21,11 +21,11 @@ from fusefs.core.budget import AT_ONCE, HOLD, Tempo
 from fusefs.linux.credentials import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.deputy import LOST_S, SILENT_S, Deputy, DeputyLost
-from fusefs.reaper.forker import Born, Forker
-from fusefs.reaper.messages import Answer, Done, Ended, Look, Order, Page, Reap, Seen, Tend, Tended, encode
-from fusefs.reaper.upcoming import Chosen
-from fusefs.reaper.volume import open_volume
+from fusefs.service.deputy import LOST_S, SILENT_S, Deputy, DeputyLost
+from fusefs.service.forker import Born, Forker
+from fusefs.service.messages import Answer, Done, Ended, Look, Order, Page, Reap, Seen, Tend, Tended, encode
+from fusefs.service.upcoming import Chosen
+from fusefs.service.volume import open_volume
 from tests.support.bulk import fill
 from tests.support.orphans import EXPIRED, OTHER, ids, orphan_in, orphan_of
 from tests.support.store import place, swap

@@ -18,14 +18,14 @@ import pytest
 from fusefs.core.budget import CUT_BYTES, Tempo
 from fusefs.core.report import Reaped, Report
 from fusefs.core.slices import Slice
+from fusefs.engine.crew import crew_of
+from fusefs.engine.groups import Groups
+from fusefs.engine.pace import Constant
+from fusefs.engine.strategy import Workers, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.crew import crew_of
 from fusefs.reaper.engine import Wishes
-from fusefs.reaper.groups import Groups
-from fusefs.reaper.pace import Constant
 from fusefs.reaper.reap import reap
-from fusefs.reaper.strategy import Workers, choose
 from fusefs.reaper.strip import Stripper
 from tests.support.command import TRASHD, environment
 from tests.support.leases import is_broken_into

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from fusefs.reaper.flood import Flood
+from fusefs.service.flood import Flood
 
 MOST = 1000
 

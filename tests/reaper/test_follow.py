@@ -17,10 +17,10 @@ from fusefs.core.space import Kind
 from fusefs.core.status import Phase, volume_status
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.servicelock import take
-from fusefs.reaper.follow import Followed, Handed, Orphan, follow, hand_over
-from fusefs.reaper.wait import Gauge
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
+from fusefs.waiting.follow import Followed, Handed, Orphan, follow, hand_over
+from fusefs.waiting.wait import Gauge
 from tests.support.small_reaper import own_runtime_dir, tell
 from tests.support.store import forge, own, place, raw, reap_now, restore, swap, tree_of
 from tests.support.tree import make_tree

@@ -17,7 +17,7 @@ import trio.testing
 
 from fusefs.core.config import Hooks
 from fusefs.core.events import Event, Kind
-from fusefs.reaper.hooks import HookRunner, Tally
+from fusefs.service.hooks import HookRunner, Tally
 
 REAPED = Event(Kind.REAPED, 1, b"/v", 1000, "an-id", b"/v/\n\xff job", 7, 4096, 1.5)
 PATIENCE_S = 30
@@ -44,7 +44,7 @@ class _Told(logging.Handler):
 
 @contextmanager
 def listening(n_wanted: int) -> Iterator[_Told]:
-    logger, told = logging.getLogger("fusefs.reaper.hooks"), _Told(n_wanted)
+    logger, told = logging.getLogger("fusefs.service.hooks"), _Told(n_wanted)
     before = logger.level
     logger.addHandler(told)
     logger.setLevel(logging.INFO)

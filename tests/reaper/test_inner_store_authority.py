@@ -13,9 +13,9 @@ from fusefs.core.names import ContainerId
 from fusefs.core.report import STORE
 from fusefs.core.status import Phase
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.for_root import take_over
-from fusefs.reaper.intake import ForRoot
-from fusefs.reaper.volume import open_volume
+from fusefs.service.for_root import take_over
+from fusefs.service.intake import ForRoot
+from fusefs.service.volume import open_volume
 from tests.support.given import tick
 from tests.support.inner_stores import own_store, plant_store, without_upper_store
 from tests.support.orphans import EXPIRED, PINNED

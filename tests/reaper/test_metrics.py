@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.events import Event, Kind
 from fusefs.core.status import Phase, Status, VolumeStatus, volume_status
-from fusefs.reaper.hooks import Tally
-from fusefs.reaper.metrics import Metrics
-from fusefs.reaper.scrape import serve
+from fusefs.service.hooks import Tally
+from fusefs.service.metrics import Metrics
+from fusefs.service.scrape import serve
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = ("_seconds", "_bytes", "_ratio", "_per_second", "_total", "_orphans", "_users", "_inodes", "_info", "_phase")

@@ -9,10 +9,10 @@ import pytest
 
 from fusefs.core.budget import Tempo
 from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.engine.pacer import Pacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi
-from fusefs.reaper.pacer import Pacer
 from tests.support.volumes import loop_volume, sync, tmpfs_volume
 
 NO_CAPS = Caps()

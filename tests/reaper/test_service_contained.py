@@ -17,9 +17,9 @@ from fusefs.core.status import Phase
 from fusefs.linux.credentials import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.forker import Forker
-from fusefs.reaper.messages import Look, Page
-from fusefs.reaper.volume import open_volume
+from fusefs.service.forker import Forker
+from fusefs.service.messages import Look, Page
+from fusefs.service.volume import open_volume
 from fusefs.store.keep import For, keep
 from fusefs.store.stage import Options
 from tests.reaper.test_deputy import all_answers, deputy_of

@@ -9,7 +9,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.status import Phase
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.volume import open_volume
+from fusefs.service.volume import open_volume
 from tests.support.forged_store import N_LIVE, forge_store, live
 from tests.support.mates import TEAM, plant
 from tests.support.orphans import EXPIRED

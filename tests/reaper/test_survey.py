@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.space import Survey
+from fusefs.engine import survey as module
+from fusefs.engine.survey import survey
 from fusefs.linux.kernel import Gate, Kernel
-from fusefs.reaper import survey as module
-from fusefs.reaper.survey import survey
 from fusefs.store import deep_path
 from tests.support.bulk import fill
 from tests.support.orphans import OTHER, orphan_in

@@ -19,15 +19,15 @@ from fusefs.core.policy import VolumePolicy
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.context import Context, boot_s
-from fusefs.reaper.forker import Forker
-from fusefs.reaper.intake import Intake
-from fusefs.reaper.messages import Answer, Done, Ended, Look, Measure, Order, Page, Reap, Seen, Tend, Tended
-from fusefs.reaper.upcoming import Chosen
-from fusefs.reaper.user import Part, User
-from fusefs.reaper.volume import Opened
-from fusefs.reaper.volume_figures import Room, Tally
-from fusefs.reaper.watcher import Watcher
+from fusefs.service.context import Context, boot_s
+from fusefs.service.forker import Forker
+from fusefs.service.intake import Intake
+from fusefs.service.messages import Answer, Done, Ended, Look, Measure, Order, Page, Reap, Seen, Tend, Tended
+from fusefs.service.upcoming import Chosen
+from fusefs.service.user import Part, User
+from fusefs.service.volume import Opened
+from fusefs.service.volume_figures import Room, Tally
+from fusefs.service.watcher import Watcher
 from fusefs.store.layout import Areas, Store, Volume
 from fusefs.store.sides import Sides
 

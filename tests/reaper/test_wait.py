@@ -18,9 +18,9 @@ import pytest
 from fusefs.core.goal import ALL
 from fusefs.core.names import ContainerId
 from fusefs.core.space import Kind, Survey, Waited, tolerance_bytes
+from fusefs.engine.survey import survey
 from fusefs.linux.kernel import XFS_MAGIC, Kernel
-from fusefs.reaper.survey import survey
-from fusefs.reaper.wait import Gauge, wait_for_goal
+from fusefs.waiting.wait import Gauge, wait_for_goal
 from tests.support.orphans import OTHER
 from tests.support.silent import silent_fuse
 from tests.support.store import init, raw, reap_now, swap, tree_of

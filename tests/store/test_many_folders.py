@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.subordinate import read_subordinates
-from fusefs.reaper.volume import open_volume
+from fusefs.service.volume import open_volume
 from fusefs.store import first_look
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_store

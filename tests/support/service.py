@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fusefs.core.status import Phase, Seen, VolumeStatus
 from fusefs.linux.places import SYSTEM_RUNTIME
-from fusefs.reaper.status import read_status
+from fusefs.service.status import read_status
 from tests.support.command import TRASHD
 from tests.support.homes import ROOTS
 from tests.support.processes import all_stats

@@ -18,7 +18,7 @@ from fusefs.core.status import Phase, Status, VolumeStatus, volume_status
 from fusefs.linux.places import make_dir, runtime_dir
 from fusefs.linux.servicelock import take
 from fusefs.reaper.reap import reap
-from fusefs.reaper.status import write_status
+from fusefs.service.status import write_status
 from fusefs.store.authority import as_owner
 from fusefs.store.discover import folders
 from fusefs.store.layout import UserFolder

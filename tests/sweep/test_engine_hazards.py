@@ -15,8 +15,8 @@ from fusefs.core.errors import Refused
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection, TimeBound
 from fusefs.core.swept import Spared, Sums
+from fusefs.engine.pace import Constant
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.pace import Constant
 from fusefs.store.sides import Sides
 from fusefs.sweep.request import IfExists, ToCount, ToDelete, ToMove, ToTrash, Wishes
 from tests.support.bulk import fill

@@ -15,12 +15,12 @@ from fusefs.core.plan import Age
 from fusefs.core.selection import KINDS, Field, Matcher, Selection
 from fusefs.core.swept import Spared, Sums
 from fusefs.linux.kernel import Kernel
+from fusefs.plan.guard import KEPT, LOCKED, Keepers, Locking, why_locked
+from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.sides import Sides
 from fusefs.sweep.directories import Directory, Passed, find_directories
-from fusefs.sweep.guard import KEPT, LOCKED, Keepers, Locking, why_locked
 from fusefs.sweep.request import Ended, Here, Identified, Taken
-from fusefs.sweep.units import MOUNTED, Judged, Unit, Young, judge_units
 
 KERNEL = Kernel()
 ALICE, MALLORY = 12001, 12666

@@ -34,7 +34,7 @@ NAMED = re.compile(
     r"|(?P<file>(?<=`)\w+\.py|test_\w+\.py|[\w-]+\.md)"
     r"|[Dd]ecision (?P<decision>\d+))"
 )
-CATCHES_ALL = {"fusefs.cli.main", "fusefs.mount.translate", "fusefs.reaper.service"}
+CATCHES_ALL = {"fusefs.cli.main", "fusefs.mount.translate", "fusefs.service.service"}
 
 
 class Module:
@@ -337,9 +337,9 @@ def test_every_document_names_what_exists() -> None:
         (doors_do_not_meet, "fusefs.mount.a", "from fusefs.reaper.queue import Queue"),
         (doors_do_not_meet, "fusefs.reaper.a", "def f():\n    import fusefs.mount.vfs"),
         (doors_do_not_meet, "fusefs.mount.a", "import fusefs.cli.main"),
-        (doors_do_not_meet, "fusefs.cli.a", "import fusefs.reaper.service"),
+        (doors_do_not_meet, "fusefs.cli.a", "import fusefs.service.service"),
         (doors_do_not_meet, "fusefs.cli.a", "if True:\n    import fusefs.mount.daemon"),
-        (doors_do_not_meet, "fusefs.sweep.a", "from fusefs.reaper.service import serve"),
+        (doors_do_not_meet, "fusefs.sweep.a", "from fusefs.service.service import serve"),
         (doors_do_not_meet, "fusefs.reaper.a", "from fusefs.sweep.run import run"),
         (doors_do_not_meet, "fusefs.cli.a", "import fusefs.sweep.run"),
         (core_is_pure, "fusefs.core.a", "from os import open"),
@@ -409,8 +409,8 @@ def test_a_package_with_code_is_found() -> None:
         ("fusefs.store.a", "from fusefs.linux.kernel import Kernel\nfrom fusefs.core.names import Name"),
         ("fusefs.reaper.a", "import trio\nfrom fusefs.store.claim import claim"),
         ("fusefs.mount.adapter", "import pyfuse3"),
-        ("fusefs.sweep.a", "from fusefs.reaper.pace import Pace"),
-        ("fusefs.cli.a", "def f():\n    from fusefs.reaper.service import serve"),
+        ("fusefs.sweep.a", "from fusefs.engine.pace import Pace"),
+        ("fusefs.cli.a", "def f():\n    from fusefs.service.service import serve"),
         (LOADS_LIBRARIES, "import ctypes\nlibc = ctypes.CDLL(None)"),
         ("fusefs.linux.a", "import ctypes\nbuffer = ctypes.create_string_buffer(1)"),
         ("fusefs.cli.main", "try: f()\nexcept Exception: pass"),

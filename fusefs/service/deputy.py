@@ -11,8 +11,8 @@ import msgspec
 import trio
 
 from fusefs.core.budget import HOLD, Tempo
-from fusefs.reaper.forker import Born
-from fusefs.reaper.messages import (
+from fusefs.service.forker import Born
+from fusefs.service.messages import (
     MESSAGE_MAX,
     Answer,
     Beat,

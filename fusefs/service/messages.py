@@ -8,7 +8,7 @@ import msgspec
 
 from fusefs.core.budget import Tempo
 from fusefs.core.record import Failure, Method
-from fusefs.reaper.upcoming import Chosen
+from fusefs.service.upcoming import Chosen
 from fusefs.store.layout import Volume
 from fusefs.store.leads import Word
 

@@ -7,9 +7,9 @@ import time
 
 from fusefs.core.record import quote
 from fusefs.core.status import Current, Phase, VolumeStatus
-from fusefs.reaper.context import boot_s
-from fusefs.reaper.keeper import Keeper
-from fusefs.reaper.session import Session
+from fusefs.service.context import boot_s
+from fusefs.service.keeper import Keeper
+from fusefs.service.session import Session
 
 _MOST_CURRENT = 5
 _ID_END = 12

@@ -20,9 +20,9 @@ from fusefs.core.selection import Field, Matcher, letter_of
 from fusefs.core.swept import Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.plan.guard import KEPT, LOCKED, has_keep_file, lock, why_held, why_locked
 from fusefs.store.layout import is_stores_own
 from fusefs.store.sides import READABLE, Sides
-from fusefs.sweep.guard import KEPT, LOCKED, has_keep_file, lock, why_held, why_locked
 
 MOUNTED = "something is mounted in it"
 _PATH_MAX_BYTES = 1 << 16

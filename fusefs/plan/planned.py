@@ -18,16 +18,17 @@ from fusefs.core.plan import Delete, Done, Listed, Move, NotDone, Rule, Told, Tr
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.swept import Match, Spared, Sums, Swept
+from fusefs.engine.pace import Leads
+from fusefs.engine.paced import led_in
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.pace import Leads
-from fusefs.reaper.paced import led_in
+from fusefs.plan.guard import Keepers, Locking
+from fusefs.plan.purgelist import Counted, PurgeLists, open_lists
+from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, time_of
 from fusefs.store.locate import scope_of
 from fusefs.store.sides import Scope, Sides
 from fusefs.store.stage import Options
 from fusefs.sweep.directories import Directory, Passed, find_directories
-from fusefs.sweep.guard import Keepers, Locking
-from fusefs.sweep.purgelist import Counted, PurgeLists, open_lists
 from fusefs.sweep.request import (
     Action,
     Here,
@@ -43,7 +44,6 @@ from fusefs.sweep.request import (
     identify,
 )
 from fusefs.sweep.run import NOTHING_SPECIAL, run
-from fusefs.sweep.units import Judged, Unit, Young, judge_units, open_quietly, time_of
 
 _HOW_TO_COPY = "copy = true copies, verifies each copy, and then removes the original"
 _ALL = Selection(types=frozenset(KINDS))

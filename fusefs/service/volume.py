@@ -16,8 +16,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, View, below, covering, find_mount, find_place, read_mounts, views
 from fusefs.linux.places import SYSTEM_RUNTIME
-from fusefs.reaper.status import read_status
-from fusefs.reaper.vouched import open_base, open_folder, open_vouched, seen_by_all, take_own_census
+from fusefs.service.status import read_status
+from fusefs.service.vouched import open_base, open_folder, open_vouched, seen_by_all, take_own_census
 from fusefs.store.discover import mount_points
 from fusefs.store.first_look import look_first
 from fusefs.store.folders import NOT_MADE, Census, open_user, take_census

@@ -18,19 +18,19 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.events import Kind
 from fusefs.core.pacing import Backlog, Caps, Done
 from fusefs.core.policy import VolumePolicy
+from fusefs.engine.pacer import Pacer
 from fusefs.linux.credentials import person
 from fusefs.linux.subordinate import read_subordinates
-from fusefs.reaper.context import Context, boot_s, in_thread
-from fusefs.reaper.deputy import Deputy, DeputyLost
-from fusefs.reaper.for_root import take_over
-from fusefs.reaper.forker import ForkerLost
-from fusefs.reaper.intake import Intake
-from fusefs.reaper.messages import Beat, Measure, Order, Reap
-from fusefs.reaper.pacer import Pacer
-from fusefs.reaper.turns import Turns
-from fusefs.reaper.user import User
-from fusefs.reaper.volume import Opened, Space
-from fusefs.reaper.volume_figures import Room, Tally
+from fusefs.service.context import Context, boot_s, in_thread
+from fusefs.service.deputy import Deputy, DeputyLost
+from fusefs.service.for_root import take_over
+from fusefs.service.forker import ForkerLost
+from fusefs.service.intake import Intake
+from fusefs.service.messages import Beat, Measure, Order, Reap
+from fusefs.service.turns import Turns
+from fusefs.service.user import User
+from fusefs.service.volume import Opened, Space
+from fusefs.service.volume_figures import Room, Tally
 
 _LOG = logging.getLogger(__name__)
 

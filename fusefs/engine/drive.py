@@ -7,9 +7,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Generic, Protocol
 
 from fusefs.core.budget import Budget
-from fusefs.reaper.crew import Crew, Done, Runs, Work, WorkerLost, crew_of
-from fusefs.reaper.pace import GLANCE_S, Pace
-from fusefs.reaper.strategy import Strategy
+from fusefs.engine.crew import Crew, Done, Runs, Work, WorkerLost, crew_of
+from fusefs.engine.pace import GLANCE_S, Pace
+from fusefs.engine.strategy import Strategy
 
 
 class Plans(Protocol[Work]):

@@ -11,11 +11,11 @@ from contextlib import closing, contextmanager
 
 from fusefs.core.budget import Tempo
 from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.engine.pace import Constant, Leads
+from fusefs.engine.pacer import Pacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.priority import be_idle
-from fusefs.reaper.pace import Constant, Leads
-from fusefs.reaper.pacer import Pacer
 from fusefs.store.layout import UserFolder
 
 

@@ -24,9 +24,9 @@ from fusefs.linux.credentials import Person, become, die_with_parent
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.priority import be_idle
-from fusefs.reaper.child import Child
-from fusefs.reaper.messages import MESSAGE_MAX, Forked, Home, Read, Spawn
-from fusefs.reaper.reader import tell_homes
+from fusefs.service.child import Child
+from fusefs.service.messages import MESSAGE_MAX, Forked, Home, Read, Spawn
+from fusefs.service.reader import tell_homes
 from fusefs.store.layout import Areas, Store, UserFolder
 from fusefs.store.sides import Sides
 

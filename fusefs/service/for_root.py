@@ -8,8 +8,8 @@ from fusefs.core.errors import NotFound
 from fusefs.core.names import ContainerId
 from fusefs.linux.credentials import user_name
 from fusefs.linux.mountinfo import below
-from fusefs.reaper.intake import ForRoot
-from fusefs.reaper.volume import Opened
+from fusefs.service.intake import ForRoot
+from fusefs.service.volume import Opened
 from fusefs.store.claim import Lost
 from fusefs.store.folders import open_user
 from fusefs.store.layout import Store, open_store

@@ -6,7 +6,7 @@ from collections import deque
 
 from fusefs.core.policy import VolumePolicy, hurries
 from fusefs.core.status import MOST_FAULTS, Fault
-from fusefs.reaper.volume import Space
+from fusefs.service.volume import Space
 
 _TREND_S = 30.0
 """Over which a trend is told: long enough that a single file is none."""

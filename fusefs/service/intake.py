@@ -18,12 +18,12 @@ from fusefs.core.policy import Authority, Known, Quota, Size, VolumePolicy, beyo
 from fusefs.core.record import Method
 from fusefs.linux.credentials import user_name
 from fusefs.linux.mountinfo import is_inside
-from fusefs.reaper.context import Context, boot_s, in_thread
-from fusefs.reaper.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
-from fusefs.reaper.upcoming import Chosen
-from fusefs.reaper.user import Part, Sofar, User
-from fusefs.reaper.volume import Opened, Space
-from fusefs.reaper.volume_figures import Room, Tally
+from fusefs.service.context import Context, boot_s, in_thread
+from fusefs.service.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
+from fusefs.service.upcoming import Chosen
+from fusefs.service.user import Part, Sofar, User
+from fusefs.service.volume import Opened, Space
+from fusefs.service.volume_figures import Room, Tally
 from fusefs.store.claim import Lost
 from fusefs.store.listing import explain_failure
 

@@ -21,7 +21,7 @@ from fusefs.core.events import Event
 from fusefs.core.names import printable
 from fusefs.core.status import Phase, Status, VolumeStatus
 from fusefs.linux.replacing import replace_file
-from fusefs.reaper.hooks import Tally
+from fusefs.service.hooks import Tally
 
 _LOG = logging.getLogger(__name__)
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)

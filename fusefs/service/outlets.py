@@ -12,11 +12,11 @@ from fusefs.core.config import Config
 from fusefs.core.config import Metrics as Wanted
 from fusefs.core.events import Event
 from fusefs.core.status import Status
-from fusefs.reaper.audit import Audit, log_event
-from fusefs.reaper.hooks import HookRunner
+from fusefs.service.audit import Audit, log_event
+from fusefs.service.hooks import HookRunner
 
 if TYPE_CHECKING:
-    from fusefs.reaper.metrics import Metrics
+    from fusefs.service.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Outlets:
             self._metrics = None
         if wanted.textfile is None and wanted.http is None:
             return
-        from fusefs.reaper.metrics import Metrics
+        from fusefs.service.metrics import Metrics
 
         self._metrics = Metrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
         if wanted.http is not None:
@@ -88,7 +88,7 @@ class Outlets:
 
 
 async def _answer(host: str, port: int, metrics: Metrics, listening: trio.CancelScope) -> None:
-    from fusefs.reaper.scrape import serve
+    from fusefs.service.scrape import serve
 
     with listening:
         await serve(host, port, metrics.registry)

@@ -17,8 +17,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.places import STATE_BELOW_HOME
 from fusefs.linux.way import open_way
-from fusefs.reaper.messages import MESSAGE_MAX, Home
-from fusefs.reaper.vouched import ROOTS, is_own
+from fusefs.service.messages import MESSAGE_MAX, Home
+from fusefs.service.vouched import ROOTS, is_own
 from fusefs.store.leads import Word
 from fusefs.store.registries import stores_of_users
 

@@ -19,9 +19,9 @@ from queue import SimpleQueue
 from typing import Generic, Protocol, Self, TypeVar
 
 from fusefs.core.budget import Budget
+from fusefs.engine.strategy import Workers
 from fusefs.linux.children import ChildLost, receive, send, watch
 from fusefs.linux.credentials import die_with_parent
-from fusefs.reaper.strategy import Workers
 
 
 class WorkerLost(Exception):

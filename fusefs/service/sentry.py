@@ -13,8 +13,8 @@ from fusefs.core.names import STORE, Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import Event, Happened
 from fusefs.linux.mountinfo import below
-from fusefs.reaper.context import Context, boot_s
-from fusefs.reaper.user import Part, User
+from fusefs.service.context import Context, boot_s
+from fusefs.service.user import Part, User
 from fusefs.store.folders import find_user
 from fusefs.store.layout import DROP, Store, open_areas
 from fusefs.store.sides import DIRECTORY

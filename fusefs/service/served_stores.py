@@ -13,9 +13,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import Event, Happened
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
-from fusefs.reaper.context import Context, boot_s, in_thread
-from fusefs.reaper.messages import Home
-from fusefs.reaper.volume import find_store
+from fusefs.service.context import Context, boot_s, in_thread
+from fusefs.service.messages import Home
+from fusefs.service.volume import find_store
 from fusefs.store.leads import Word
 from fusefs.store.lines import STORES
 

@@ -32,18 +32,18 @@ from fusefs.linux.mountwatch import MountWatch
 from fusefs.linux.places import lasting_dir, make_dir, runtime_dir, state_dir
 from fusefs.linux.priority import be_idle
 from fusefs.linux.systemd import Notifier
-from fusefs.reaper.berths import Berths
-from fusefs.reaper.context import Context, boot_s
-from fusefs.reaper.forker import Forker, ForkerLost
-from fusefs.reaper.keeper import Keeper, Own
-from fusefs.reaper.memory import load_clock, save_clock
-from fusefs.reaper.outlets import Outlets
-from fusefs.reaper.pause import Pause, pause_dir, read_pauses
-from fusefs.reaper.portrait import portray
-from fusefs.reaper.served_stores import Finder, Key, OwnStores
-from fusefs.reaper.status import write_status
-from fusefs.reaper.volume import all_views, by_rules, registered_paths, volume_paths
-from fusefs.reaper.watcher import Watcher
+from fusefs.service.berths import Berths
+from fusefs.service.context import Context, boot_s
+from fusefs.service.forker import Forker, ForkerLost
+from fusefs.service.keeper import Keeper, Own
+from fusefs.service.memory import load_clock, save_clock
+from fusefs.service.outlets import Outlets
+from fusefs.service.pause import Pause, pause_dir, read_pauses
+from fusefs.service.portrait import portray
+from fusefs.service.served_stores import Finder, Key, OwnStores
+from fusefs.service.status import write_status
+from fusefs.service.volume import all_views, by_rules, registered_paths, volume_paths
+from fusefs.service.watcher import Watcher
 from fusefs.store.lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)

@@ -22,9 +22,11 @@ from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.report import Reaped, keeps_for_its_owner
+from fusefs.engine.survey import survey
 from fusefs.linux.host import boot_id
 from fusefs.reaper.engine import Wishes
-from fusefs.reaper.messages import (
+from fusefs.reaper.reap import reap
+from fusefs.service.messages import (
     MESSAGE_MAX,
     PAGE,
     Beat,
@@ -46,9 +48,7 @@ from fusefs.reaper.messages import (
     decode_order,
     encode,
 )
-from fusefs.reaper.reap import reap
-from fusefs.reaper.survey import survey
-from fusefs.reaper.upcoming import Chosen
+from fusefs.service.upcoming import Chosen
 from fusefs.store.claim import look_at_record
 from fusefs.store.discover import with_lower
 from fusefs.store.for_owner import give_what_is_left

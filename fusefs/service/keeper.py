@@ -18,17 +18,27 @@ from fusefs.core.policy import VolumePolicy
 from fusefs.core.status import PassedOver, Phase
 from fusefs.core.windows import opens_in_s
 from fusefs.linux.inotify import Event, Happened
-from fusefs.reaper.berths import Berth
-from fusefs.reaper.context import Context, boot_s, in_thread, in_time
-from fusefs.reaper.forker import ForkerLost
-from fusefs.reaper.intake import TROUBLE, Trouble
-from fusefs.reaper.pause import Pause
-from fusefs.reaper.sentry import Sentry
-from fusefs.reaper.session import Session, Tells
-from fusefs.reaper.user import User
-from fusefs.reaper.volume import ByRules, Elsewhere, Opened, Space, Unproven, open_own, open_volume, own_space, space_at
-from fusefs.reaper.volume_figures import Room, Tally
-from fusefs.reaper.vouched import unseen
+from fusefs.service.berths import Berth
+from fusefs.service.context import Context, boot_s, in_thread, in_time
+from fusefs.service.forker import ForkerLost
+from fusefs.service.intake import TROUBLE, Trouble
+from fusefs.service.pause import Pause
+from fusefs.service.sentry import Sentry
+from fusefs.service.session import Session, Tells
+from fusefs.service.user import User
+from fusefs.service.volume import (
+    ByRules,
+    Elsewhere,
+    Opened,
+    Space,
+    Unproven,
+    open_own,
+    open_volume,
+    own_space,
+    space_at,
+)
+from fusefs.service.volume_figures import Room, Tally
+from fusefs.service.vouched import unseen
 from fusefs.store.folders import Census, whose
 from fusefs.store.layout import Store
 from fusefs.store.leads import Word

@@ -6,9 +6,9 @@ import os
 from enum import Enum
 from typing import NamedTuple
 
+from fusefs.engine.groups import group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, XFS_MAGIC, Kernel
-from fusefs.reaper.groups import group_shift
 
 _NETWORK = frozenset(
     {FUSE_MAGIC, 0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x0BD00BD0, 0x19830326, 0x01021997, 0x47504653}

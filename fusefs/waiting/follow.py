@@ -18,14 +18,13 @@ from fusefs.core.names import ContainerId, join, printable
 from fusefs.core.report import Progress
 from fusefs.core.space import Kind, Reason, Survey, Waited, total
 from fusefs.core.status import Phase, VolumeStatus
+from fusefs.engine.survey import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.locks import command_of, flock_holders
 from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
 from fusefs.linux.places import SYSTEM_RUNTIME, runtime_dir
-from fusefs.reaper.status import read_status
-from fusefs.reaper.survey import survey
-from fusefs.reaper.wait import Gauge, wait_for_goal
+from fusefs.service.status import read_status
 from fusefs.store.authority import as_owner
 from fusefs.store.ballast import FOR_REAPER, with_room
 from fusefs.store.claim import Lost, hold, look_at_record
@@ -34,6 +33,7 @@ from fusefs.store.discover import discover, folders
 from fusefs.store.layout import RECORD, TREE, Store, UserFolder
 from fusefs.store.listing import explain_failure
 from fusefs.store.swap import Swapped
+from fusefs.waiting.wait import Gauge, wait_for_goal
 
 _PAUSE_S = 0.2
 _ASK_S = 1.0

@@ -15,9 +15,9 @@ from fusefs.core.config import Config
 from fusefs.core.events import Event, Kind
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.moments import clocks_ns
-from fusefs.reaper.flood import Flood
-from fusefs.reaper.forker import Forker
-from fusefs.reaper.watcher import Watcher
+from fusefs.service.flood import Flood
+from fusefs.service.forker import Forker
+from fusefs.service.watcher import Watcher
 
 T = TypeVar("T")
 

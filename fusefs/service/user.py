@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from fusefs.core.clock import Sights
 from fusefs.core.policy import Known
-from fusefs.reaper.messages import Look, Measure, Order, Reap, Tend
-from fusefs.reaper.upcoming import Chosen, Upcoming
+from fusefs.service.messages import Look, Measure, Order, Reap, Tend
+from fusefs.service.upcoming import Chosen, Upcoming
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""

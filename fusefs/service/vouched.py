@@ -73,7 +73,7 @@ def open_vouched(kernel: Kernel, base: Fd, wanted: Word) -> Store:
         if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
             raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
         owned.pop_all()
-    # What else its volume.json says his process reads (reaper/child.py).
+    # What else its volume.json says his process reads (service/child.py).
     return Store(kernel, Sides(base), wanted.line.path, fd, areas, Volume(wanted.line.volume, False, 0), wanted.uid)
 
 

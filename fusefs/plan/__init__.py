@@ -1,0 +1,1 @@
+"""Floor 5: plans: rules carried out by sweeps, units, purge lists."""
