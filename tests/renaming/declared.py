@@ -21,8 +21,8 @@ from fusefs.core.mountstats import Seen, Table, decode
 from fusefs.core.mountstats import encode as encode_stats
 from fusefs.core.status import Status, VolumeStatus
 from fusefs.mount.metrics import prometheus_text
-from fusefs.reaper.hooks import Tally
-from fusefs.reaper.metrics import Metrics
+from fusefs.service.hooks import Tally
+from fusefs.service.metrics import Metrics
 
 _WIDTH = 80
 

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from fusefs.cli import main, mount_helper
 from fusefs.core.status import Current, Fault, Phase, Status, VolumeStatus
 from fusefs.linux.places import SYSTEM_RUNTIME
-from fusefs.reaper.status import write_status
+from fusefs.service.status import write_status
 from tests.renaming.scripts import FILES, FOR_USER, SCENE, WRONG, WRONG_MOUNTS
 from tests.support.command import Done
 from tests.support.namespaces import see_own_mounts_only
