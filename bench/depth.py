@@ -35,7 +35,7 @@ from bench.subjects import (
     take_turns,
 )
 from bench.support import keep, measuring, tell, time_command, volume
-from fusefs.linux.libc import checked
+from fusefs.linux.syscalls import checked
 from tests.support.chains import make_chain, walk_chain
 from tests.support.fuse import FuseMount
 from tests.support.mounted import forget_all

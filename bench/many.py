@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.support import TRASHD, keep, measuring, tell, time_command
 from fusefs.core.names import make_id
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.store.stage import Options
 from tests.support.namespaces import see_own_mounts_only
 from tests.support.resources import peak_of

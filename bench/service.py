@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.support import TRASHD, compiled, keep, make_tree, time_command, volume
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.store.stage import Options
 from tests.support.many import many_orphans
 from tests.support.service import Service, places, service

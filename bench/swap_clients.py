@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.support import make_files
-from fusefs.linux import libc
+from fusefs.linux import syscalls
 
 KNOWN, ASKED, READ, LISTED, MADE = (
     "stat of a known name",
@@ -144,7 +144,7 @@ def _acts(room: Path) -> dict[str, Act]:
 
 def _work(room: Path, kinds: tuple[str, ...], stop: Event) -> dict[str, list[Took]]:
     gc.disable()
-    libc.prctl(_PR_SET_TIMERSLACK, _SLACK_NS)
+    syscalls.prctl(_PR_SET_TIMERSLACK, _SLACK_NS)
     acts = _acts(room)
     found: dict[str, list[Took]] = {kind: [] for kind in kinds}
     clock, sleep = time.monotonic_ns, time.sleep
@@ -160,7 +160,7 @@ def _work(room: Path, kinds: tuple[str, ...], stop: Event) -> dict[str, list[Too
 
 def _watch(victim: Path, ready: Event) -> int:
     gc.disable()
-    libc.prctl(_PR_SET_TIMERSLACK, _SLACK_NS)
+    syscalls.prctl(_PR_SET_TIMERSLACK, _SLACK_NS)
     name = os.fspath(victim)
     before = os.stat(name).st_ino
     ready.set()

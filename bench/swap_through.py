@@ -32,7 +32,7 @@ from bench.subjects import NATIVE, OURS, Row, Words, all_subjects, conditions, m
 from bench.support import compiled, keep, make_flat, measuring, tell
 from bench.swap_clients import KINDS, clients_in, make_room, watching, worst_s
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.libc import renameat2
+from fusefs.linux.syscalls import renameat2
 from tests.support.namespaces import see_own_mounts_only
 from tests.support.store import init, restore, swap
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fusefs.linux.libc import fallocate
+from fusefs.linux.syscalls import fallocate
 from tests.support.mounted import trashd_mount
 from tests.support.volumes import loop_volume
 

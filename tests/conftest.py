@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fusefs.store.lines import STORES
+from fusefs.store.registry_lines import STORES
 from tests.support import capabilities
 from tests.support.forking import Growth, ease_forks
 from tests.support.homes import ROOTS

@@ -8,7 +8,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, every_path, json_option
-from fusefs.cli.swepttext import counted
+from fusefs.cli.sweep_text import counted
 from fusefs.core.errors import TrashdError
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel

@@ -15,7 +15,7 @@ from fusefs.core.config import Config, tell_config, tell_volume
 from fusefs.core.errors import BadConfig, Problem, UsageError
 from fusefs.core.names import printable
 from fusefs.core.policy import VolumePolicy
-from fusefs.linux.configfiles import SYSTEM_DIR, Loaded, check_files, config_dir, load_config, load_system_config
+from fusefs.linux.config_files import SYSTEM_DIR, Loaded, check_files, config_dir, load_config, load_system_config
 from fusefs.linux.mountinfo import is_inside, read_mounts
 
 _system_option: Decorator = click.option(

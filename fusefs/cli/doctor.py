@@ -10,18 +10,18 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.cli.tending import tended
+from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Exit, NotFound, Refused, TrashdError, UsageError, from_os
 from fusefs.core.names import printable
-from fusefs.linux.credentials import user_name
+from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.adopt import Problem
 from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.discover import discover, open_at
-from fusefs.store.find import each_folder
+from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
-from fusefs.store.listing import Entry
+from fusefs.store.list_orphans import Entry
 
 
 @click.command("doctor", short_help="Check a store, and repair it.", no_args_is_help=True)

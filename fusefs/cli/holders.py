@@ -9,10 +9,10 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.core.names import is_container_id, printable
-from fusefs.linux.credentials import user_name
+from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import find_container
-from fusefs.store.holders import HeldTree, holders_of, holders_of_path
+from fusefs.store.find_orphans import find_container
+from fusefs.store.tree_holders import HeldTree, holders_of, holders_of_path
 
 
 @click.command("holders", short_help="List the processes that work in a tree.", no_args_is_help=True)

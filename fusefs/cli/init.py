@@ -11,11 +11,11 @@ from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import from_os
 from fusefs.core.names import printable
 from fusefs.linux.kernel import Kernel
-from fusefs.store.init import initialise
-from fusefs.store.mounted import open_shown
-from fusefs.store.passed_over import passed_over
-from fusefs.store.tend import told
-from fusefs.store.verbs import own_folder
+from fusefs.store.init_store import initialise
+from fusefs.store.mounted_paths import open_shown
+from fusefs.store.refused_folders import passed_over
+from fusefs.store.swap_path import own_folder
+from fusefs.store.tidy_folder import told
 
 
 @click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)
@@ -61,7 +61,7 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
 
 def _tell_reaper() -> None:
     """Have a running service serve it at once."""
-    from fusefs.linux.places import runtime_dir
-    from fusefs.service.pause import nudge
+    from fusefs.linux.runtime_directories import runtime_dir
+    from fusefs.service.pause_files import nudge
 
     nudge(runtime_dir())

@@ -8,11 +8,11 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import DURATION, json_option, volume_option
-from fusefs.cli.tending import tended
+from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import UsageError, from_os
-from fusefs.store.find import find_container
-from fusefs.store.keep import For, Kept, Release, Term, keep_by_id
+from fusefs.store.find_orphans import find_container
+from fusefs.store.pin import For, Kept, Release, Term, keep_by_id
 
 
 @click.command("keep", short_help="Keep an orphan longer, or until you release it.", no_args_is_help=True)

@@ -7,17 +7,17 @@ import time
 import click
 
 from fusefs.cli import output
-from fusefs.cli.ages import watched
+from fusefs.cli.age_cutoffs import watched
 from fusefs.cli.options import json_option, volume_option
-from fusefs.cli.tending import tended
+from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable
 from fusefs.core.record import Method
-from fusefs.linux.credentials import user_name
-from fusefs.store.find import all_entries
-from fusefs.store.listing import Entry
+from fusefs.linux.act_as_user import user_name
+from fusefs.store.find_orphans import all_entries
+from fusefs.store.list_orphans import Entry
 
 _PAST = (State.REAPING, State.QUARANTINE)
 """Where the retention says nothing any more: it goes when the reaper comes to it, or when somebody decides."""

@@ -93,11 +93,11 @@ def _refuses(act: Callable[[], object]) -> int | None:
 
 def _run(arguments: list[str]) -> int:
     """A plain `trashd swap DIR…` goes straight to work: reading a rich command line costs more than a swap does."""
-    from fusefs.cli import fast
+    from fusefs.cli import swap_fast_lane
 
-    plain = fast.plain_swap(arguments)
+    plain = swap_fast_lane.plain_swap(arguments)
     if plain is not None:
-        return fast.swap_all(plain)
+        return swap_fast_lane.swap_all(plain)
     from fusefs.cli.group import dispatch
 
     # What is looked at by thousands makes no cycles, and a search each 700 of them takes a third of the time.

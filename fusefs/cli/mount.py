@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from fusefs.cli import output
-from fusefs.cli.background import Ready, run_in_background, run_in_foreground
+from fusefs.cli.daemonize import Ready, run_in_background, run_in_foreground
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
 from fusefs.core.events import show
+from fusefs.core.mount_counters import Seen
 from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, Option, parse_options
-from fusefs.core.mountstats import Seen
 from fusefs.core.names import printable
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
@@ -97,7 +97,7 @@ def _explain(path: bytes, *, as_json: bool) -> int:
 
     Raises  NotFound: there is none, or nothing tells of it; NotPermitted: another user's
     """
-    from fusefs.mount.seen import look, mounts_of
+    from fusefs.mount.find_mounts import look, mounts_of
 
     seen = [look(mount) for mount in mounts_of(path)]
     for one in seen:
@@ -136,7 +136,7 @@ def serve(
 ) -> int:
     """Mount by a daemon; the exit code."""
     from fusefs.mount.attach import ACCESS
-    from fusefs.mount.points import real_path
+    from fusefs.mount.mount_points import real_path
 
     source, target = real_path(source), real_path(target)
     usual = Coherence.EXCLUSIVE if source == target else Coherence.SHARED
@@ -161,7 +161,7 @@ def serve(
 def _warn_of_other_ways(target: bytes) -> None:
     """Who changes it there is not seen for as long as the kernel was told to believe what it was."""
     from fusefs.linux.mountinfo import read_mounts
-    from fusefs.mount.points import other_ways
+    from fusefs.mount.mount_points import other_ways
 
     if ways := other_ways(target, read_mounts()):
         output.warn(
@@ -171,7 +171,7 @@ def _warn_of_other_ways(target: bytes) -> None:
 
 
 def _warn_of_times(source: bytes, target: bytes) -> None:
-    from fusefs.mount.points import is_followed
+    from fusefs.mount.mount_points import is_followed
 
     if os.geteuid() or not is_followed(source):
         how = f"mount --make-shared on what {printable(source)} is on" if not os.geteuid() else "as root"

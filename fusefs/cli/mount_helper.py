@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     from fusefs.cli.mount import serve
-    from fusefs.mount.points import real_path
+    from fusefs.mount.mount_points import real_path
     from fusefs.mount.remount import remount
 
     try:
@@ -71,8 +71,8 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
     """
     from fusefs.core.mount_options import Coherence, parse_options
     from fusefs.linux.mountinfo import is_inside, read_mounts
-    from fusefs.linux.places import HOME
-    from fusefs.mount.points import Health, health, real_path, silent, top_mount
+    from fusefs.linux.runtime_directories import HOME
+    from fusefs.mount.mount_points import Health, health, real_path, silent, top_mount
 
     uid = os.geteuid()
     options = parse_options(words, as_root=uid == 0, is_sloppy=is_sloppy, usual=Coherence.SHARED)

@@ -14,12 +14,12 @@ from fusefs.cli.options import DURATION, PathBytes, json_option
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotPermitted, TrashdError
 from fusefs.core.names import STORE, printable
-from fusefs.linux.credentials import user_name
+from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside
 
 if TYPE_CHECKING:
-    from fusefs.core.status import VolumeStatus
+    from fusefs.core.service_status import VolumeStatus
 
 _PATIENCE_S, _GLANCE_S = 3.0, 0.05
 
@@ -41,8 +41,8 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
       trashd pause --for 2h
       trashd pause /scratch && umount /scratch
     """
-    from fusefs.linux.places import runtime_dir
-    from fusefs.service.pause import Pause, write_pause
+    from fusefs.linux.runtime_directories import runtime_dir
+    from fusefs.service.pause_files import Pause, write_pause
 
     until = "until it is resumed" if duration_s is None else f"for {format_duration(duration_s)}"
     who = user_name(os.getuid())
@@ -83,9 +83,9 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
 
 def served_by_root() -> list[VolumeStatus]:
     """The volumes that root's reaper serves for another user who asks; for root himself none."""
-    from fusefs.core.status import Phase
-    from fusefs.linux.places import SYSTEM_RUNTIME
-    from fusefs.service.status import read_status
+    from fusefs.core.service_status import Phase
+    from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+    from fusefs.service.status_file import read_status
 
     if os.geteuid() == 0:
         return []
@@ -100,7 +100,7 @@ def served_by_root() -> list[VolumeStatus]:
 def _store_at(volume: bytes) -> tuple[str, int] | None:
     """The id of the store in a directory, and whose it is; None if there is none."""
     from fusefs.store.layout import open_store
-    from fusefs.store.mounted import open_shown
+    from fusefs.store.mounted_paths import open_shown
 
     kernel = Kernel()
     with suppress(TrashdError, OSError):
@@ -114,8 +114,8 @@ def _store_at(volume: bytes) -> tuple[str, int] | None:
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
     """Give a running reaper the moment that it needs: who pauses a volume often wants to unmount it next."""
-    from fusefs.core.status import Phase
-    from fusefs.service.status import read_status
+    from fusefs.core.service_status import Phase
+    from fusefs.service.status_file import read_status
 
     ends_at = time.monotonic() + _PATIENCE_S
     while time.monotonic() < ends_at:
@@ -145,7 +145,7 @@ def told(volume: bytes | None) -> str:
 
 
 def is_running(runtime: bytes) -> bool:
-    from fusefs.service.status import read_status
+    from fusefs.service.status_file import read_status
 
     seen = read_status(runtime)
     return seen is not None and seen.is_running

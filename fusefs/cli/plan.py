@@ -10,19 +10,19 @@ from typing import Any
 
 import click
 
-from fusefs.cli import output, swepttext
-from fusefs.cli.ages import Cutoffs
+from fusefs.cli import output, sweep_text
+from fusefs.cli.age_cutoffs import Cutoffs
 from fusefs.cli.options import PathBytes, json_option, tempo_options
-from fusefs.cli.stop import Stop
-from fusefs.cli.swepttext import counted
-from fusefs.core.budget import Tempo
+from fusefs.cli.stop_signals import Stop
+from fusefs.cli.sweep_text import counted
 from fusefs.core.errors import BadConfig, Incomplete, Problem, Unsettled, UsageError
 from fusefs.core.names import printable
-from fusefs.core.plan import Delete, Done, Listed, Move, NotDone, Rule, Told, Trash
+from fusefs.core.plan_rules import Delete, Done, Listed, Move, NotDone, Rule, Told, Trash
 from fusefs.core.sizes import format_size
-from fusefs.core.swept import Swept
+from fusefs.core.slice_budget import Tempo
+from fusefs.core.sweep_result import Swept
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.planfiles import load_plan, plan_dir
+from fusefs.linux.plan_files import load_plan, plan_dir
 
 
 @click.command("plan", short_help="Sweep by rules: say what they would do, or do it.")
@@ -92,7 +92,7 @@ def _tell_problems(problems: Sequence[Problem], *, as_json: bool, is_asked: bool
 
 
 def _carry_out(rules: Sequence[Rule], now_ns: int, most: Tempo, *, runs: bool, paced: bool, as_json: bool) -> int:
-    from fusefs.plan.planned import How, carry_out
+    from fusefs.plan.run_plan import How, carry_out
     from fusefs.sweep.request import Wishes
 
     telling = _Telling(runs=runs, as_json=as_json)
@@ -147,10 +147,10 @@ class _Telling:
         self._codes.append(Unsettled.exit_code if swept.warnings else Incomplete.exit_code if is_short else 0)
         if self._as_json:
             fields: dict[str, Any] = {"rule": str(rule.place), "action": _action(rule), "dry_run": not self._runs}
-            output.as_json(fields | swepttext.fields(swept))
+            output.as_json(fields | sweep_text.fields(swept))
         elif sums.n_matched or sums.n_spared or sums.n_mounts or is_short:
             did = _did(rule)
-            first, *others = swepttext.told(swept, did if self._runs else f"would be {did}")
+            first, *others = sweep_text.told(swept, did if self._runs else f"would be {did}")
             print("\n".join([f"{rule.place}: {first}", *others]))
         for warning in swept.warnings:
             output.warn(warning)

@@ -11,15 +11,15 @@ from functools import partial
 import click
 
 from fusefs.cli import output
-from fusefs.cli.ages import watched
-from fusefs.cli.bar import Shows, bar
+from fusefs.cli.age_cutoffs import watched
 from fusefs.cli.group import InOrder
 from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.cli.progress_bar import Shows, bar
 from fusefs.cli.reap import tell_unvouched
-from fusefs.cli.reaping import reap_all
+from fusefs.cli.reap_foreground import reap_all
 from fusefs.cli.restore import tell_restored
-from fusefs.cli.stop import Stop
-from fusefs.cli.tending import tended
+from fusefs.cli.settle_first import tended
+from fusefs.cli.stop_signals import Stop
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import (
     BadRecord,
@@ -35,14 +35,14 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure
 from fusefs.core.report import Reaped, Report
-from fusefs.linux.credentials import user_name
+from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import Lost
-from fusefs.store.find import all_entries, find_container, opened_folder
-from fusefs.store.listing import Entry, explain_failure
-from fusefs.store.restore_verb import restore_by_id
+from fusefs.store.find_orphans import all_entries, find_container, opened_folder
+from fusefs.store.list_orphans import Entry, explain_failure
+from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.seize import seize
-from fusefs.store.verbs import own_folder
+from fusefs.store.swap_path import own_folder
 
 _FIRST = 3
 """Reasons that a list shows of each; --json has all."""
@@ -270,8 +270,8 @@ def _by_force(
     kernel: Kernel, volumes: Sequence[bytes], entry: Entry, shows: Shows, stop: Stop, *, with_stores: bool
 ) -> Reaped:
     """Reap it as the caller's own; root makes it that first."""
-    from fusefs.reaper.engine import Wishes
     from fusefs.reaper.reap import reap
+    from fusefs.reaper.remove_tree import Wishes
 
     with opened_folder(kernel, volumes, entry) as folder, own_folder(folder.store) as own:
         container: ContainerId = entry.id

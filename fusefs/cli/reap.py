@@ -12,19 +12,19 @@ from typing import NamedTuple
 import click
 
 from fusefs.cli import output
-from fusefs.cli.ages import tell_kept_by_clock, watched
+from fusefs.cli.age_cutoffs import tell_kept_by_clock, watched
 from fusefs.cli.options import json_option, tempo_options, threads_option, volume_option
-from fusefs.cli.reaping import How, has_expired, is_named, is_unpinned, reap_all
-from fusefs.cli.tending import tended
-from fusefs.core.budget import Tempo
+from fusefs.cli.reap_foreground import How, has_expired, is_named, is_unpinned, reap_all
+from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable, shell_word
 from fusefs.core.report import Reaped, Report
-from fusefs.linux.credentials import user_name
-from fusefs.store.find import all_entries, find_container
-from fusefs.store.listing import Entry
+from fusefs.core.slice_budget import Tempo
+from fusefs.linux.act_as_user import user_name
+from fusefs.store.find_orphans import all_entries, find_container
+from fusefs.store.list_orphans import Entry
 
 _SHOWN_MAX = 10
 _REAPABLE = (State.ORPHANS, State.REAPING)

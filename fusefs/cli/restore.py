@@ -8,12 +8,12 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option, volume_option
-from fusefs.cli.tending import tended
+from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Incomplete
 from fusefs.core.names import printable, shell_word
-from fusefs.store.find import find_container
+from fusefs.store.find_orphans import find_container
 from fusefs.store.restore import Restored
-from fusefs.store.restore_verb import restore_by_id
+from fusefs.store.restore_by_id import restore_by_id
 
 
 @click.command("restore", short_help="Take an orphan, or a part of it, back.", no_args_is_help=True)

@@ -21,8 +21,8 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
       trashd resume
       trashd resume /scratch
     """
-    from fusefs.linux.places import runtime_dir
-    from fusefs.service.pause import read_pauses, remove_pause
+    from fusefs.linux.runtime_directories import runtime_dir
+    from fusefs.service.pause_files import read_pauses, remove_pause
 
     runtime = runtime_dir()
     paused = named(volumes) if volumes else list(read_pauses(runtime, 0.0))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from fusefs.cli.fast import Batch, swap_all
 from fusefs.cli.options import DURATION, Note, every_path, json_option, null_option, paths_argument
-from fusefs.cli.reaping import reap_ids
+from fusefs.cli.reap_foreground import reap_ids
+from fusefs.cli.swap_fast_lane import Batch, swap_all
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
-from fusefs.store.verbs import remove_path
+from fusefs.store.swap_path import remove_path
 
 
 @click.command("rm", short_help="Make files and directories disappear, restorably.", no_args_is_help=True)

@@ -9,9 +9,9 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.group import InOrder
-from fusefs.cli.installing import Installation, Outcome, Told
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.cli.pieces import Piece, find_command, pieces_for_all, pieces_for_user, who_else_may_change
+from fusefs.cli.service_files import Piece, find_command, pieces_for_all, pieces_for_user, who_else_may_change
+from fusefs.cli.service_install import Installation, Outcome, Told
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
 from fusefs.core.names import printable
 from fusefs.linux import systemd
@@ -77,8 +77,8 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
       trashd service run --volume /scratch
       trashd status --watch
     """
-    from fusefs.linux.configfiles import load_config
-    from fusefs.linux.journal import make_handler, send_to
+    from fusefs.linux.config_files import load_config
+    from fusefs.linux.journald import make_handler, send_to
     from fusefs.service.service import Wanted, serve
 
     send_to(make_handler("trashd"))

@@ -11,12 +11,12 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.cli.statustext import moment
+from fusefs.cli.status_text import moment
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import DaemonGone, NotFound, TrashdError, UsageError, from_os
 from fusefs.core.events import show
-from fusefs.core.fastpaths import State
-from fusefs.core.mountstats import Gauges, Seen
+from fusefs.core.fast_paths import State
+from fusefs.core.mount_counters import Gauges, Seen
 from fusefs.core.names import printable
 from fusefs.core.sizes import format_size
 
@@ -45,7 +45,7 @@ def command(mount_point: bytes | None, prometheus: bool, as_json: bool) -> int:
         raise UsageError("--prometheus with --json", "it is one or the other")
     seen, errors = _look(mount_point)
     if prometheus:
-        from fusefs.mount.metrics import prometheus_text
+        from fusefs.mount.mount_metrics import prometheus_text
 
         print(prometheus_text(seen), end="")
     elif as_json:
@@ -63,7 +63,7 @@ def _look(mount_point: bytes | None) -> tuple[list[Seen], list[TrashdError]]:
 
     Raises  what keeps all of it from being shown
     """
-    from fusefs.mount.seen import all_mounts, look, mount_at
+    from fusefs.mount.find_mounts import all_mounts, look, mount_at
 
     mounts = all_mounts() if mount_point is None else [mount_at(mount_point)]
     if not mounts:

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from fusefs.cli import output, statustext
+from fusefs.cli import output, status_text
 from fusefs.cli.options import json_option
 from fusefs.core.errors import NotRunning, TrashdError, Unwell, UsageError, from_os
 from fusefs.core.names import printable
 from fusefs.core.record import unquote
-from fusefs.core.status import Seen
-from fusefs.linux.places import SYSTEM_RUNTIME, runtime_dir
+from fusefs.core.service_status import Seen
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
 
 @click.command("status", short_help="Show what the reaper does.")
@@ -39,7 +39,7 @@ def command(watch: bool, as_json: bool) -> int:
     if watch and not sys.stdout.isatty():
         raise UsageError("--watch needs a terminal", "leave it out, or use --json")
     if watch:
-        from fusefs.cli.statusview import watch_live
+        from fusefs.cli.status_watch import watch_live
 
         watch_live(look)
         return 0
@@ -51,7 +51,7 @@ def look() -> list[tuple[bytes, Seen]]:
 
     Raises  NotRunning if none ever ran
     """
-    from fusefs.service.status import read_status
+    from fusefs.service.status_file import read_status
 
     found = []
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
@@ -73,7 +73,7 @@ def _tell(services: list[tuple[bytes, Seen]], *, as_json: bool) -> int:
         if as_json:
             output.as_json(_object(directory, seen))
         else:
-            print("\n".join([*[""] * bool(index), *statustext.lines(seen, now_ns)]))
+            print("\n".join([*[""] * bool(index), *status_text.lines(seen, now_ns)]))
         errors += _errors(directory, seen)
     return max((output.failed(error, as_json=as_json) for error in errors), default=0)
 
@@ -85,7 +85,7 @@ def _errors(directory: bytes, seen: Seen) -> list[TrashdError]:
     found: list[TrashdError] = []
     if seen.is_stale():
         found.append(Unwell(f"pid {seen.status.pid} hangs", "its log says more: journalctl -u trashd-reaper"))
-    return found + [Unwell(volume.root()) for volume in seen.status.volumes if statustext.needs_help(volume)]
+    return found + [Unwell(volume.root()) for volume in seen.status.volumes if status_text.needs_help(volume)]
 
 
 def _object(directory: bytes, seen: Seen) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
-from fusefs.cli.fast import Batch, Verb, swap_all
 from fusefs.cli.options import (
     DURATION,
     Decorator,
@@ -19,14 +18,15 @@ from fusefs.cli.options import (
     json_option,
     null_option,
 )
+from fusefs.cli.swap_fast_lane import Batch, Verb, swap_all
 from fusefs.core.errors import NotPermitted, UsageError
-from fusefs.core.goal import ALL, Goal, parse_goal
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import printable
+from fusefs.core.space_goal import ALL, Goal, parse_goal
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
-from fusefs.store.verbs import swap_path
+from fusefs.store.swap_path import swap_path
 
 _WAIT = "--wait"
 
@@ -167,14 +167,14 @@ def _verb(*, for_owner: bool, now: bool) -> Verb:
         raise NotPermitted("--for-owner", "only root can give an orphan to somebody else")
     if now:
         raise UsageError("--now with --for-owner", "leave one of them out")
-    from fusefs.store.for_owner import swap_for_owner
+    from fusefs.store.swap_for_owner import swap_for_owner
 
     return swap_for_owner
 
 
 def _reap(swapped: Swapped, *, waits: bool, as_json: bool) -> int:
-    from fusefs.cli.reaping import PLAINLY, reap_all
-    from fusefs.store.find import find_container
+    from fusefs.cli.reap_foreground import PLAINLY, reap_all
+    from fusefs.store.find_orphans import find_container
 
     kernel = Kernel()
     entry = find_container(kernel, (swapped.path,), swapped.id)
@@ -182,7 +182,7 @@ def _reap(swapped: Swapped, *, waits: bool, as_json: bool) -> int:
 
 
 def _tell_holders(swapped: Swapped, *, as_json: bool) -> None:
-    from fusefs.store.holders import holders_of
+    from fusefs.store.tree_holders import holders_of
 
     tree = os.path.join(swapped.store, b"orphans", swapped.id.encode(), b"tree")
     for held in holders_of([tree]):

@@ -7,15 +7,15 @@ import sys
 from contextlib import AbstractContextManager, suppress
 
 from fusefs.cli import output
-from fusefs.cli.fast import Batch, Verb, swap_all
-from fusefs.cli.stop import Stop
-from fusefs.cli.waiting import tell_came
+from fusefs.cli.reap_wait import tell_came
+from fusefs.cli.stop_signals import Stop
+from fusefs.cli.swap_fast_lane import Batch, Verb, swap_all
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, UsageError, from_os
-from fusefs.core.goal import Goal, Met
+from fusefs.core.freed_space import Kind, Reason
 from fusefs.core.names import ContainerId, printable, shell_word
 from fusefs.core.sizes import format_size
-from fusefs.core.space import Kind, Reason
+from fusefs.core.space_goal import Goal, Met
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
@@ -29,7 +29,7 @@ def swap_and_wait(batch: Batch, goal: Goal, keep_for: int) -> int:
 
     keep_for  the retention in seconds that the user asked for; 0 if it is given up
     """
-    from fusefs.waiting.follow import Awaiting, Ways
+    from fusefs.waiting.wait_for_reaper import Awaiting, Ways
 
     undone_by: dict[ContainerId, str] = {}
 

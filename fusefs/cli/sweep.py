@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 import click
 
-from fusefs.cli import output, swepttext
-from fusefs.cli.bar import bar
+from fusefs.cli import output, sweep_text
 from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_input, tempo_options, threads_option
-from fusefs.cli.selecting import selection_options, typed
-from fusefs.cli.stop import Stop
-from fusefs.core.budget import Tempo
+from fusefs.cli.progress_bar import bar
+from fusefs.cli.selection_options import selection_options, typed
+from fusefs.cli.stop_signals import Stop
 from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, from_os
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import join, printable
 from fusefs.core.selection import Selection, letter_of
 from fusefs.core.sizes import format_size
-from fusefs.core.swept import Sums, Swept
-from fusefs.linux.batches import look_at_all
+from fusefs.core.slice_budget import Tempo
+from fusefs.core.sweep_result import Sums, Swept
+from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
@@ -197,7 +197,7 @@ def _sweep(kernel: Kernel, asked: Asked) -> int:
 @contextmanager
 def _names(kernel: Kernel, asked: Asked) -> Iterator[Iterable[bytes] | None]:
     """The names of a list, read as they are needed; None if there is none."""
-    from fusefs.sweep.listed import read_names
+    from fusefs.sweep.names_from_list import read_names
 
     end = b"\0" if asked.null else b"\n"
     if not asked.has_list():
@@ -245,7 +245,7 @@ def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | 
     if found.sums.n_done <= limit:
         return
     size = format_size(found.sums.n_bytes)
-    what = f"{swepttext.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
+    what = f"{sweep_text.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
     if not (os.isatty(0) and os.isatty(2)) or asked.as_json:
         raise Refused(f"{what}, more than {limit:,}", "--yes does it all the same; --dry-run shows more of them")
     if not click.confirm(f"{printable(found.directory)}: {what}. Go on?", err=True):
@@ -259,7 +259,7 @@ def _never() -> bool:
 def _run(
     kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stops: Callable[[], bool], *, counts: bool
 ) -> Swept:
-    from fusefs.engine.paced import led_in
+    from fusefs.engine.foreground_pacing import led_in
     from fusefs.sweep.request import Request, ToCount, Wishes
     from fusefs.sweep.run import run
 
@@ -311,16 +311,16 @@ def _act(asked: Asked) -> Any:
 
 def _tell_beside(swept: Swept) -> None:
     """What standard output has no place for: there are the matches, and nothing else."""
-    for line in swepttext.beside(swept):
+    for line in sweep_text.beside(swept):
         print(f"trashd: {line}", file=sys.stderr)
 
 
 def _tell(asked: Asked, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
-        output.as_json(swepttext.fields(swept, action=asked.action(), dry_run=asked.dry))
+        output.as_json(sweep_text.fields(swept, action=asked.action(), dry_run=asked.dry))
     else:
-        for line in swepttext.told(swept, did):
+        for line in sweep_text.told(swept, did):
             print(line)
     for warning in swept.warnings:
         output.warn(warning)

@@ -29,7 +29,7 @@ def command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
     if lazy and force:
         raise UsageError("--lazy with --force", "let them go on, or don't")
     from fusefs.mount.attach import Way, unmount
-    from fusefs.mount.points import real_path
+    from fusefs.mount.mount_points import real_path
 
     path = real_path(mount_point)
     is_ended = unmount(path, Way.FORCE if force else Way.LAZY if lazy else Way.PLAIN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fusefs.core import kinds
+from fusefs.core import setting_types
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark, is_at_or_below
 from fusefs.core.toml_reader import Builder, Key, Schema, Settings, Source, Tables, read_document, read_settings
@@ -72,46 +72,46 @@ class Config(NamedTuple):
 
 # Keys in the order of the fields of Rules, and of Hooks.
 RULES: Schema = {
-    "retention": kinds.or_none(kinds.DURATION, "never"),
-    "minimum_age": kinds.DURATION,
-    "keep": kinds.PATTERNS,
-    "authority": kinds.AUTHORITY,
-    "users": kinds.USERS,
-    "clears_flags": kinds.FLAG,
+    "retention": setting_types.or_none(setting_types.DURATION, "never"),
+    "minimum_age": setting_types.DURATION,
+    "keep": setting_types.PATTERNS,
+    "authority": setting_types.AUTHORITY,
+    "users": setting_types.USERS,
+    "clears_flags": setting_types.FLAG,
 }
-_FREE: Schema = {"low": kinds.SHARE, "high": kinds.SHARE}
+_FREE: Schema = {"low": setting_types.SHARE, "high": setting_types.SHARE}
 VOLUME: Schema = {
-    "serve": kinds.FLAG,
+    "serve": setting_types.FLAG,
     **RULES,
-    "paced": kinds.FLAG,
-    "max_rate": kinds.or_none(kinds.RATE),
-    "max_bytes": kinds.or_none(kinds.RATE),
-    "windows": kinds.WINDOWS,
-    "horizon": kinds.or_none(kinds.TIME_LIMIT),
+    "paced": setting_types.FLAG,
+    "max_rate": setting_types.or_none(setting_types.RATE),
+    "max_bytes": setting_types.or_none(setting_types.RATE),
+    "windows": setting_types.WINDOWS,
+    "horizon": setting_types.or_none(setting_types.TIME_LIMIT),
     "quota": {
-        "bytes": kinds.or_none(kinds.SIZE),
-        "inodes": kinds.or_none(kinds.COUNT),
-        "share": kinds.or_none(kinds.SHARE),
+        "bytes": setting_types.or_none(setting_types.SIZE),
+        "inodes": setting_types.or_none(setting_types.COUNT),
+        "share": setting_types.or_none(setting_types.SHARE),
     },
     "free_space": _FREE,
     "free_inodes": _FREE,
 }
 HOOKS: Schema = {
-    "on_reaped": kinds.COMMAND,
-    "on_quarantine": kinds.COMMAND,
-    "on_low_space": kinds.COMMAND,
-    "on_swap": kinds.COMMAND,
-    "timeout": kinds.TIME_LIMIT,
-    "user": kinds.USER,
+    "on_reaped": setting_types.COMMAND,
+    "on_quarantine": setting_types.COMMAND,
+    "on_low_space": setting_types.COMMAND,
+    "on_swap": setting_types.COMMAND,
+    "timeout": setting_types.TIME_LIMIT,
+    "user": setting_types.USER,
 }
 METRICS: Schema = {
-    "textfile": kinds.or_none(kinds.FILE),
-    "http": kinds.or_none(kinds.ADDRESS),
-    "allow_remote": kinds.FLAG,
+    "textfile": setting_types.or_none(setting_types.FILE),
+    "http": setting_types.or_none(setting_types.ADDRESS),
+    "allow_remote": setting_types.FLAG,
 }
 CONFIG: Schema = {
-    "poll": kinds.TIME_LIMIT,
-    "audit": kinds.or_none(kinds.FILE),
+    "poll": setting_types.TIME_LIMIT,
+    "audit": setting_types.or_none(setting_types.FILE),
     "defaults": VOLUME,
     "volume": Tables({**VOLUME, "rules": Tables(RULES)}),
     "hooks": HOOKS,
@@ -176,7 +176,7 @@ class _ConfigBuilder(Builder):
         paths = tuple((path, self._rules((*at, "rules", path), rules)) for path in self._paths(*at, "rules"))
         for path, _rules in paths:
             if not is_at_or_below(path, base.path):
-                what = f"{kinds.bare(path.decode())} is not inside {kinds.bare(base.path.decode())}"
+                what = f"{setting_types.bare(path.decode())} is not inside {setting_types.bare(base.path.decode())}"
                 self.wrong(what, "rules stand below the volume that they are for", (*at, "rules", path))
         return VolumePolicy(
             path=base.path,
@@ -219,8 +219,8 @@ class _ConfigBuilder(Builder):
         if low == 0:
             return None
         if low >= high:
-            what = f"low = {kinds.SHARE.write(low)} is not below high = {kinds.SHARE.write(high)}"
-            fix = f"hurrying ends at high, and begins at low; low = {kinds.quoted('0%')} turns it off"
+            what = f"low = {setting_types.SHARE.write(low)} is not below high = {setting_types.SHARE.write(high)}"
+            fix = f"hurrying ends at high, and begins at low; low = {setting_types.quoted('0%')} turns it off"
             self.wrong(what, fix, (*at, "low"), (*at, "high"))
         return Watermark(low, high)
 
@@ -231,10 +231,10 @@ class _ConfigBuilder(Builder):
         metrics = Metrics(*(self.get("metrics", key, otherwise=getattr(base, key)) for key in Metrics._fields))
         allowed = self.get("metrics", "allow_remote", otherwise=False)
         if metrics.http is not None and metrics.http[0] not in _LOCAL_HOSTS and not allowed:
-            what = f"http = {kinds.ADDRESS.write(metrics.http)} is open to other machines"
+            what = f"http = {setting_types.ADDRESS.write(metrics.http)} is open to other machines"
             self.wrong(what, 'write "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http"))
         if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
-            what = f"textfile = {kinds.shown(metrics.textfile)} is none that the node exporter reads"
+            what = f"textfile = {setting_types.shown(metrics.textfile)} is none that the node exporter reads"
             self.wrong(what, "its name ends with .prom", ("metrics", "textfile"))
         return metrics
 
@@ -268,11 +268,11 @@ def tell_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None =
     above: Key = ("defaults",)
     deepest = volume.deepest(origin)
     places = [at, above] if deepest is None else [(*at, "rules", deepest), at, above]
-    lines = ["[[volume]]", f"path = {kinds.PATH.write(volume.path)}{_place(at, settings)}"]
+    lines = ["[[volume]]", f"path = {setting_types.PATH.write(volume.path)}{_place(at, settings)}"]
     lines += _table(_volume_values(volume._replace(rules=volume.rules_for(origin))), VOLUME, places, settings)
     for path, rules in volume.paths if origin is None else ():
         here: Key = (*at, "rules", path)
-        lines += ["\n[[volume.rules]]", f"path = {kinds.PATH.write(path)}{_place(here, settings)}"]
+        lines += ["\n[[volume.rules]]", f"path = {setting_types.PATH.write(path)}{_place(here, settings)}"]
         lines += _table(_rules_values(rules), RULES, [here, at, above], settings)
     return "\n".join(lines) + "\n"
 
@@ -302,7 +302,7 @@ def _table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settin
     origins  where a value may have been set, the nearest first
     """
     for key, kind in schema.items():
-        if isinstance(kind, kinds.Kind) and key in values:
+        if isinstance(kind, setting_types.Kind) and key in values:
             place = next(filter(None, (_place((*origin, key), settings) for origin in origins)), "")
             yield f"{key} = {kind.write(values[key])}{place}"
         elif isinstance(kind, dict) and key in values:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fusefs.core.errors import UsageError
-from fusefs.core.fastpaths import FastPath
+from fusefs.core.fast_paths import FastPath
 from fusefs.core.sizes import parse_size
 
 

@@ -8,7 +8,7 @@ of the time in which the kernel works for us, whether an unlink takes ten micros
     beside others  a share of the time, in sips with pauses, each begun when the device has nothing to do
                    (reaper.pace). Less if others wait longer while we work, a little more if they don't
 
-Pure: engine/pacer.py measures.
+Pure: engine/pressure_pacer.py measures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import exp, floor
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
-from fusefs.core.budget import HOLD, Tempo
+from fusefs.core.slice_budget import HOLD, Tempo
 
 TICK_S = 0.1
 """Somebody who leads looks at least so often."""

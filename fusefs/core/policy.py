@@ -7,10 +7,10 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from fusefs.core.clock import Clock, Sight, age_ns, see
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import ContainerId
-from fusefs.core.windows import Window
+from fusefs.core.orphan_age import Clock, Sight, age_ns, see
+from fusefs.core.time_windows import Window
 
 MINIMUM_AGE_S = 600
 """Ten minutes, whatever the volume lacks: to notice that it was the wrong directory, and to type the restore."""

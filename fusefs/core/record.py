@@ -15,7 +15,7 @@ from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
 
 if TYPE_CHECKING:
-    from fusefs.core.clock import Moment
+    from fusefs.core.orphan_age import Moment
 
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024

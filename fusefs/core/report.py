@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from fusefs.core.freed_space import Survey
 from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_FAILURES, Failure
-from fusefs.core.space import Survey
 
 Progress = Callable[[int, int], None]
 """Called with the entries removed and the bytes freed since the last call (bytes: as far as they were looked at)."""

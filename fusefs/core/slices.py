@@ -1,6 +1,6 @@
 """The plan of a removal: which slice of work comes next, and what a finished slice leaves to do.
 
-Pure: directories are fds that the remover opens, reads and closes (reaper/strip.py). The plan holds a node for
+Pure: directories are fds that the remover opens, reads and closes (reaper/remove_slice.py). The plan holds a node for
 each directory that was begun and not finished in one slice; the last begun is worked on first, so that few are
 open at a time whatever the tree's shape.
 """

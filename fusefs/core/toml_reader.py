@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from fusefs.core import kinds
+from fusefs.core import setting_types
 from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.kinds import Kind
+from fusefs.core.setting_types import Kind
 
 TEXT_MAX_BYTES = 1 << 20
 LINE_MAX_CHARS = 4096
@@ -261,7 +261,7 @@ class _Reading:
                 case inner if isinstance(found, dict):
                     self._table(found, inner, (*at, key), (*to, key))
                 case _:
-                    what = f"{key} = {kinds.shown(found)} is not a table"
+                    what = f"{key} = {setting_types.shown(found)} is not a table"
                     self._wrong((*at, key), what, f"write [{_dotted((*at, key))}]")
 
     def _unknown(self, key: str, schema: Schema, at: KeyPath) -> None:
@@ -273,13 +273,13 @@ class _Reading:
         else:
             inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
             fix = f"it stands below {' or '.join(inside)}" if inside else f"known here: {', '.join(schema)}"
-        self._wrong(at, f"unknown key {kinds.bare(key)}", fix)
+        self._wrong(at, f"unknown key {setting_types.bare(key)}", fix)
 
     def _value(self, found: Any, kind: Kind, at: KeyPath, to: Key) -> None:
         try:
             value = kind.read(found)
         except ValueError:
-            self._wrong(at, f"{at[-1]} = {kinds.shown(found)} is not {kind.name}", kind.fix)
+            self._wrong(at, f"{at[-1]} = {setting_types.shown(found)} is not {kind.name}", kind.fix)
         else:
             self._settings[to] = Setting(value, self._place(at))
 
@@ -294,13 +294,13 @@ class _Reading:
                 self._wrong(here, f"[[{name}]] without a path", 'write path = "/…" below it')
                 continue
             try:
-                path = kinds.PATH.read(table["path"])
+                path = setting_types.PATH.read(table["path"])
             except ValueError:
-                shown = kinds.shown(table["path"])
-                self._wrong((*here, "path"), f"path = {shown} is not {kinds.PATH.name}", kinds.PATH.fix)
+                shown = setting_types.shown(table["path"])
+                self._wrong((*here, "path"), f"path = {shown} is not {setting_types.PATH.name}", setting_types.PATH.fix)
                 continue
             if path in seen:
-                what = f"path = {kinds.shown(table['path'])} a second time"
+                what = f"path = {setting_types.shown(table['path'])} a second time"
                 self._wrong((*here, "path"), what, f"put both into the one of line {seen[path].line}")
             seen[path] = place = self._place((*here, "path"))
             self._settings[*to, path] = Setting(path, place)

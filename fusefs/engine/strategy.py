@@ -6,7 +6,7 @@ import os
 from enum import Enum
 from typing import NamedTuple
 
-from fusefs.engine.groups import group_shift
+from fusefs.engine.xfs_groups import group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, XFS_MAGIC, Kernel
 

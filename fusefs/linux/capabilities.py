@@ -8,7 +8,7 @@ from contextlib import suppress
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from fusefs.linux.libc import capget, capset, prctl
+from fusefs.linux.syscalls import capget, capset, prctl
 
 _PR_CAPBSET_DROP = 24
 _PR_GET_SECUREBITS = 27
@@ -49,7 +49,7 @@ def drop_capabilities(*dropped: Capability) -> None:
 
 
 def act_as_others_can() -> None:
-    """Have this thread, and those that it starts, act as others by fusefs.linux.identity and be judged as them.
+    """Have this thread, and those that it starts, act as others by linux/thread_credentials.py and be judged as them.
 
     The kernel takes the capabilities over files away with another fsuid, if it is not told to leave that; and what is
     done as another user is not to be allowed for a group of ours.

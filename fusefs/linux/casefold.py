@@ -7,9 +7,9 @@ import itertools
 import os
 import struct
 
-from fusefs.linux import libc
-from fusefs.linux.dirents import Dirents
+from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
+from fusefs.linux.getdents import Dirents
 
 _EXT, _F2FS, _TMPFS, _OVERLAY, _XFS = 0xEF53, 0xF2F52010, 0x01021994, 0x794C7630, 0x58465342
 _BTRFS, _RAMFS, _GFS2, _OCFS2, _LUSTRE = 0x9123683E, 0x858458F6, 0x01161970, 0x7461636F, 0x0BD00BD0
@@ -57,7 +57,7 @@ def _answer(dir_fd: int) -> tuple[bool | None, bool]:
     """Whether it folds; None: not known. And whether all the others do the same."""
     is_flagged = False
     try:
-        kind = libc.statfs_type(dir_fd)
+        kind = syscalls.statfs_type(dir_fd)
         if kind in _EXACT or kind in _FOLDING:
             return kind in _FOLDING, True
         is_flagged = kind in _FLAGGED
@@ -74,7 +74,7 @@ def _answer(dir_fd: int) -> tuple[bool | None, bool]:
 
 def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
     buffer = bytearray(answer.size)
-    libc.ioctl(fd, request, buffer)
+    syscalls.ioctl(fd, request, buffer)
     flags: int = answer.unpack(buffer)[0]
     return flags
 

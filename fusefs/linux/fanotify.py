@@ -8,7 +8,7 @@ import struct
 from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import fanotify_init, fanotify_mark
+from fusefs.linux.syscalls import fanotify_init, fanotify_mark
 
 FAN_MODIFY = 0x2
 FAN_ATTRIB = 0x4

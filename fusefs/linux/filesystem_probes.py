@@ -11,9 +11,9 @@ from contextlib import ExitStack, suppress
 
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
-from fusefs.linux.identity import Identity, call_as
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.libc import NO_TMPFILE
+from fusefs.linux.syscalls import NO_TMPFILE
+from fusefs.linux.thread_credentials import Identity, call_as
 
 _NO_LINK = NO_TMPFILE | {errno.ENOENT, errno.EPERM, errno.EXDEV, errno.EMLINK}
 _CONTENT = b"trashd\n"

@@ -7,7 +7,7 @@ import struct
 from enum import IntFlag
 from typing import NamedTuple
 
-from fusefs.linux import libc
+from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 
 _KNOWN = 0xFFC4
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 
 def open_inotify() -> Fd:
     """An inotify instance that never blocks."""
-    return Fd(libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+    return Fd(syscalls.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def watch(inotify: Fd, dir_fd: int, wanted: Happened) -> int:
@@ -58,12 +58,12 @@ def watch(inotify: Fd, dir_fd: int, wanted: Happened) -> int:
     """
     # The way through /proc leads to the directory that was opened, whatever its name leads to now.
     mask = int(wanted | Happened.DELETE_SELF | Happened.MOVE_SELF) | _ONLYDIR
-    return libc.inotify_add_watch(inotify, b"/proc/self/fd/%d" % dir_fd, mask)
+    return syscalls.inotify_add_watch(inotify, b"/proc/self/fd/%d" % dir_fd, mask)
 
 
 def unwatch(inotify: Fd, number: int) -> None:
     """Take a watch off. Raises  OSError: EINVAL if it is gone already"""
-    libc.inotify_rm_watch(inotify, number)
+    syscalls.inotify_rm_watch(inotify, number)
 
 
 def read_events(inotify: Fd) -> list[Event]:

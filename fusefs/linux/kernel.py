@@ -16,15 +16,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from fusefs.core.identity import Identity
-from fusefs.linux import libc
+from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.mark import mark, read_mark, unmark
+from fusefs.linux.identity_xattr import mark, read_mark, unmark
 
 Gate = Callable[[str], None]
 Refused = list[tuple[str, int]]
 """Names, and why not."""
 
-EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, libc.FUSE_MAGIC
+EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, syscalls.FUSE_MAGIC
 OVERLAY_MAGIC, TMPFS_MAGIC = 0x794C7630, 0x01021994
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """With an access ACL the group's bits are its mask, so that these are all that those named in it may have."""
@@ -63,7 +63,7 @@ class Kernel:
 
         A longer one is spelled out: name by name, across mounts but through no link.
         """
-        if len(path) <= libc.WALK_MAX_BYTES:
+        if len(path) <= syscalls.WALK_MAX_BYTES:
             return self.open_path(path)
         fd = self.open_path(b"/")
         for name in os.path.normpath(os.path.join(os.getcwdb(), path))[1:].split(b"/"):
@@ -76,15 +76,15 @@ class Kernel:
 
         Source  openat2(2); paths over PATH_MAX go in chunks
         """
-        if len(path) > libc.WALK_MAX_BYTES:
+        if len(path) > syscalls.WALK_MAX_BYTES:
             return self._open_far(dir_fd, path, flags)
         self._gate("openat2")
-        return Fd(libc.openat2(dir_fd, path, flags, libc.BENEATH))
+        return Fd(syscalls.openat2(dir_fd, path, flags, syscalls.BENEATH))
 
     def _open_far(self, dir_fd: int, path: bytes, flags: int) -> Fd:
         with ExitStack() as above:
-            while len(path) > libc.WALK_MAX_BYTES:
-                cut = path.rfind(b"/", 0, libc.WALK_MAX_BYTES)
+            while len(path) > syscalls.WALK_MAX_BYTES:
+                cut = path.rfind(b"/", 0, syscalls.WALK_MAX_BYTES)
                 if cut < 0:
                     raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
                 middle = self.open_beneath(dir_fd, path[:cut], os.O_PATH | os.O_DIRECTORY)
@@ -108,9 +108,9 @@ class Kernel:
         return Fd(os.open(name, flags, 0o600, dir_fd=dir_fd))
 
     def create_unnamed(self, dir_fd: int) -> Fd:
-        """A new file without a name, 0600; an errno of libc.NO_TMPFILE where the filesystem can't, or may lose it."""
+        """A new file without a name, 0600; an errno of syscalls.NO_TMPFILE where that can't be, or may be lost."""
         self._gate("tmpfile")
-        return Fd(libc.open_unnamed(dir_fd))
+        return Fd(syscalls.open_unnamed(dir_fd))
 
     # Looking.
 
@@ -121,7 +121,7 @@ class Kernel:
         beyond SIGKILL.
         """
         self._gate("stat")
-        with Fd(libc.openat2(dir_fd, name, os.O_PATH | os.O_NOFOLLOW, libc.BENEATH)) as fd:
+        with Fd(syscalls.openat2(dir_fd, name, os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH)) as fd:
             return os.fstat(fd)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -129,15 +129,15 @@ class Kernel:
         self._gate("fstat")
         return os.fstat(fd)
 
-    def statx(self, fd: int, *, asks: bool = False) -> libc.Statx:
+    def statx(self, fd: int, *, asks: bool = False) -> syscalls.Statx:
         """Birth time and mount id of what an fd holds. asks: the FUSE daemon or server too, for the birth"""
         self._gate("statx")
-        return libc.statx(fd, asks=asks)
+        return syscalls.statx(fd, asks=asks)
 
     def filesystem(self, fd: int) -> int:
         """The filesystem's magic number."""
         self._gate("statfs")
-        return libc.statfs_type(fd)
+        return syscalls.statfs_type(fd)
 
     def free_bytes(self, fd: int) -> int:
         """Free space on the filesystem, root's share included."""
@@ -152,7 +152,7 @@ class Kernel:
     def is_read_only(self, fd: int) -> bool:
         """Whether nothing can be written there, be it the filesystem, the mount or the subvolume that forbids it."""
         self._gate("statfs")
-        return libc.is_read_only(fd)
+        return syscalls.is_read_only(fd)
 
     def is_local(self, fd: int) -> bool:
         """Whether only one kernel can have this filesystem mounted, so that its locks exclude every process."""
@@ -167,9 +167,9 @@ class Kernel:
         but for one that was marked (linux.mark).
         """
         self._gate("identify")
-        x = libc.statx(fd)
-        lasts = libc.statfs_type(fd) != FUSE_MAGIC
-        handle = libc.format_handle(libc.handle_of(fd)) if lasts else ""
+        x = syscalls.statx(fd)
+        lasts = syscalls.statfs_type(fd) != FUSE_MAGIC
+        handle = syscalls.format_handle(syscalls.handle_of(fd)) if lasts else ""
         if not handle and not x.btime_ns:
             handle = read_mark(fd)
         # libfuse numbers inodes as it goes and forgets: without a birth time beside it such a number proves nothing.
@@ -222,7 +222,7 @@ class Kernel:
     def tells_types(self, dir_fd: int) -> bool:
         """Whether a listing tells the type of each entry (d_type), judged by this directory's first ones."""
         self._gate("getdents")
-        from fusefs.linux.dirents import Dirents  # a swap is spared it
+        from fusefs.linux.getdents import Dirents  # a swap is spared it
 
         with self.open_dir(dir_fd) as fd:
             return all(kind for *_, kind in Dirents(fd).block(0, _FEW_BYTES))
@@ -287,7 +287,7 @@ class Kernel:
         """
         self._gate("renameat2")
         try:
-            libc.renameat2(old_dir, old, new_dir, new, libc.RENAME_NOREPLACE)
+            syscalls.renameat2(old_dir, old, new_dir, new, syscalls.RENAME_NOREPLACE)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS):
                 raise
@@ -295,20 +295,20 @@ class Kernel:
 
     def rename_all_free(self, old_dir: int, new_dir: int, names: Iterable[str]) -> Refused:
         """`rename_free` of each name to the same name in another directory; those refused, with the errno."""
-        gate, rename, raw = self._gate, libc.renaming(), os.fsencode
+        gate, rename, raw = self._gate, syscalls.renaming(), os.fsencode
         refused: Refused = []
         for name in names:
             try:
                 gate("renameat2")
                 old = raw(name)
-                if rename(old_dir, old, new_dir, old, libc.RENAME_NOREPLACE) < 0:
+                if rename(old_dir, old, new_dir, old, syscalls.RENAME_NOREPLACE) < 0:
                     self._refused_free(old_dir, old, new_dir)
             except OSError as error:
                 refused.append((name, error.errno or errno.EIO))
         return refused
 
     def _refused_free(self, old_dir: int, name: bytes, new_dir: int) -> None:
-        error = libc.failure(name)
+        error = syscalls.failure(name)
         if error.errno not in (errno.EINVAL, errno.ENOSYS):
             raise error
         self._rename_looking(old_dir, name, new_dir, name)
@@ -331,7 +331,7 @@ class Kernel:
         meets ENOTEMPTY instead of destroying (s3fs-fuse, cryfs and old ceph-fuse do one, and say 0).
         """
         self._gate("exchange")
-        libc.renameat2(old_dir, old, new_dir, new, libc.RENAME_EXCHANGE)
+        syscalls.renameat2(old_dir, old, new_dir, new, syscalls.RENAME_EXCHANGE)
 
     def link_unnamed(self, fd: int, dir_fd: int, name: bytes) -> None:
         """Give a file made by `create_unnamed` its first name."""
@@ -372,7 +372,7 @@ class Kernel:
     def reserve_blocks(self, fd: int, size: int) -> None:
         """Blocks for the first `size` bytes, of whatever length the file is; EOPNOTSUPP where the filesystem can't."""
         self._gate("fallocate")
-        libc.fallocate(fd, libc.FALLOC_FL_KEEP_SIZE, 0, size)
+        syscalls.fallocate(fd, syscalls.FALLOC_FL_KEEP_SIZE, 0, size)
 
     def fsync(self, fd: int) -> None:
         """fsync of a file or of a directory opened for reading."""
@@ -382,7 +382,7 @@ class Kernel:
     def syncfs(self, fd: int) -> None:
         """Everything on that filesystem becomes durable: for a directory that may not be opened for reading."""
         self._gate("syncfs")
-        libc.syncfs(fd)
+        syscalls.syncfs(fd)
 
     def chmod(self, fd: int, mode: int) -> None:
         """Set permission bits of what an fd of any kind holds (by its magic link: O_PATH has no fchmod)."""
@@ -441,7 +441,7 @@ class Kernel:
         Source  fcntl(2), F_SETLEASE, F_SETSIG
         """
         self._gate("lease")
-        fcntl.fcntl(fd, libc.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, syscalls.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
     def has_lease(self, fd: int) -> bool:
@@ -457,4 +457,4 @@ class Kernel:
     def ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
         """ioctl."""
         self._gate("ioctl")
-        libc.ioctl(fd, request, buffer)
+        syscalls.ioctl(fd, request, buffer)

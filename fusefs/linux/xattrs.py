@@ -12,11 +12,11 @@ import struct
 import threading
 from functools import lru_cache
 
-from fusefs.core.xattrs import NAMES
+from fusefs.core.common_xattrs import NAMES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.libc import AT_SYMLINK_NOFOLLOW, getxattrat
 from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.syscalls import AT_SYMLINK_NOFOLLOW, getxattrat
 
 _ARGUMENTS = struct.Struct("=QII")
 _ARGUMENTS_SIZE = ctypes.c_size_t(_ARGUMENTS.size)

@@ -17,17 +17,17 @@ from typing import NamedTuple
 from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refused
 from fusefs.core.mount_options import Options
 from fusefs.core.names import printable
-from fusefs.linux import fusermount, mounting
+from fusefs.linux import fusermount, mount_calls
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import statx
 from fusefs.linux.mountinfo import OURS, Mount, read_mounts
-from fusefs.mount import runtime
-from fusefs.mount.points import real_path, top_mount
+from fusefs.linux.syscalls import statx
+from fusefs.mount import runtime_dir
+from fusefs.mount.mount_points import real_path, top_mount
 
 _FLAGS = {
-    "ro": mounting.MS_RDONLY, "nosuid": mounting.MS_NOSUID, "nodev": mounting.MS_NODEV, "noexec": mounting.MS_NOEXEC,
-    "noatime": mounting.MS_NOATIME, "nodiratime": mounting.MS_NODIRATIME, "sync": mounting.MS_SYNCHRONOUS,
-    "dirsync": mounting.MS_DIRSYNC, "nosymfollow": mounting.MS_NOSYMFOLLOW,
+    "ro": mount_calls.MS_RDONLY, "nosuid": mount_calls.MS_NOSUID, "nodev": mount_calls.MS_NODEV,
+    "noexec": mount_calls.MS_NOEXEC, "noatime": mount_calls.MS_NOATIME, "nodiratime": mount_calls.MS_NODIRATIME,
+    "sync": mount_calls.MS_SYNCHRONOUS, "dirsync": mount_calls.MS_DIRSYNC, "nosymfollow": mount_calls.MS_NOSYMFOLLOW,
 }  # fmt: skip
 INHERITED = {
     "ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC, "nosymfollow": 0x2000,
@@ -82,7 +82,9 @@ def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable
     with ExitStack() as undo:
         fd = undo.enter_context(_open_fuse())
         words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
-        apart = undo.enter_context(mounting.new_mount(b"fuse", source, words | {b"subtype": _SUBTYPE}, numbers(flags)))
+        apart = undo.enter_context(
+            mount_calls.new_mount(b"fuse", source, words | {b"subtype": _SUBTYPE}, numbers(flags))
+        )
         device = statx(apart).dev
         undo.pop_all()
     told = b"%d:%d" % (os.major(device), os.minor(device))
@@ -106,7 +108,7 @@ def attach(source: bytes, target: bytes, options: Options, flags: Iterable[str])
 
 def _open_fuse() -> Fd:
     try:
-        return mounting.open_fuse()
+        return mount_calls.open_fuse()
     except (FileNotFoundError, PermissionError) as error:
         raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
     except OSError as error:
@@ -131,7 +133,7 @@ def _as_root(source: bytes, target: bytes, options: Options, flags: Iterable[str
     try:
         with Fd(os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target_fd:
             data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
-            mounting.mount(source, target_fd, OURS, numbers(flags), data.encode())
+            mount_calls.mount(source, target_fd, OURS, numbers(flags), data.encode())
     except PermissionError as error:
         fd.close()
         raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
@@ -179,7 +181,7 @@ def unmount(path: bytes, way: Way) -> bool:
     detach(mount, way)
     if os.geteuid():
         return True
-    return runtime.clear(target, 0 if way is Way.LAZY else _PATIENCE_S) or way is Way.LAZY
+    return runtime_dir.clear(target, 0 if way is Way.LAZY else _PATIENCE_S) or way is Way.LAZY
 
 
 def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
@@ -194,11 +196,11 @@ def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
         return
     flags = {
         Way.PLAIN: 0,
-        Way.LAZY: mounting.MNT_DETACH,
-        Way.FORCE: mounting.MNT_DETACH | mounting.MNT_FORCE,  # which aborts the connection, as fusectl does
+        Way.LAZY: mount_calls.MNT_DETACH,
+        Way.FORCE: mount_calls.MNT_DETACH | mount_calls.MNT_FORCE,  # which aborts the connection, as fusectl does
     }
     try:
-        mounting.unmount(mount.point, flags[way])
+        mount_calls.unmount(mount.point, flags[way])
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise busy from error

@@ -17,37 +17,37 @@ import pyfuse3
 import trio
 
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
-from fusefs.core.fastpaths import FastPath
+from fusefs.core.fast_paths import FastPath
 from fusefs.core.mount_options import Backing, Coherence, Options, Passthrough
 from fusefs.core.names import printable
+from fusefs.linux.backing_fd_socket import door_of
 from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
-from fusefs.linux.door import door_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.systemd import Notifier
 from fusefs.linux.xattrs import are_for_all
-from fusefs.mount import loop, porter, runtime, unopened
-from fusefs.mount.adapter import Adapter
+from fusefs.mount import backing_fd_server, no_opendir, pyfuse3_loop, runtime_dir
 from fusefs.mount.attach import ACCESS, Attached, Way, attach, attach_apart, detach, flags_of, numbers
-from fusefs.mount.direct import Direct
-from fusefs.mount.fastlane import FastLane, telling
-from fusefs.mount.gate import Gate
-from fusefs.mount.hands import Hands
-from fusefs.mount.helpers import Helpers
-from fusefs.mount.notifier import Watched, notify, watching
+from fusefs.mount.counters import Stats, kept
+from fusefs.mount.fast_path_states import FastLane, telling
+from fusefs.mount.find_mounts import forget_earlier
+from fusefs.mount.forget_stored import forget_stored
+from fusefs.mount.fuse_requests import Direct
+from fusefs.mount.invalidation import Watched, notify, watching
+from fusefs.mount.mount_points import check, is_followed, mount_of_device, top_mount
 from fusefs.mount.passthrough import stack_depth, why_not_here
-from fusefs.mount.points import check, is_followed, mount_of_device, top_mount
-from fusefs.mount.probe import why_not_through
-from fusefs.mount.replies import INIT_BITS, MAPS_DIRECT, Replies, beginning
-from fusefs.mount.seen import forget_earlier
-from fusefs.mount.standins import StandIns
-from fusefs.mount.stats import Stats, kept
-from fusefs.mount.stored import forget_stored
-from fusefs.mount.top import show
-from fusefs.mount.trashdir import prepare_store
+from fusefs.mount.passthrough_probe import why_not_through
+from fusefs.mount.pyfuse3_handlers import Adapter
+from fusefs.mount.pyfuse3_threads import Hands
+from fusefs.mount.reply_patching import INIT_BITS, MAPS_DIRECT, Replies, beginning
+from fusefs.mount.root_inode import show
+from fusefs.mount.standby_readers import StandIns
+from fusefs.mount.tables_lock import Gate
+from fusefs.mount.thread_pool import Helpers
+from fusefs.mount.trashd_dir import prepare_store
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattrs import Xattrs
+from fusefs.mount.xattr_operations import Xattrs
 
 _N_WORKERS = 512
 """Requests under way at a time: those that wait for a slow filesystem must leave room for others. min = max: pyfuse3
@@ -90,7 +90,7 @@ class _Service(Adapter):
     def init(self) -> None:
         """The answer to INIT goes out when this returns."""
         super().init()
-        if self._lane.is_on(FastPath.SEAM) and not loop.is_as_known():
+        if self._lane.is_on(FastPath.SEAM) and not pyfuse3_loop.is_as_known():
             self._lane.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
             self._vfs.gate.stay_home()
         depth = stack_depth(self._vfs.root_fd())
@@ -135,7 +135,7 @@ class _Service(Adapter):
             direct = Direct(*parts, opens_directories=opens)
             self._stand_ins = StandIns(self.gate, direct, self._helpers, Notifier().alive)
             self._stand_ins.begin()
-            loop.serve_by(direct.serve)
+            pyfuse3_loop.serve_by(direct.serve)
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
         if not await self._has_shown(attached, ended):
             return
@@ -207,7 +207,7 @@ class _Service(Adapter):
             if watched is not None:
                 nursery.start_soon(self._notify, watched)
             if asked is not None:
-                nursery.start_soon(porter.serve, asked, self._vfs, self.hands)
+                nursery.start_soon(backing_fd_server.serve, asked, self._vfs, self.hands)
             await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
             ended.set()  # but some requests may be under way yet
 
@@ -233,7 +233,7 @@ def _turning_off_soon(lane: FastLane) -> Callable[[str], None]:
 def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], None], *, replaces: bool = False) -> int:
     """Mount and serve until it is unmounted or a signal says stop; the exit code.
 
-    source, target  from points.real_path; the same directory: it is mounted over itself
+    source, target  from mount_points.real_path; the same directory: it is mounted over itself
     ready           called once, when the mount answers
     replaces        a dead mount of ours at the mount point makes way
     Raises          what keeps it from mounting; after that an exception leaves the mount as it is, dead: an empty
@@ -248,17 +248,17 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         options = _made_way(dead, options)
         dead = None
     with ExitStack() as stack:
-        place = stack.enter_context(runtime.claimed(target)) if os.geteuid() == 0 else None
+        place = stack.enter_context(runtime_dir.claimed(target)) if os.geteuid() == 0 else None
         root = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         stack.callback(root.close)
         backing = inside = source
         if place is not None and is_over_itself:
-            root, inside = runtime.clone(place, root, numbers(options.flags))
+            root, inside = runtime_dir.clone(place, root, numbers(options.flags))
             stack.callback(root.close)
             backing = inside
         elif place is not None and options.flags & ACCESS and is_followed(source):
             try:
-                root, inside = runtime.clone(place, root, numbers(options.flags & ACCESS), follows=True)
+                root, inside = runtime_dir.clone(place, root, numbers(options.flags & ACCESS), follows=True)
                 stack.callback(root.close)
             except OSError as error:
                 _log.warning("%s: times of access are kept as its mount says: %s", printable(source), error.strerror)
@@ -278,12 +278,12 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         stack.callback(replies.close)
         ended = trio.Event()
         lane = FastLane(options.off(), stack.enter_context(telling(target, attached.mount.st_dev())))
-        if not loop.hook(replies.replied, ended.set, is_fast=lane.is_on(FastPath.SEAM)):
+        if not pyfuse3_loop.hook(replies.replied, ended.set, is_fast=lane.is_on(FastPath.SEAM)):
             lane.turn_off(FastPath.SEAM, "this pyfuse3 is not one that we know")
             replies.let_pass()
         if not lane.is_on(FastPath.SEAM):
             vfs.gate.stay_home()  # listings of names alone would be taken for listings with attributes
-        lane.decide(FastPath.UNOPENED, unopened.why_not(root, checks_permissions=options.default_permissions))
+        lane.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
         lane.decide(FastPath.ROOT_ACL, why_not_apart)
         lane.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
@@ -394,7 +394,7 @@ def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | 
 def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
     """Where users ask for the backing tree of a mount over itself; others have their source for that."""
     mount, path = attached.mount, door_of(attached.mount.source)
-    return nullcontext() if path is None else porter.porter(path, vfs.root_fd(), mount.device)
+    return nullcontext() if path is None else backing_fd_server.porter(path, vfs.root_fd(), mount.device)
 
 
 async def _tell_watchdog() -> None:

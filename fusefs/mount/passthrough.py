@@ -14,18 +14,18 @@ import logging
 import os
 from collections.abc import Callable
 
-from fusefs.core.inodes import Node
+from fusefs.core.inode_table import Node
 from fusefs.core.names import printable
-from fusefs.linux.attributes import look_at
-from fusefs.linux.backing import close_backing, forget_attributes, is_written, open_backing, takes_direct
 from fusefs.linux.fd import Fd
-from fusefs.linux.identity import ITSELF, Identity, call_as
+from fusefs.linux.fuse_device import close_backing, forget_attributes, is_written, open_backing, takes_direct
 from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
-from fusefs.linux.libc import statfs_type, statx
-from fusefs.mount.acting import Writers
-from fusefs.mount.directories import Directories
-from fusefs.mount.gate import Gate
-from fusefs.mount.memory import Memory
+from fusefs.linux.statx import look_at
+from fusefs.linux.syscalls import statfs_type, statx
+from fusefs.linux.thread_credentials import ITSELF, Identity, call_as
+from fusefs.mount.act_as import Writers
+from fusefs.mount.daemon_cache import Memory
+from fusefs.mount.directory_fds import Directories
+from fusefs.mount.tables_lock import Gate
 
 _TELLS_LATE = "the filesystem below is FUSE, and may tell of a failed write when its own handle is closed"
 _TOO_OLD = "it takes Linux 6.9 with CONFIG_FUSE_PASSTHROUGH"

@@ -15,22 +15,22 @@ from contextlib import ExitStack, suppress
 from fusefs.core.errors import Busy, NotPermitted, Refused
 from fusefs.core.mount_options import flags_after
 from fusefs.core.names import printable
-from fusefs.linux import mounting
-from fusefs.linux.claims import directory_of
-from fusefs.linux.door import TREE
+from fusefs.linux import mount_calls
+from fusefs.linux.backing_fd_socket import TREE
 from fusefs.linux.fd import Fd
+from fusefs.linux.mount_claims import directory_of
 from fusefs.linux.mountinfo import Mount, covering, is_inside, read_mounts
-from fusefs.linux.places import HOME
+from fusefs.linux.runtime_directories import HOME
 from fusefs.mount.attach import ACCESS, INHERITED, numbers
-from fusefs.mount.points import top_mount
+from fusefs.mount.mount_points import top_mount
 
 _PATIENCE_S, _GLANCE_S = 5.0, 0.02
 """For the daemon to close what the last writer has closed."""
 _ALL = (
-    mounting.MS_RDONLY | mounting.MS_NOSUID | mounting.MS_NODEV | mounting.MS_NOEXEC | mounting.MS_NOATIME
-    | mounting.MS_NODIRATIME | mounting.MS_NOSYMFOLLOW
+    mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
+    | mount_calls.MS_NOATIME | mount_calls.MS_NODIRATIME | mount_calls.MS_NOSYMFOLLOW
 )  # fmt: skip
-_OF_ACCESS = mounting.MS_NOATIME | mounting.MS_NODIRATIME
+_OF_ACCESS = mount_calls.MS_NOATIME | mount_calls.MS_NODIRATIME
 
 
 def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> bool:
@@ -49,7 +49,7 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
         raise NotPermitted(target, "only root can change a mount; mount it anew")
     before = mount.flags()
     wanted = numbers((flags_after(texts, before, is_sloppy=is_sloppy) or frozenset()) | _kept(mount, mounts))
-    unwanted = _ALL if "noatime" in before else _ALL & ~mounting.MS_NOATIME  # or strictatime would go
+    unwanted = _ALL if "noatime" in before else _ALL & ~mount_calls.MS_NOATIME  # or strictatime would go
     with ExitStack() as stack:
         point = stack.enter_context(_open(target))
         try:
@@ -57,9 +57,9 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
                 tree = stack.enter_context(_open(mount.source))
                 _change(point, tree, wanted, unwanted, was_read_only="ro" in before)
             else:
-                mounting.remount(point, wanted)
+                mount_calls.remount(point, wanted)
                 with suppress(FileNotFoundError), _open(directory_of(target) + b"/" + TREE) as tree:
-                    mounting.set_flags(tree, wanted & _OF_ACCESS, unwanted & _OF_ACCESS)
+                    mount_calls.set_flags(tree, wanted & _OF_ACCESS, unwanted & _OF_ACCESS)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -68,15 +68,15 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
 
 
 def _change(point: Fd, tree: Fd, wanted: int, unwanted: int, *, was_read_only: bool) -> None:
-    if not wanted & mounting.MS_RDONLY:
-        mounting.set_flags(tree, wanted, unwanted)
-    mounting.remount(point, wanted)
-    if wanted & mounting.MS_RDONLY:
+    if not wanted & mount_calls.MS_RDONLY:
+        mount_calls.set_flags(tree, wanted, unwanted)
+    mount_calls.remount(point, wanted)
+    if wanted & mount_calls.MS_RDONLY:
         try:
             _restrict(tree, wanted, unwanted)
         except OSError:
             if not was_read_only:
-                mounting.remount(point, wanted & ~mounting.MS_RDONLY)
+                mount_calls.remount(point, wanted & ~mount_calls.MS_RDONLY)
             raise
 
 
@@ -84,7 +84,7 @@ def _restrict(tree: Fd, wanted: int, unwanted: int) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            mounting.set_flags(tree, wanted, unwanted)
+            mount_calls.set_flags(tree, wanted, unwanted)
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline_s:
                 raise

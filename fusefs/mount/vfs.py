@@ -14,28 +14,28 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
-from fusefs.core.mountstats import Gauges
+from fusefs.core.fair_share import Shares
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
+from fusefs.core.mount_counters import Gauges
 from fusefs.core.names import STORE
-from fusefs.core.shares import Shares
-from fusefs.linux.attributes import Looker, look_at, peek, peek_at
-from fusefs.linux.caller import Caller
 from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.mount import trashdir
-from fusefs.mount.acting import AsCaller, Need
-from fusefs.mount.ahead import Ahead
-from fusefs.mount.directories import Directories, Folding
-from fusefs.mount.gate import Gate
-from fusefs.mount.handles import Handles
-from fusefs.mount.lasting import NOTHING, Known, Lasting, Pages
-from fusefs.mount.losers import Losers
-from fusefs.mount.memory import Look, Memory
+from fusefs.linux.statx import Looker, look_at, peek, peek_at
+from fusefs.mount import trashd_dir
+from fusefs.mount.act_as import AsCaller, Need
+from fusefs.mount.counters import Stats
+from fusefs.mount.daemon_cache import Look, Memory
+from fusefs.mount.directory_fds import Directories, Folding
+from fusefs.mount.estale_retries import Losers
+from fusefs.mount.open_handles import Handles
 from fusefs.mount.passthrough import Passthrough
-from fusefs.mount.stats import Stats
-from fusefs.mount.wanted import Wanted
+from fusefs.mount.prefetch import Ahead
+from fusefs.mount.prefetch_xattrs import Wanted
+from fusefs.mount.tables_lock import Gate
+from fusefs.mount.validity import NOTHING, Known, Lasting, Pages
 from fusefs.store.layout import DROP, is_stores_own
 
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
@@ -96,12 +96,12 @@ class Vfs:
         self.wanted = Wanted(seen.dev)
         has_handles = self.directories.has_handles
         self.ahead = Ahead(gate, self.memory, self.wanted, n_in_flight, n_spare, has_handles=has_handles)
-        self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashdir.zone_in)
+        self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashd_dir.zone_in)
         self._missing = Known(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
         self.handles = Handles(gate, shares_of(max_fds, is_for_all=is_checked))
-        self.drops = trashdir.Drops(Kernel(), root)
-        self.stored = trashdir.Stored(self.nodes)
+        self.drops = trashd_dir.Drops(Kernel(), root)
+        self.stored = trashd_dir.Stored(self.nodes)
         self.keeps_listings = not is_shared
         """What the kernel keeps of a listing is right: it can't change, or we are told at once when it does."""
         self.is_shared = is_shared
@@ -112,7 +112,7 @@ class Vfs:
         self.pages = Pages()
         self.lasting = Lasting()
         self.unlisted: dict[bytes, Node] = {}
-        """What is found, once, by a name that no directory has: for the test at the start (mount/probe.py)."""
+        """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
         self.passthrough = Passthrough(gate, self.memory, root, is_shared=is_shared)
         # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
         self._by_node = (self.ahead, self.folding, self.pages, self.lasting, self.passthrough, self.directories)
@@ -130,7 +130,7 @@ class Vfs:
         """The node of a nodeid, to be asked. Raises  OSError ESTALE: the kernel then looks again; WouldWait"""
         node = self.nodes.get(nodeid)
         if node is None:
-            _fail(errno.ESTALE if trashdir.user_of(nodeid) is None else errno.EOPNOTSUPP)
+            _fail(errno.ESTALE if trashd_dir.user_of(nodeid) is None else errno.EOPNOTSUPP)
         self.gate.enter(node.source[0])
         self.gate.look_by(node.name)
         return node
@@ -146,7 +146,7 @@ class Vfs:
         """A directory and its fd, for a change of that name in it. Raises  OSError EPERM for `.trashd/drop`"""
         directory, fd = self.directory(parent)
         self.gate.look_by(name)
-        if name == DROP and trashdir.is_drop(directory, name):
+        if name == DROP and trashd_dir.is_drop(directory, name):
             _fail(errno.EPERM)
         return directory, fd
 
@@ -156,9 +156,9 @@ class Vfs:
         Raises  OSError ENAMETOOLONG and so on; ENOENT where that must not be remembered
         """
         directory, fd = self.directory(parent)
-        if name == DROP and trashdir.is_drop(directory, name):
+        if name == DROP and trashd_dir.is_drop(directory, name):
             return self._drop(caller.uid, caller)
-        if parent == ROOT and name == TOP_NAME and self.nodes.root.nodeid == TOP:  # asked by mount/top.py
+        if parent == ROOT and name == TOP_NAME and self.nodes.root.nodeid == TOP:  # asked by mount/root_inode.py
             self.nodes.root.nlookup += 1
             return Known(TOP, self._attributes(self.nodes.root)._replace(ino=TOP), 0)
         if self.unlisted and (node := self.unlisted.pop(name, None)) is not None:
@@ -295,12 +295,12 @@ class Vfs:
         """
         if name.startswith(STORE) and is_stores_own(name):
             return True
-        return trashdir.is_below(self.nodes, directory) or self.folding.folds(directory, fd)
+        return trashd_dir.is_below(self.nodes, directory) or self.folding.folds(directory, fd)
 
     def is_listing_kept(self, nodeid: int) -> bool:
         """Whether the kernel may keep a directory's listing."""
         node = self.nodes.get(nodeid)
-        return self.keeps_listings and node is not None and not trashdir.is_below(self.nodes, node)
+        return self.keeps_listings and node is not None and not trashd_dir.is_below(self.nodes, node)
 
     def lacks_its_number(self, known: Known) -> bool:
         """Whether the kernel's next messages may free the nodeid that what was just made should have."""
@@ -345,7 +345,7 @@ class Vfs:
 
     def getattr(self, nodeid: int, caller: Caller) -> Known:
         """The attributes of a node as they are now."""
-        uid = trashdir.user_of(nodeid)
+        uid = trashd_dir.user_of(nodeid)
         if uid is not None:
             return self._drop(uid, caller)
         return self.known(self.node(nodeid))
@@ -356,7 +356,7 @@ class Vfs:
         look = self.memory.looking()
         try:
             seen = self._attributes(node)
-            if trashdir.is_below(self.nodes, node):
+            if trashd_dir.is_below(self.nodes, node):
                 return Known(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
             is_steady = node.source not in self.memory.unsteady
@@ -413,7 +413,7 @@ class Vfs:
 
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
         """A link's target."""
-        uid = trashdir.user_of(nodeid)
+        uid = trashd_dir.user_of(nodeid)
         if uid is not None:
             return self.gate.call(self.drops.readlink, uid, caller)
         node = self.node(nodeid)

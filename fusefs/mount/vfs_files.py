@@ -7,17 +7,17 @@ import os
 import stat
 from typing import NamedTuple
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import Node
-from fusefs.linux.attributes import look_at
-from fusefs.linux.caller import Caller
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
-from fusefs.linux.identity import call_as
-from fusefs.linux.libc import fallocate
-from fusefs.mount import privileges
-from fusefs.mount.acting import by_mode, by_owner_alone, writer_of
-from fusefs.mount.gate import Gate
-from fusefs.mount.handles import FOR_EXECUTION
+from fusefs.linux.fuse_caller import Caller
+from fusefs.linux.statx import look_at
+from fusefs.linux.syscalls import fallocate
+from fusefs.linux.thread_credentials import call_as
+from fusefs.mount import setid_bits
+from fusefs.mount.act_as import by_mode, by_owner_alone, writer_of
+from fusefs.mount.open_handles import FOR_EXECUTION
+from fusefs.mount.tables_lock import Gate
 from fusefs.mount.vfs import Vfs
 
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
@@ -105,7 +105,7 @@ def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int |
     how, writer = os.RWF_APPEND if flags & os.O_APPEND else 0, vfs.passthrough.writer_of(node, file)
     with vfs.memory.changes(node.source):
         if vfs.handles.comes_whole(fh):
-            privileges.take_unasked(vfs.gate, vfs.lasting, node, file)
+            setid_bits.take_unasked(vfs.gate, vfs.lasting, node, file)
             how |= _as_durable(flags)
         if how:
             return vfs.gate.call(call_as, writer, os.pwritev, file, (data,), offset, how)
@@ -123,7 +123,7 @@ def allocate(vfs: Vfs, fh: int, mode: int, offset: int, size: int, caller: Calle
     """Blocks for a part of a file, or a hole, or zeros: fallocate(2). It may take long."""
     node, file = vfs.handles.opened(fh)
     writer = vfs.passthrough.writer_of(node, file)
-    with vfs.memory.changes(node.source), privileges.kept(vfs.gate, file, caller):
+    with vfs.memory.changes(node.source), setid_bits.kept(vfs.gate, file, caller):
         vfs.gate.call(call_as, writer, fallocate, file, mode, offset, size)
 
 
@@ -152,7 +152,7 @@ def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, 
     node, file = vfs.handles.opened(fh)
     to_node, to_file = vfs.handles.opened(to_fh)
     call = vfs.gate.call
-    with vfs.memory.changes(node.source, to_node.source), privileges.kept(vfs.gate, to_file, caller):
+    with vfs.memory.changes(node.source, to_node.source), setid_bits.kept(vfs.gate, to_file, caller):
         accessed_ns = call(look_at, file).atime_ns
         size, writer = min(size, _COPIED_BYTES_MAX), vfs.passthrough.writer_of(to_node, to_file)
         n = call(call_as, writer, os.copy_file_range, file, to_file, size, offset, to_offset)

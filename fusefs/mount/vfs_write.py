@@ -10,18 +10,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import Node, SourceKey, source_key
-from fusefs.linux import libc
-from fusefs.linux.attributes import look_at, peek_at, set_times, set_times_to_now
-from fusefs.linux.caller import Caller, keeps_group
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import Node, SourceKey, source_key
+from fusefs.linux import syscalls
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
-from fusefs.linux.identity import call_as, in_no_group
-from fusefs.mount import privileges, trashdir, vfs_files
-from fusefs.mount.acting import AsCaller, Need, by_mode, by_mode_of, by_owner, by_owner_alone, writer_of
-from fusefs.mount.lasting import Known
-from fusefs.mount.memory import Place
+from fusefs.linux.fuse_caller import Caller, keeps_group
+from fusefs.linux.statx import look_at, peek_at, set_times, set_times_to_now
+from fusefs.linux.thread_credentials import call_as, in_no_group
+from fusefs.mount import setid_bits, trashd_dir, vfs_files
+from fusefs.mount.act_as import AsCaller, Need, by_mode, by_mode_of, by_owner, by_owner_alone, writer_of
+from fusefs.mount.daemon_cache import Place
+from fusefs.mount.validity import Known
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import Opened
 
@@ -206,17 +206,17 @@ def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int
             needs.append(by_mode(one))  # what is above it is written in it
     moving = vfs.as_caller(caller, needs, (old[0], new[0]))
     with vfs.memory.changes(*sources, names=[old, new]):
-        moving.call(libc.renameat2, old_fd, old[1], new_fd, new[1], flags)
+        moving.call(syscalls.renameat2, old_fd, old[1], new_fd, new[1], flags)
     vfs.lasting.changed(old[0])
     if new[0] is not old[0]:
         vfs.lasting.changed(new[0])
-    places = (old, new) if flags & libc.RENAME_EXCHANGE else (old,)
-    if any(trashdir.holds_trash(vfs.nodes, directory) for directory, _name in places):
+    places = (old, new) if flags & syscalls.RENAME_EXCHANGE else (old,)
+    if any(trashd_dir.holds_trash(vfs.nodes, directory) for directory, _name in places):
         _come_back(vfs)
     if source == other:
         return  # two names of one file: the kernel leaves both
     if other is not None and found is not None:
-        if flags & libc.RENAME_EXCHANGE:
+        if flags & syscalls.RENAME_EXCHANGE:
             _moved(vfs, other, new, old)
         else:
             _lost(vfs, other, found[0], *new)
@@ -271,7 +271,7 @@ def removed(vfs: Vfs, node: Node, seen: Attributes) -> None:
 def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> Known:
     """Change attributes, in an order in which none undoes another.
 
-    changes  none: a write is about to come, and the kernel wants what privileges.take takes; or a chown without ids
+    changes  none: a write is about to come, and the kernel wants what setid_bits.take takes; or a chown without ids
     fh       a handle of it, for its size
     """
     node = vfs.node(nodeid)
@@ -280,13 +280,13 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Ca
         size = changes.size
         file = -1 if size is None else _to_cut(vfs, node, fd, fh, caller, stack)
         if changes == _NOTHING:
-            privileges.take(vfs, node, fd, caller)
+            setid_bits.take(vfs, node, fd, caller)
         if changes.uid is not None or changes.gid is not None:
             _change_owner(vfs, node, fd, changes, caller)
         if changes.mode is not None:
             _change_mode(vfs, node, fd, changes, caller)
         if size is not None:
-            with privileges.kept(vfs.gate, fd, caller):
+            with setid_bits.kept(vfs.gate, fd, caller):
                 vfs.gate.call(call_as, in_no_group(), os.truncate, file, size)
         elif changes.atime_ns is not None or changes.mtime_ns is not None:
             _change_times(vfs, node, fd, changes, caller)
@@ -318,16 +318,16 @@ def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller)
     """A mode that comes with something else is the kernel's own: bits that go with that."""
     mode = stat.S_IMODE(changes.mode or 0)
     if changes._replace(mode=None) != _NOTHING:
-        privileges.chmod(vfs.gate, fd, mode)
+        setid_bits.chmod(vfs.gate, fd, mode)
         return
     seen = vfs.gate.call(look_at, fd)
-    gid = privileges.group_for(seen, caller) if mode & stat.S_ISGID else None
+    gid = setid_bits.group_for(seen, caller) if mode & stat.S_ISGID else None
     try:
         vfs.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chmod, fd.path(), mode)
     except PermissionError:
-        if not privileges.are_taken_by(vfs.gate, vfs.handles, node, fd, mode):
+        if not setid_bits.are_taken_by(vfs.gate, vfs.handles, node, fd, mode):
             raise
-        privileges.chmod(vfs.gate, fd, mode)
+        setid_bits.chmod(vfs.gate, fd, mode)
 
 
 def _change_times(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:

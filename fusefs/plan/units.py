@@ -14,15 +14,15 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.core.names import Name, join
-from fusefs.core.plan import Age
+from fusefs.core.plan_rules import Age
 from fusefs.core.record import Failure
 from fusefs.core.selection import Field, Matcher, letter_of
-from fusefs.core.swept import Spared
+from fusefs.core.sweep_result import Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.guard import KEPT, LOCKED, has_keep_file, lock, why_held, why_locked
+from fusefs.plan.keep_guard import KEPT, LOCKED, has_keep_file, lock, why_held, why_locked
+from fusefs.store.backing_and_mount import READABLE, Sides
 from fusefs.store.layout import is_stores_own
-from fusefs.store.sides import READABLE, Sides
 
 MOUNTED = "something is mounted in it"
 _PATH_MAX_BYTES = 1 << 16

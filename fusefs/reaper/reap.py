@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from fusefs.core.errors import BadRecord
+from fusefs.core.freed_space import Survey
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.report import Reaped, Report, ours_first
-from fusefs.core.space import Survey
-from fusefs.engine.survey import survey
+from fusefs.engine.count_tree import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import NOTHING_SPECIAL, Wishes, remove_contents
-from fusefs.reaper.given import Given
-from fusefs.store.ballast import FOR_REAPER, with_room
+from fusefs.reaper.late_arrivals import Given
+from fusefs.reaper.remove_tree import NOTHING_SPECIAL, Wishes, remove_contents
 from fusefs.store.claim import Lost, claim, hold
 from fusefs.store.container import Held, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
-from fusefs.store.mounted import refuse_mounted
+from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
+from fusefs.store.spare_space import FOR_REAPER, with_room
 from fusefs.store.stage import restock
 
 _NAME_MAX_BYTES = 4000

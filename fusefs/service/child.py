@@ -17,15 +17,16 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from fusefs.core.budget import HOLD, Tempo
 from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.report import Reaped, keeps_for_its_owner
-from fusefs.engine.survey import survey
-from fusefs.linux.host import boot_id
-from fusefs.reaper.engine import Wishes
+from fusefs.core.slice_budget import HOLD, Tempo
+from fusefs.engine.count_tree import survey
+from fusefs.linux.boot_id import boot_id
 from fusefs.reaper.reap import reap
+from fusefs.reaper.remove_tree import Wishes
+from fusefs.service.due_queue import Chosen
 from fusefs.service.messages import (
     MESSAGE_MAX,
     PAGE,
@@ -48,12 +49,11 @@ from fusefs.service.messages import (
     decode_order,
     encode,
 )
-from fusefs.service.upcoming import Chosen
 from fusefs.store.claim import look_at_record
 from fusefs.store.discover import with_lower
-from fusefs.store.for_owner import give_what_is_left
 from fusefs.store.layout import FOLDERS, UserFolder, open_areas, read_volume
-from fusefs.store.tend import tend
+from fusefs.store.swap_for_owner import give_what_is_left
+from fusefs.store.tidy_folder import tend
 
 BEAT_S = 0.1
 """Between two beats while something is done; each wakes the service."""

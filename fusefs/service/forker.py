@@ -20,15 +20,15 @@ import msgspec
 import trio
 
 from fusefs.core.names import Name
-from fusefs.linux.credentials import Person, become, die_with_parent
+from fusefs.linux.act_as_user import Person, become, die_with_parent
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.priority import be_idle
+from fusefs.linux.low_priority import be_idle
 from fusefs.service.child import Child
 from fusefs.service.messages import MESSAGE_MAX, Forked, Home, Read, Spawn
-from fusefs.service.reader import tell_homes
+from fusefs.service.registry_reader import tell_homes
+from fusefs.store.backing_and_mount import Sides
 from fusefs.store.layout import Areas, Store, UserFolder
-from fusefs.store.sides import Sides
 
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8

@@ -19,7 +19,7 @@ import trio
 
 from fusefs.core.config import Hooks
 from fusefs.core.events import TAKEN, Event, Kind, encode, show, variables
-from fusefs.linux.credentials import person
+from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 
 _LOG = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from fusefs.core.budget import Tempo
 from fusefs.core.record import Failure, Method
-from fusefs.service.upcoming import Chosen
+from fusefs.core.slice_budget import Tempo
+from fusefs.service.due_queue import Chosen
 from fusefs.store.layout import Volume
-from fusefs.store.leads import Word
+from fusefs.store.registry_targets import Word
 
 MESSAGE_MAX = 128 * 1024
 """A packet: a page of records, the largest that is sent, is cut to fit."""

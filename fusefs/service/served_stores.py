@@ -8,16 +8,16 @@ from functools import partial
 
 import trio
 
-from fusefs.core.status import PassedOver
+from fusefs.core.service_status import PassedOver
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import Event, Happened
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
-from fusefs.service.context import Context, boot_s, in_thread
 from fusefs.service.messages import Home
-from fusefs.service.volume import find_store
-from fusefs.store.leads import Word
-from fusefs.store.lines import STORES
+from fusefs.service.open_volume import find_store
+from fusefs.service.shared_context import Context, boot_s, in_thread
+from fusefs.store.registry_lines import STORES
+from fusefs.store.registry_targets import Word
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16

@@ -18,33 +18,33 @@ from fusefs.core.errors import BadConfig, Busy
 from fusefs.core.events import Event, Kind
 from fusefs.core.names import printable
 from fusefs.core.record import quote
-from fusefs.core.status import PassedOver, Phase, Status
-from fusefs.linux import servicelock
-from fusefs.linux.clockwatch import ClockWatch
-from fusefs.linux.configfiles import Loaded
+from fusefs.core.service_status import PassedOver, Phase, Status
+from fusefs.linux import service_lock
+from fusefs.linux.boot_id import boot_id
+from fusefs.linux.clock_changes import ClockWatch
+from fusefs.linux.config_files import Loaded
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_id
 from fusefs.linux.inotify import Event as Noticed
 from fusefs.linux.inotify import Happened
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.low_priority import be_idle
+from fusefs.linux.mount_changes import MountWatch
 from fusefs.linux.mountinfo import Mount, View, covering, is_inside, read_mounts
-from fusefs.linux.mountwatch import MountWatch
-from fusefs.linux.places import lasting_dir, make_dir, runtime_dir, state_dir
-from fusefs.linux.priority import be_idle
+from fusefs.linux.runtime_directories import lasting_dir, make_dir, runtime_dir, state_dir
 from fusefs.linux.systemd import Notifier
-from fusefs.service.berths import Berths
-from fusefs.service.context import Context, boot_s
+from fusefs.service.clock_file import load_clock, save_clock
+from fusefs.service.event_outlets import Outlets
 from fusefs.service.forker import Forker, ForkerLost
-from fusefs.service.keeper import Keeper, Own
-from fusefs.service.memory import load_clock, save_clock
-from fusefs.service.outlets import Outlets
-from fusefs.service.pause import Pause, pause_dir, read_pauses
-from fusefs.service.portrait import portray
+from fusefs.service.inotify_watches import Watcher
+from fusefs.service.open_volume import all_views, by_rules, registered_paths, volume_paths
+from fusefs.service.own_store_limits import Berths
+from fusefs.service.pause_files import Pause, pause_dir, read_pauses
 from fusefs.service.served_stores import Finder, Key, OwnStores
-from fusefs.service.status import write_status
-from fusefs.service.volume import all_views, by_rules, registered_paths, volume_paths
-from fusefs.service.watcher import Watcher
-from fusefs.store.lines import STORES, registered
+from fusefs.service.shared_context import Context, boot_s
+from fusefs.service.status_file import write_status
+from fusefs.service.volume_loop import Keeper, Own
+from fusefs.service.volume_status import portray
+from fusefs.store.registry_lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)
 _TELL_S, _IDLE_TELL_S = 1.0, 300.0
@@ -83,7 +83,7 @@ def serve(wanted: Wanted) -> None:
         forker = owned.enter_context(Forker())
         be_idle()
         runtime, state = make_dir(runtime_dir()), state_dir()
-        lock = servicelock.take(runtime)
+        lock = service_lock.take(runtime)
         if lock is None:
             raise AlreadyRunning(runtime)
         owned.enter_context(lock)

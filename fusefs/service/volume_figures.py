@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from fusefs.core.policy import VolumePolicy, hurries
-from fusefs.core.status import MOST_FAULTS, Fault
-from fusefs.service.volume import Space
+from fusefs.core.service_status import MOST_FAULTS, Fault
+from fusefs.service.open_volume import Space
 
 _TREND_S = 30.0
 """Over which a trend is told: long enough that a single file is none."""

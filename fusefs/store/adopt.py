@@ -10,8 +10,8 @@ from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath, printable
 from fusefs.core.record import Method, Record
+from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_id, host_id
 from fusefs.store.container import dissolve, move
 from fusefs.store.layout import DROP, TREE, UserFolder
 from fusefs.store.stage import identify_at, lend, loan, stage_new, take_back

@@ -20,10 +20,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.adopt import Problem
-from fusefs.store.ballast import has_ballast
+from fusefs.store.backing_and_mount import DIRECTORY, Sides
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held
-from fusefs.store.folders import MOUNTED, NOT_MADE
 from fusefs.store.layout import (
     FORMAT,
     FRESH,
@@ -37,15 +36,16 @@ from fusefs.store.layout import (
     UserFolder,
     open_store,
 )
-from fusefs.store.leads import Lead, Word, follow
-from fusefs.store.lines import registered, why_unread
-from fusefs.store.made import way_out
-from fusefs.store.passed_over import passed_over
 from fusefs.store.pointers import pointed
-from fusefs.store.registry import is_vouched
+from fusefs.store.refused_folders import passed_over
+from fusefs.store.registry_lines import registered, why_unread
+from fusefs.store.registry_targets import Lead, Word, follow
 from fusefs.store.reserve import is_stocked, is_used
-from fusefs.store.sides import DIRECTORY, Sides
+from fusefs.store.spare_space import has_ballast
 from fusefs.store.stage import identify_at
+from fusefs.store.store_maker import way_out
+from fusefs.store.store_registry import is_vouched
+from fusefs.store.user_folders import MOUNTED, NOT_MADE
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
 _COPIED = f"so it is in a copy or a backup, where trashd restore ID has it back; else {WAY_OUT}"

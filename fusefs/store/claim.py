@@ -13,7 +13,7 @@ from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import RECORD_MAX_BYTES, Record
-from fusefs.core.wire import decode
+from fusefs.core.record_decoding import decode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import Held, move

@@ -17,9 +17,9 @@ from fusefs.core.names import ContainerId, Name, RelPath, join, make_id
 from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.libc import NO_TMPFILE
+from fusefs.linux.syscalls import NO_TMPFILE
+from fusefs.store.backing_and_mount import DIRECTORY, Sides, open_shown_as
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
-from fusefs.store.sides import DIRECTORY, Sides, open_shown_as
 
 RECORD_NEW = Name(b"record.json.new")
 _UNFINISHED = FRESH + b"."

@@ -14,8 +14,8 @@ from typing import Generic, Self, TypeVar
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.libc import WALK_MAX_BYTES
-from fusefs.store.sides import DIRECTORY, Sides, check_wholly
+from fusefs.linux.syscalls import WALK_MAX_BYTES
+from fusefs.store.backing_and_mount import DIRECTORY, Sides, check_wholly
 
 D = TypeVar("D", bound=AbstractContextManager[object])
 

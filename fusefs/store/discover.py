@@ -8,15 +8,15 @@ from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import NoBacking, NotPermitted, TrashdError, Untrusted
 from fusefs.core.names import STORE, printable
+from fusefs.linux.answer_timeout import ask_each
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, covering, read_mounts
-from fusefs.linux.patience import ask_each
-from fusefs.store.folders import Refusal, all_users, named_users, open_user, why_refused
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
-from fusefs.store.leads import Lead, Word, follow, open_registered
-from fusefs.store.lines import registered
-from fusefs.store.mounted import open_shown
+from fusefs.store.mounted_paths import open_shown
 from fusefs.store.pointers import lower_stores
+from fusefs.store.registry_lines import registered
+from fusefs.store.registry_targets import Lead, Word, follow, open_registered
+from fusefs.store.user_folders import Refusal, all_users, named_users, open_user, why_refused
 
 _NO_VOLUMES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "
@@ -107,7 +107,7 @@ def _words(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterato
     own = [Word(os.geteuid(), line) for line in registered()]
     yield from (word for word, lead in follow(kernel, own, mounts) if lead is Lead.THERE)
     if os.geteuid() == 0:
-        from fusefs.store.registries import stores_of_users  # users are spared it
+        from fusefs.store.user_registries import stores_of_users  # users are spared it
 
         yield from stores_of_users(kernel, mounts, users)
 

@@ -15,8 +15,8 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.made import Made, who_made
-from fusefs.store.sides import DIRECTORY, READABLE, Sides
+from fusefs.store.backing_and_mount import DIRECTORY, READABLE, Sides
+from fusefs.store.store_maker import Made, who_made
 
 FORMAT = 2
 FIRST_FORMAT = 1

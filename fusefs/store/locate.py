@@ -26,8 +26,8 @@ from fusefs.core.record import Staying
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, Place, below, find_mount, place_below, place_of, read_mounts
+from fusefs.store.backing_and_mount import DIRECTORY, Scope, Sides, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
-from fusefs.store.sides import DIRECTORY, Scope, Sides, wholly_beneath
 
 
 class Victim(NamedTuple):
@@ -172,7 +172,7 @@ class _Led(NamedTuple):
         """On both sides; None if no mount of ours shows it. Raises  OSError; NotFound, NoBacking"""
         if not any(one.is_ours() for one in self.mounts):
             return None
-        from fusefs.store.mounted import find_mounted  # who has nothing mounted is spared it
+        from fusefs.store.mounted_paths import find_mounted  # who has nothing mounted is spared it
 
         return find_mounted(kernel, self.path, self.real, self.fd, self.mount, self.mounts)
 
@@ -310,7 +310,7 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) 
         try:
             kernel.stat(base.fd, STORE)
         except FileNotFoundError:
-            from fusefs.store.volume import make_store  # a swap into a store that is there is spared it
+            from fusefs.store.make_store import make_store  # a swap into a store that is there is spared it
 
             owned.pop_all()
             return make_store(kernel, base, path)
@@ -322,7 +322,7 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) 
 
 def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath) -> None:
     """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
-    from fusefs.store.volume import unmake_store
+    from fusefs.store.make_store import unmake_store
 
     with suppress(OSError, TrashdError), wholly_beneath(kernel, scope.root, relative) as base:
         unmake_store(kernel, base, os.path.join(scope.root_path, relative))

@@ -17,13 +17,13 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import Sides, between, wholly_beneath
 from fusefs.store.container import Held, drop_empty_tree, flush, move, open_inside
 from fusefs.store.deep_path import DeepOpener, walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.recover import rescue_hoisted, retire_restored
 from fusefs.store.restore import Claim, Destination, Restored, closed, restore, settle, way_back
-from fusefs.store.sides import Sides, between, wholly_beneath
 
 _IN_BOTH = errno.EISDIR
 

@@ -11,12 +11,12 @@ from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
+from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, Sides, open_shown_as
 from fusefs.store.container import Held
-from fusefs.store.keeping import settle_kept
+from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
-from fusefs.store.sides import DIRECTORY, OUT_OF_REACH, Sides, open_shown_as
 from fusefs.store.stage import identify_at, take_back
-from fusefs.store.visible import Direct, Move
+from fusefs.store.victim_rename import Direct, Move
 
 _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
 _MOVED = {Move.PLACE: FRESH, Move.BACK: TREE}

@@ -10,8 +10,8 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import OUT_OF_REACH
 from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
-from fusefs.store.sides import OUT_OF_REACH
 
 _POINTER_MAX_BYTES = 64 * 1024
 _MOST_READ = 1000
@@ -74,8 +74,8 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
     if uid == os.geteuid():
         text = read()
     else:
-        from fusefs.linux.children import ChildLost
-        from fusefs.linux.credentials import call_as
+        from fusefs.linux.act_as_user import call_as
+        from fusefs.linux.child_processes import ChildLost
 
         try:
             text = call_as(uid, lambda _ask: read(), lambda _question: b"")

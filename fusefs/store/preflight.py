@@ -24,9 +24,7 @@ from fusefs.core.errors import (
     from_os,
 )
 from fusefs.core.names import STORE, Name, RelPath
-from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
-from fusefs.linux.likeness import (
+from fusefs.linux.directory_metadata import (
     Difference,
     Likeness,
     apply_likeness,
@@ -35,18 +33,20 @@ from fusefs.linux.likeness import (
     project_of,
     read_likeness,
 )
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount
-from fusefs.store.folders import open_user, why_not
-from fusefs.store.holders import holders_of
-from fusefs.store.keeping import choose, hindrances
+from fusefs.store.backing_and_mount import FULL, wholly_beneath
+from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
 from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim
-from fusefs.store.refuse import refusals
+from fusefs.store.make_store import unfinished
+from fusefs.store.refusals import refusals
 from fusefs.store.reserve import is_stocked
-from fusefs.store.sides import FULL, wholly_beneath
-from fusefs.store.verbs import explain
-from fusefs.store.visible import NO_EXCHANGE
-from fusefs.store.volume import unfinished
+from fusefs.store.swap_path import explain
+from fusefs.store.tree_holders import holders_of
+from fusefs.store.user_folders import open_user, why_not
+from fusefs.store.victim_rename import NO_EXCHANGE
 
 _WRITE_SEARCH = os.W_OK | os.X_OK
 _INSIDE = Name(b"inside")

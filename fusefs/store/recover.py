@@ -26,17 +26,17 @@ from fusefs.core.lifecycle import (
 )
 from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable, shell_word
 from fusefs.core.record import Method
+from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import Problem, take_in
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held, dissolve, drop_empty_tree, drop_prepared, move, superblock_of
-from fusefs.store.keeping import settle_kept
+from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.stage import identify_at, take_back, unmake
-from fusefs.store.visible import Move
+from fusefs.store.victim_rename import Move
 
 _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

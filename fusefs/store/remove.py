@@ -9,7 +9,7 @@ from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.stage import Options, lend, stage
 from fusefs.store.swap import Swapped, finish, give_back, unstage
-from fusefs.store.visible import Move, Visible
+from fusefs.store.victim_rename import Move, Visible
 
 
 def remove(folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible) -> Swapped:

@@ -34,19 +34,19 @@ from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
-from fusefs.store.ballast import FOR_USER, with_room
+from fusefs.store.backing_and_mount import Sides, between, open_shown_as
 from fusefs.store.check import check_container
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import RECORD_NEW, Held
 from fusefs.store.discover import discover
-from fusefs.store.find import act_on, each_folder, opened_folder
-from fusefs.store.folders import MOUNTED
+from fusefs.store.find_orphans import act_on, each_folder, opened_folder
 from fusefs.store.layout import FRESH, RECORD, TREE, UNMOUNT, UserFolder, is_stores_own
-from fusefs.store.listing import Entry, unreadable
-from fusefs.store.mounted import open_shown
+from fusefs.store.list_orphans import Entry, unreadable
+from fusefs.store.mounted_paths import open_shown
 from fusefs.store.recover import may_be_alive, recover
-from fusefs.store.sides import Sides, between, open_shown_as
-from fusefs.store.visible import Visible
+from fusefs.store.spare_space import FOR_USER, with_room
+from fusefs.store.user_folders import MOUNTED
+from fusefs.store.victim_rename import Visible
 
 _LEAST_CHARS = 4
 _MOST_TOLD = 20

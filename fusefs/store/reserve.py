@@ -11,8 +11,8 @@ from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
+from fusefs.store.backing_and_mount import FULL
 from fusefs.store.layout import FRESH, RECORD, RESERVE, TREE, UserFolder
-from fusefs.store.sides import FULL
 
 READY = Name(b"ready")
 SPARE = Name(b"spare")

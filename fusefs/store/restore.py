@@ -13,21 +13,21 @@ from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
 from fusefs.core.record import Failure
+from fusefs.linux.boot_id import boot_id, host_id
+from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.likeness import make_like, read_likeness
-from fusefs.store.ballast import FOR_USER, with_room
+from fusefs.store.backing_and_mount import DIRECTORY, Sides, between, open_shown_as, refresh
 from fusefs.store.claim import Lost, hold, look_at_record
 from fusefs.store.container import Held, drop_prepared, flush_directory, move, rewrite, superblock_of, unfinished_name
-from fusefs.store.hand import ITS_OWNERS, why_other
-from fusefs.store.keeping import holds_only_kept, missing
+from fusefs.store.keep_entries import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.recover import Kept, rescue_hoisted, retire_restored, settle_restoring
-from fusefs.store.sides import DIRECTORY, Sides, between, open_shown_as, refresh
+from fusefs.store.root_rename import ITS_OWNERS, why_other
+from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.stage import lend, loan, take_back
-from fusefs.store.visible import NO_EXCHANGE, Direct, Move, Visible
+from fusefs.store.victim_rename import NO_EXCHANGE, Direct, Move, Visible
 
 _UNKNOWABLE = (
     "this filesystem does not tell whether that is the fresh directory of the swap, in which something was written: "

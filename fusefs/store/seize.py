@@ -19,16 +19,16 @@ from fusefs.core.names import ContainerId, Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import place_of, read_mounts
+from fusefs.store.backing_and_mount import Scope, Sides
 from fusefs.store.claim import Lost
 from fusefs.store.layout import RECORD, UserFolder
 from fusefs.store.locate import Victim, mount_of
-from fusefs.store.passed_over import not_proven
+from fusefs.store.refused_folders import not_proven
 from fusefs.store.remove import remove
-from fusefs.store.sides import Scope, Sides
 from fusefs.store.stage import Options, Taken
 from fusefs.store.swap import Swapped
-from fusefs.store.verbs import explain
-from fusefs.store.visible import Direct
+from fusefs.store.swap_path import explain
+from fusefs.store.victim_rename import Direct
 
 _QUARANTINE = Name(State.QUARANTINE.value.encode())
 
@@ -72,7 +72,7 @@ def seize(
 
 
 def _taken(kernel: Kernel, fd: Fd, uid: int) -> Taken:
-    """What came into a user's container later than it was made is judged by root's reaper (reaper/given.py)."""
+    """What came into a user's container later than it was made is judged by root's reaper (reaper/late_arrivals.py)."""
     st = kernel.fstat(fd)
     is_his_alone = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
     return Taken(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_his_alone else None)

@@ -18,10 +18,9 @@ from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
-from fusefs.store.ballast import FOR_USER, with_room
+from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE
 from fusefs.store.claim import Lost, hold
 from fusefs.store.container import Held, rewrite
-from fusefs.store.folders import Refusal, find_user, names_in, open_user
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     DROP,
@@ -36,9 +35,10 @@ from fusefs.store.layout import (
     UserFolder,
     open_areas,
 )
-from fusefs.store.new_folder import make_user
-from fusefs.store.sides import DIRECTORY, FULL, READABLE
-from fusefs.store.volume import LOCK, remove_folder
+from fusefs.store.make_folder import make_user
+from fusefs.store.make_store import LOCK, remove_folder
+from fusefs.store.spare_space import FOR_USER, with_room
+from fusefs.store.user_folders import Refusal, find_user, names_in, open_user
 
 WAITS = "it waits for its owner's next command"
 STAYS = "root's name in it proves nothing: whoever made that store could put it there"

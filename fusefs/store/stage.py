@@ -14,10 +14,10 @@ from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Heir, Method, Record
+from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd
-from fusefs.linux.host import boot_id, host_id
 from fusefs.linux.kernel import Kernel
-from fusefs.store.ballast import FOR_USER, ensure_ballast, with_room
+from fusefs.store.backing_and_mount import FULL
 from fusefs.store.container import (
     Held,
     create_record,
@@ -30,8 +30,8 @@ from fusefs.store.container import (
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
-from fusefs.store.sides import FULL
-from fusefs.store.visible import Visible
+from fusefs.store.spare_space import FOR_USER, ensure_ballast, with_room
+from fusefs.store.victim_rename import Visible
 
 ATTEMPTS = 8
 _LOAN = 0o700

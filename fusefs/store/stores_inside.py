@@ -23,10 +23,10 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.store.folders import plain_name, whose
+from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, OUT_OF_REACH, READABLE
 from fusefs.store.layout import DROP, MAGIC, NEW, OLD, POINTERS, USERS, VOLUME, VOLUME_MAX_BYTES
-from fusefs.store.lines import registered
-from fusefs.store.sides import ABSENT, DIRECTORY, OUT_OF_REACH, READABLE
+from fusefs.store.registry_lines import registered
+from fusefs.store.user_folders import plain_name, whose
 
 _AREAS = (USERS, NEW)
 """Where users' folders are."""

@@ -11,7 +11,7 @@ from fusefs.core.errors import NotAlike, Refused, TrashdError, Unsettled
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, printable
 from fusefs.core.record import Method
-from fusefs.linux.likeness import Difference, apply_likeness, differences, read_likeness
+from fusefs.linux.directory_metadata import Difference, apply_likeness, differences, read_likeness
 from fusefs.store.container import Held, dissolve, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
@@ -23,10 +23,10 @@ from fusefs.store.stage import (
     stage,
     take_back,
 )
-from fusefs.store.visible import NO_EXCHANGE, Move, Visible
+from fusefs.store.victim_rename import NO_EXCHANGE, Move, Visible
 
 if TYPE_CHECKING:
-    from fusefs.store.keeping import Keeping
+    from fusefs.store.keep_entries import Keeping
 
 
 class Swapped(NamedTuple):
@@ -141,7 +141,7 @@ def _keep(staged: Staged, victim: Victim) -> Keeping | None:
     """Link what stays in view into the fresh directory. Raises  NotKept, OSError"""
     if victim.staying is None:
         return None
-    from fusefs.store.keeping import keep  # a plain swap is spared it
+    from fusefs.store.keep_entries import keep  # a plain swap is spared it
 
     return keep(staged, victim)
 
@@ -154,7 +154,7 @@ def unstage(staged: Staged, victim: Victim, visible: Visible) -> None:
     """
     kernel = staged.held.folder.store.kernel
     if victim.staying is not None:
-        from fusefs.store.keeping import withdraw  # a plain swap is spared it
+        from fusefs.store.keep_entries import withdraw  # a plain swap is spared it
 
         withdraw(staged, victim)
     take_back(staged.held, victim.fd, staged.held.record.lent_mode, visible)
@@ -298,7 +298,7 @@ def _place(staged: Staged, victim: Victim, visible: Visible) -> bool:
         visible.make(Move.PLACE, staged.held)
     except FileExistsError:
         if victim.staying is not None:
-            from fusefs.store.keeping import withdraw
+            from fusefs.store.keep_entries import withdraw
 
             withdraw(staged, victim)
         kernel.rmdir(staged.held.fd, FRESH)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.selection import Field, Selection
-from fusefs.core.swept import Match, Sums
-from fusefs.linux.batches import Looked, look_at_all, rmdir_all
+from fusefs.core.sweep_result import Match, Sums
+from fusefs.linux.batched_calls import Looked, look_at_all, rmdir_all
 from fusefs.sweep.request import Ended, Here, Identified, Taken, ToPrint
 
 _TOLD = 5

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fusefs.core.names import ContainerId
 from fusefs.core.selection import Selection
-from fusefs.core.swept import Sums
-from fusefs.engine.pace import FULL_SPEED, Leads
+from fusefs.core.sweep_result import Sums
+from fusefs.engine.slice_pace import FULL_SPEED, Leads
 from fusefs.linux.kernel import Kernel, Refused
+from fusefs.store.backing_and_mount import Sides
 from fusefs.store.deep_path import DeepOpeners
-from fusefs.store.sides import Sides
 
 if TYPE_CHECKING:
     from fusefs.store.stage import Options

@@ -9,27 +9,27 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Self, assert_never
 
-from fusefs.core.budget import Budget
 from fusefs.core.errors import NotFound, from_os
 from fusefs.core.record import Failure
 from fusefs.core.selection import Matcher
-from fusefs.core.swept import OUTSIDE, Spared, Sums, Swept
-from fusefs.engine.drive import Drive
-from fusefs.engine.groups import Groups
-from fusefs.engine.pace import Pace
+from fusefs.core.slice_budget import Budget
+from fusefs.core.sweep_result import OUTSIDE, Spared, Sums, Swept
+from fusefs.engine.run_slices import Drive
+from fusefs.engine.slice_pace import Pace
 from fusefs.engine.strategy import Strategy, Workers, choose
+from fusefs.engine.xfs_groups import Groups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
 from fusefs.linux.pressure import Queue
+from fusefs.store.backing_and_mount import Scope, Sides
 from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_scope
-from fusefs.store.sides import Scope, Sides
 from fusefs.sweep.actions import Counting, Deleting, Telling, Untellable
-from fusefs.sweep.choosing import Dirs, Way
-from fusefs.sweep.directories import found_directory
-from fusefs.sweep.jobs import Agenda, Job, Kind, Outcome, Share, Tally
-from fusefs.sweep.listed import BrokenList, jobs_of
+from fusefs.sweep.agenda import Agenda, Job, Kind, Outcome, Share, Tally
+from fusefs.sweep.chooser import Dirs, Way
+from fusefs.sweep.names_from_list import BrokenList, jobs_of
+from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
     Act,
     Action,
@@ -44,7 +44,7 @@ from fusefs.sweep.request import (
     Wishes,
     identify,
 )
-from fusefs.sweep.worker import Worker
+from fusefs.sweep.sweep_slice import Worker
 
 NOTHING_SPECIAL = Wishes()
 _FIRST_S = 0.005
@@ -80,13 +80,13 @@ def _open(kernel: Kernel, top: Top, request: Request) -> Iterator[Action]:
     with ExitStack() as owned:
         match request.act:
             case ToTrash() as to:
-                from fusefs.sweep.trash import open_trash
+                from fusefs.sweep.trash_action import open_trash
 
                 yield owned.enter_context(open_trash(kernel, top, to))
             case ToDelete():
                 yield Deleting()
             case ToMove() as to:
-                from fusefs.sweep.move import open_move
+                from fusefs.sweep.move_action import open_move
 
                 yield owned.enter_context(open_move(kernel, top, to))
             case ToPrint() as to:
@@ -94,7 +94,7 @@ def _open(kernel: Kernel, top: Top, request: Request) -> Iterator[Action]:
             case ToCount(instead):
                 avoided: frozenset[Identified] = frozenset()
                 if isinstance(instead, ToMove):
-                    from fusefs.sweep.move import avoided_by
+                    from fusefs.sweep.move_action import avoided_by
 
                     avoided = owned.enter_context(avoided_by(kernel, top, instead))
                 yield Counting(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)

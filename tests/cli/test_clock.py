@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.clock import Clock, Era, encode
-from fusefs.linux.host import boot_id
+from fusefs.core.orphan_age import Clock, Era, encode
+from fusefs.linux.boot_id import boot_id
 from tests.support.command import Done, swapped, trashd
 from tests.support.store import forge
 from tests.support.tree import make_tree

@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.cli.main import run
 from fusefs.core.config import Config
-from fusefs.linux.configfiles import base_config, check_files, load_system_config
+from fusefs.linux.config_files import base_config, check_files, load_system_config
 from tests.cli.test_golden import compare
 from tests.support.command import Done, trashd
 from tests.support.users import as_user
@@ -22,7 +22,7 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory that this process takes for the configuration's."""
     directory = tmp_path / "trashd"
     directory.mkdir()
-    monkeypatch.setattr("fusefs.linux.configfiles.SYSTEM_DIR", bytes(directory))
+    monkeypatch.setattr("fusefs.linux.config_files.SYSTEM_DIR", bytes(directory))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return directory
 
@@ -127,7 +127,7 @@ def test_user_sees_what_is_in_force_for_roots_service(monkeypatch: pytest.Monkey
     with TemporaryDirectory() as shown:
         write(Path(shown) / "config.toml", 'poll = "7m"\n')
         os.chmod(shown, 0o755)
-        monkeypatch.setattr("fusefs.linux.configfiles.SYSTEM_DIR", os.fsencode(shown))
+        monkeypatch.setattr("fusefs.linux.config_files.SYSTEM_DIR", os.fsencode(shown))
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
         assert as_user(12001, load_system_config).config == Config(poll_s=420)
 

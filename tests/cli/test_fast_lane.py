@@ -15,4 +15,4 @@ def test_a_plain_swap_imports_nothing_of_ours_once_it_is_under_way(volume: Path)
     done = trashd("swap", victim, PYTHONPROFILEIMPORTTIME="1")
     assert done.code == 0
     imported = [line.rpartition("|")[2].strip() for line in done.err.splitlines()]
-    assert [name for name in imported if name.startswith("fusefs.")][-1] == "fusefs.cli.fast"
+    assert [name for name in imported if name.startswith("fusefs.")][-1] == "fusefs.cli.swap_fast_lane"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from tests.support.command import TRASHD, done_well, environment, trashd
 from tests.support.service import places, service
 from tests.support.users import run_as

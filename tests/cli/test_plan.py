@@ -125,7 +125,7 @@ def test_rest_beyond_max_delete_is_told_by_the_exit_code(volume: Path) -> None:
 def test_system_s_rules_are_those_that_are_meant_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fusefs.linux.configfiles.SYSTEM_DIR", bytes(tmp_path))
+    monkeypatch.setattr("fusefs.linux.config_files.SYSTEM_DIR", bytes(tmp_path))
     assert run(["plan", "--run"]) == 0
     assert capsys.readouterr().err == f"there are no rules in {tmp_path}/plan.d\n"
     (tmp_path / "plan.d").mkdir()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.cli.fast import Batch, swap_all
-from fusefs.cli.reaping import How, has_expired, is_unpinned, reap_all
+from fusefs.cli.reap_foreground import How, has_expired, is_unpinned, reap_all
+from fusefs.cli.swap_fast_lane import Batch, swap_all
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import find_container
-from fusefs.store.verbs import remove_path
+from fusefs.store.find_orphans import find_container
+from fusefs.store.swap_path import remove_path
 from tests.support.bulk import fill
 from tests.support.command import TRASHD, done_well, environment, swapped, trashd
 from tests.support.store import raw

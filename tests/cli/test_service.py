@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.cli.installing import Outcome, decide
-from fusefs.cli.pieces import Piece, unit_word
+from fusefs.cli.service_files import Piece, unit_word
+from fusefs.cli.service_install import Outcome, decide
 from tests.support.command import Done, done_well, trashd
 from tests.support.systemd import REPO
 from tests.support.users import run_as
@@ -22,7 +22,7 @@ SLICE = "usr/local/lib/systemd/system/trashd.slice"
 MANIFEST = "usr/local/share/trashd/installed.json"
 _PIECES = """
 import fusefs
-from fusefs.cli.pieces import pieces_for_all
+from fusefs.cli.service_files import pieces_for_all
 print(*fusefs.__path__, *(piece.path for piece in pieces_for_all("/usr")))
 """
 

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fusefs.cli.statusview import View
-from fusefs.core.status import Current, Fault, PassedOver, Phase, Seen, Status, VolumeStatus
-from fusefs.linux import servicelock
+from fusefs.cli.status_watch import View
+from fusefs.core.service_status import Current, Fault, PassedOver, Phase, Seen, Status, VolumeStatus
+from fusefs.linux import service_lock
 from fusefs.linux.fd import Fd
-from fusefs.linux.places import SYSTEM_RUNTIME, make_dir
-from fusefs.service.status import write_status
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
+from fusefs.service.status_file import write_status
 from tests.cli.test_golden import compare
 from tests.support.command import TRASHD, trashd
 from tests.support.passable import passable_directory
@@ -62,7 +62,7 @@ def directory() -> Iterator[bytes]:
 @pytest.fixture
 def alive(directory: bytes) -> Iterator[bytes]:
     """The same, and we are the service."""
-    lock = servicelock.take(directory)
+    lock = service_lock.take(directory)
     assert isinstance(lock, Fd)
     with lock:
         yield directory
@@ -155,7 +155,7 @@ def test_a_users_own_service_is_shown_beside_roots_and_a_dead_one_is_not(alive: 
         write_status(own, status_of(VolumeStatus(path="/own")))
         ask = partial(run_as, SOMEBODY, [TRASHD, "status"], env={"XDG_RUNTIME_DIR": str(home), "LC_ALL": "C.UTF-8"})
         assert b"/own" not in ask().stdout
-        lock = servicelock.take(own)
+        lock = service_lock.take(own)
         assert lock is not None
         with lock:
             told = ask().stdout
@@ -268,7 +268,7 @@ def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes)
 def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
     terminal = watching()
     terminal.wait_for("No reaper service runs")
-    lock = servicelock.take(directory)
+    lock = service_lock.take(directory)
     assert lock is not None
     with lock:
         write_status(directory, status_of(VOLUME))

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fusefs.cli.waiting import tell_came
-from fusefs.core.status import Phase
+from fusefs.cli.reap_wait import tell_came
+from fusefs.core.service_status import Phase
 from tests.support.command import TRASHD, Done, environment, trashd
 from tests.support.mounted import trashd_mount
 from tests.support.small_reaper import own_runtime_dir, small_reaper

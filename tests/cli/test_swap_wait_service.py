@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from tests.support.command import TRASHD, Done, done_well, environment, trashd
 from tests.support.service import places, service
 from tests.support.tree import IMMUTABLE, make_tree, set_flags

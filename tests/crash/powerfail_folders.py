@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.folders import take_census
+from fusefs.store.user_folders import take_census
 from tests.crash.powerfail_law import STORE_DURABLE, Shape, check_state, shapes_at_once
 from tests.crash.powerfail_work import USER, Cut, Scenario
 from tests.support.store import init, opened, recover_all, swap

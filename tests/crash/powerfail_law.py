@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
-from fusefs.store.listing import Entry
+from fusefs.store.list_orphans import Entry
 from tests.support.store import entries, init, problems, reap_now, recover_all
 
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it

@@ -6,13 +6,13 @@ from contextlib import closing, suppress
 
 from fusefs.core.names import ContainerId
 from fusefs.core.pacing import Caps
-from fusefs.engine.pacer import Pacer
+from fusefs.engine.pressure_pacer import Pacer
 from fusefs.linux.kernel import Gate, Kernel
-from fusefs.service.for_root import take_over
-from fusefs.service.intake import ForRoot
-from fusefs.service.volume import open_volume
-from fusefs.store.find import find_container
-from fusefs.store.keep import For, keep_by_id
+from fusefs.service.child_answers import ForRoot
+from fusefs.service.open_volume import open_volume
+from fusefs.service.root_takeover import take_over
+from fusefs.store.find_orphans import find_container
+from fusefs.store.pin import For, keep_by_id
 from tests.crash.powerfail_keeping import KEEPING
 from tests.crash.powerfail_law import Shape
 from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.replacing import replace_file
-from fusefs.store.for_owner import swap_for_owner
-from fusefs.store.init import initialise
-from fusefs.store.sides import Sides
+from fusefs.store.backing_and_mount import Sides
+from fusefs.store.init_store import initialise
 from fusefs.store.stage import Options
-from fusefs.store.verbs import own_folder
+from fusefs.store.swap_for_owner import swap_for_owner
+from fusefs.store.swap_path import own_folder
 from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, check_state, text_of
 from tests.support.gather import gather
 from tests.support.logdisk import MOUNTED, LoggedVolume

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
+from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.acts import LATE, READ_ONLY, TREE, killed_after, only_id
 from tests.support.laws import hold_when_failing, hold_when_killed
 from tests.support.scenes import Before, Scene, assert_nothing_half_done, home, orphans, settle

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.attributes import Attributes
-from fusefs.linux.attributes import Looker, look_at, open_handle, peek, peek_at
+from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import handle_of
+from fusefs.linux.statx import Looker, look_at, open_handle, peek, peek_at
+from fusefs.linux.syscalls import handle_of
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")

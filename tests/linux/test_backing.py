@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core import fusewire as wire
-from fusefs.core.attributes import Attributes
-from fusefs.core.fusewire import Opcode
-from fusefs.linux.backing import close_backing, forget_attributes, is_written, open_backing, takes_direct
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.core.inode_attributes import Attributes
+from fusefs.linux.fuse_device import close_backing, forget_attributes, is_written, open_backing, takes_direct
 from tests.support.users import as_user
 from tests.support.volumes import overlay_volume, tmpfs_volume, unmount
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux import libc
-from fusefs.linux.batches import look_at_all
+from fusefs.linux import syscalls
+from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from tests.support.silent import silent_fuse
@@ -50,7 +50,7 @@ def test_look_tells_what_lstat_and_statx_do(odd_tree: Path) -> None:
         st = os.lstat(odd_tree / one.name)
         assert [getattr(one, field) for field in FIELDS] == [getattr(st, field) for field in FIELDS]
         with Fd(os.open(odd_tree / one.name, os.O_PATH | os.O_NOFOLLOW)) as fd:
-            assert one.btime_ns == libc.statx(fd).btime_ns
+            assert one.btime_ns == syscalls.statx(fd).btime_ns
 
 
 @pytest.mark.needs("root")

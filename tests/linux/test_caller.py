@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from fusefs.linux.caller import Caller, Rights, is_capable, keeps_group, rights_of
 from fusefs.linux.capabilities import Capability, are_ours
-from fusefs.linux.identity import Identity, call_as
+from fusefs.linux.fuse_caller import Caller, Rights, is_capable, keeps_group, rights_of
+from fusefs.linux.thread_credentials import Identity, call_as
 from tests.support.asking import Somebody
 from tests.support.people import HE
 from tests.support.rights import FIRST, as_root_in_there, keep_only

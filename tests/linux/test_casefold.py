@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux import casefold, libc
+from fusefs.linux import casefold, syscalls
 from fusefs.linux.casefold import folds_case, folds_throughout
 from fusefs.linux.fd import Fd
 from tests.support.foldingfs import folding_volume
@@ -48,8 +48,8 @@ def other_kernel(patch: pytest.MonkeyPatch, kind: int, answer: int | OSError) ->
         at = 92 if len(buffer) > 8 else 0
         buffer[at : at + 4] = answer.to_bytes(4, "little")
 
-    patch.setattr(libc, "statfs_type", lambda _fd: kind)
-    patch.setattr(libc, "ioctl", ioctl)
+    patch.setattr(syscalls, "statfs_type", lambda _fd: kind)
+    patch.setattr(syscalls, "ioctl", ioctl)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_filesystem_without_statfs_is_taken_to_fold(top: Path, monkeypatch: py
     def statfs_type(_fd: int) -> int:
         raise OSError(errno.ENOSYS, "not implemented")
 
-    monkeypatch.setattr(libc, "statfs_type", statfs_type)
+    monkeypatch.setattr(syscalls, "statfs_type", statfs_type)
     assert asked(top) == (True, None)
 
 

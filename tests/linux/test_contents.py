@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.contents import copy_contents, is_same_content
-from fusefs.linux.copying import make_copy, open_original, verify
-from fusefs.linux.extents import has_same_blocks, shared_bytes
+from fusefs.linux.copy_contents import copy_contents, is_same_content
+from fusefs.linux.copy_inode import make_copy, open_original, verify
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private import Private
+from fusefs.linux.private_directory import Private
+from fusefs.linux.shared_extents import has_same_blocks, shared_bytes
 from tests.support.copying import PREFIX, copy, opened, yes
 from tests.support.store import Counting
 from tests.support.tree import make_tree

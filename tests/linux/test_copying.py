@@ -16,9 +16,9 @@ from typing import cast
 import pytest
 
 from fusefs.linux.capabilities import Capability, drop_capabilities
-from fusefs.linux.copying import Made
+from fusefs.linux.copy_inode import Made
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private import Private
+from fusefs.linux.private_directory import Private
 from tests.support.acls import (
     ACCESS,
     CAN_BIND,

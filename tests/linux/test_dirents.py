@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
+from fusefs.linux.getdents import Dirents
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.linux import fanotify, libc
+from fusefs.linux import fanotify, syscalls
 from fusefs.linux.fanotify import Change, parse_changes, read_changes, watch_filesystem
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import handle_of
+from fusefs.linux.syscalls import handle_of
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
 
@@ -107,7 +107,7 @@ def test_an_exchange_tells_of_both_names_twice(top: Path) -> None:
     for name in ("one", "two"):
         (top / name).mkdir()
     with opened(top) as fd:
-        changes = told_of(top, lambda: libc.renameat2(fd, b"one", fd, b"two", libc.RENAME_EXCHANGE))
+        changes = told_of(top, lambda: syscalls.renameat2(fd, b"one", fd, b"two", syscalls.RENAME_EXCHANGE))
     assert sorted(c.name for c in changes) == [b"one", b"one", b"two", b"two"]
     assert {c.directory for c in changes} == {handle(top)}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fusefs.linux.capabilities import Capability
-from fusefs.linux.identity import Identity, call_as, in_no_group
+from fusefs.linux.thread_credentials import Identity, call_as, in_no_group
 from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux import mounting
+from fusefs.linux import mount_calls
 from fusefs.linux.fd import Fd
 from tests.support.volumes import mount_of, mounts, tmpfs_volume, unmount
 
@@ -36,11 +36,11 @@ def clone(volume: Path) -> Path:
     target = (volume / "base").resolve() / "clone"
     with (
         Fd(os.open(volume, os.O_PATH)) as dir_fd,
-        mounting.clone_tree(dir_fd) as mount_fd,
+        mount_calls.clone_tree(dir_fd) as mount_fd,
         Fd(os.open(target, os.O_PATH)) as target_fd,
     ):
-        mounting.make_private(mount_fd)
-        mounting.move_mount(mount_fd, target_fd)
+        mount_calls.make_private(mount_fd)
+        mount_calls.move_mount(mount_fd, target_fd)
     return target
 
 
@@ -53,10 +53,10 @@ def test_a_clone_of_a_directory_shows_nothing_above_it(volume: Path) -> None:
     (volume / "inside/deep").touch()
     with (
         Fd(os.open(volume / "inside", os.O_PATH)) as dir_fd,
-        mounting.clone_tree(dir_fd) as mount_fd,
+        mount_calls.clone_tree(dir_fd) as mount_fd,
         Fd(os.open(target, os.O_PATH)) as target_fd,
     ):
-        mounting.move_mount(mount_fd, target_fd)
+        mount_calls.move_mount(mount_fd, target_fd)
     assert os.listdir(target) == ["deep"]
 
 
@@ -80,7 +80,7 @@ def test_unmount_does_not_follow_a_link(volume: Path) -> None:
     link = volume / "link"
     link.symlink_to(clone(volume))
     with pytest.raises(OSError, match="Invalid argument") as caught:
-        mounting.unmount(os.fsencode(link))
+        mount_calls.unmount(os.fsencode(link))
     assert caught.value.errno == errno.EINVAL
 
 
@@ -88,11 +88,11 @@ def test_unmount_does_not_follow_a_link(volume: Path) -> None:
 @pytest.mark.parametrize("source", [b"/plain", b"/with, comma\\ and \xc3\xa9 \xff"])
 def test_a_fuse_mount_has_the_source_that_it_was_given(volume: Path, source: bytes) -> None:
     target = volume / "inside"
-    with mounting.open_fuse() as fd, Fd(os.open(target, os.O_PATH)) as target_fd:
+    with mount_calls.open_fuse() as fd, Fd(os.open(target, os.O_PATH)) as target_fd:
         data = f"fd={int(fd)},rootmode={stat.S_IFDIR:o},user_id=0,group_id=0".encode()
-        mounting.mount(source, target_fd, b"fuse.trashd", mounting.MS_NOSUID, data)
+        mount_calls.mount(source, target_fd, b"fuse.trashd", mount_calls.MS_NOSUID, data)
         entry = mount_of(target)
-        mounting.unmount(os.fsencode(target), mounting.MNT_DETACH)
+        mount_calls.unmount(os.fsencode(target), mount_calls.MNT_DETACH)
     assert entry is not None
     assert (entry.fs_type, entry.source) == ("fuse.trashd", source)
     assert "nosuid" in entry.options
@@ -101,10 +101,10 @@ def test_a_fuse_mount_has_the_source_that_it_was_given(volume: Path, source: byt
 @pytest.mark.needs("fuse")
 def test_the_fuse_mount_is_made_where_the_fd_is_not_where_its_path_leads(volume: Path) -> None:
     target = volume / "inside"
-    with mounting.open_fuse() as fd, Fd(os.open(target, os.O_PATH)) as target_fd:
+    with mount_calls.open_fuse() as fd, Fd(os.open(target, os.O_PATH)) as target_fd:
         target.rename(volume / "moved")
         target.mkdir()
         data = f"fd={int(fd)},rootmode={stat.S_IFDIR:o},user_id=0,group_id=0".encode()
-        mounting.mount(b"source", target_fd, b"fuse.trashd", 0, data)
+        mount_calls.mount(b"source", target_fd, b"fuse.trashd", 0, data)
         assert mount_of(target) is None
-        mounting.unmount(os.fsencode(volume / "moved"), mounting.MNT_DETACH)
+        mount_calls.unmount(os.fsencode(volume / "moved"), mount_calls.MNT_DETACH)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fusefs.linux.mountwatch import MountWatch
+from fusefs.linux.mount_changes import MountWatch
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.credentials import Person
-from fusefs.linux.patience import ask_each
+from fusefs.linux.act_as_user import Person
+from fusefs.linux.answer_timeout import ask_each
 from tests.support.silent import silent_fuse
 from tests.support.volumes import tmpfs_volume
 

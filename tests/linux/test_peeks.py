@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.attributes import Attributes
-from fusefs.linux.attributes import look_at, peek, peek_closely
+from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.linux.peeks import DEPTH, Peeked, Peeks, are_possible
+from fusefs.linux.statx import look_at, peek, peek_closely
+from fusefs.linux.statx_uring import DEPTH, Peeked, Peeks, are_possible
 from tests.support.acls import ACCESS, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.bulk import fill
 from tests.support.denied import printed_without_uring
@@ -188,4 +188,4 @@ def test_they_are_possible_here() -> None:
 
 
 def test_they_are_not_where_io_uring_is_denied() -> None:
-    assert printed_without_uring("from fusefs.linux.peeks import are_possible\nprint(are_possible())") == "False"
+    assert printed_without_uring("from fusefs.linux.statx_uring import are_possible\nprint(are_possible())") == "False"

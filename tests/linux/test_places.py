@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.places import SYSTEM_RUNTIME, make_dir, runtime_dir, state_dir
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir, runtime_dir, state_dir
 from tests.support.passable import passable_directory
 from tests.support.users import as_user
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux import servicelock
+from fusefs.linux import service_lock
 from tests.support.passable import passable_directory
 from tests.support.users import as_user
 
@@ -41,42 +41,42 @@ def holder(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_the_second_service_gets_no_lock(tmp_path: Path) -> None:
     with holder(tmp_path):
-        assert servicelock.take(os.fsencode(tmp_path)) is None
+        assert service_lock.take(os.fsencode(tmp_path)) is None
 
 
 def test_the_holder_is_seen_and_his_death_too(tmp_path: Path) -> None:
     directory = os.fsencode(tmp_path)
     with holder(tmp_path) as process:
-        assert servicelock.is_held(directory, process.pid)
+        assert service_lock.is_held(directory, process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert not servicelock.is_held(directory, process.pid)
-    fd = servicelock.take(directory)
+        assert not service_lock.is_held(directory, process.pid)
+    fd = service_lock.take(directory)
     assert fd is not None
     fd.close()
 
 
 def test_another_process_is_not_the_holder(tmp_path: Path) -> None:
     with holder(tmp_path):
-        assert not servicelock.is_held(os.fsencode(tmp_path), os.getpid())
+        assert not service_lock.is_held(os.fsencode(tmp_path), os.getpid())
 
 
 def test_no_lock_was_ever_taken_there(tmp_path: Path) -> None:
-    assert not servicelock.is_held(os.fsencode(tmp_path), os.getpid())
-    assert not servicelock.is_held(os.fsencode(tmp_path / "missing"), os.getpid())
+    assert not service_lock.is_held(os.fsencode(tmp_path), os.getpid())
+    assert not service_lock.is_held(os.fsencode(tmp_path / "missing"), os.getpid())
 
 
 @pytest.mark.needs("root")
 def test_others_see_it_and_cannot_take_it() -> None:
     with passable_directory() as place, holder(place) as process:
         path = os.fsencode(place)
-        assert as_user(54321, lambda: servicelock.is_held(path, process.pid))
+        assert as_user(54321, lambda: service_lock.is_held(path, process.pid))
         with pytest.raises(PermissionError):
-            as_user(54321, lambda: servicelock.take(path))
+            as_user(54321, lambda: service_lock.take(path))
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / "lock").symlink_to("elsewhere")
     with pytest.raises(OSError, match="symbolic"):
-        servicelock.take(os.fsencode(tmp_path))
+        service_lock.take(os.fsencode(tmp_path))

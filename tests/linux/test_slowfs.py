@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
+from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.support.passing import held
 from tests.support.slowfs import SlowVolume, Xattrs, slow_volume
 from tests.support.subjects import Native, Story, Subject

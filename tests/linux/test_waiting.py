@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from queue import SimpleQueue
 
-from fusefs.linux.waiting import Progress
+from fusefs.linux.thread_progress import Progress
 from tests.support.mounted import until
 
 

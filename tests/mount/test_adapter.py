@@ -13,12 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 import pytest
 
-from fusefs.core.inodes import ROOT
+from fusefs.core.inode_table import ROOT
 from fusefs.mount import vfs_files
-from fusefs.mount.adapter import Adapter
-from fusefs.mount.gate import Gate
-from fusefs.mount.hands import Hands
-from fusefs.mount.stats import Stats
+from fusefs.mount.counters import Stats
+from fusefs.mount.pyfuse3_handlers import Adapter
+from fusefs.mount.pyfuse3_threads import Hands
+from fusefs.mount.tables_lock import Gate
 from tests.support.broken import Broken
 from tests.support.messages import a_real
 

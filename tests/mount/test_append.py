@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core import fusewire as wire
-from fusefs.core.fusewire import Opcode
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
 from tests.support.clients import clients, ends
 from tests.support.faultydisk import SIZE as DISK_SIZE
 from tests.support.faultydisk import faulty_disk

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.extents import shared_bytes
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.libc import RENAME_EXCHANGE, fallocate
+from fusefs.linux.shared_extents import shared_bytes
+from fusefs.linux.syscalls import RENAME_EXCHANGE, fallocate
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.oracle import ALL_DIRECT, Oracle
 from tests.support.passing import errno_of, opened

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, renameat2
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.sides import Sides, sides

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusefs.core.inodes import ROOT
-from fusefs.linux import libc
+from fusefs.core.inode_table import ROOT
+from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.mount import listing, vfs_write
-from fusefs.mount.gate import Gate
-from fusefs.mount.stats import Stats
+from fusefs.mount import readdir, vfs_write
+from fusefs.mount.counters import Stats
+from fusefs.mount.tables_lock import Gate
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
 from tests.support.foldingfs import folding_volume
@@ -54,7 +54,7 @@ def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
 
     with tmpfs_volume() as top, Fd(os.open(top, os.O_PATH | os.O_DIRECTORY)) as root:
         (top / "known").write_bytes(b"content")
-        monkeypatch.setattr(libc, "ioctl", ioctl)
+        monkeypatch.setattr(syscalls, "ioctl", ioctl)
         vfs = remembered(root)
         yield vfs
         vfs.close()
@@ -72,12 +72,12 @@ def test_a_name_is_asked_for_each_time_where_names_fold(folding: Vfs) -> None:
 
 
 def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
-    fh = listing.opendir(folding, ROOT, ME)
-    for listed in listing.read(folding, fh, 0):
+    fh = readdir.opendir(folding, ROOT, ME)
+    for listed in readdir.read(folding, fh, 0):
         if listed.known is not None:
             assert listed.known.timeout_s == 0 or listed.name in (b".", b"..")
-        listing.told(folding, fh, listed, is_taken=False)
-    listing.releasedir(folding, fh)
+        readdir.told(folding, fh, listed, is_taken=False)
+    readdir.releasedir(folding, fh)
 
 
 def test_a_missing_name_is_remembered_where_they_do_not() -> None:

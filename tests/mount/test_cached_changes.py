@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.mounted import Mounted
 from tests.support.sides import Sides, sides, told

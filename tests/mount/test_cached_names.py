@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, renameat2
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.command import done_well, swapped
 from tests.support.mounted import Mounted
 from tests.support.sides import Sides, sides_on_ext4

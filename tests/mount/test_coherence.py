@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux import libc
+from fusefs.linux import syscalls
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.volumes import loop_volume, overlay_volume, tmpfs_volume
 
@@ -80,7 +80,9 @@ def known_place(mounted: Mounted) -> Place:
 
 
 def exchange(one: Path, two: Path) -> None:
-    libc.renameat2(libc.AT_FDCWD, os.fsencode(one), libc.AT_FDCWD, os.fsencode(two), libc.RENAME_EXCHANGE)
+    syscalls.renameat2(
+        syscalls.AT_FDCWD, os.fsencode(one), syscalls.AT_FDCWD, os.fsencode(two), syscalls.RENAME_EXCHANGE
+    )
 
 
 def at_once(is_seen: Callable[[], bool]) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux.libc import fallocate
+from fusefs.linux.syscalls import fallocate
 from tests.support.clients import clients, ends
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.passing import opened, waits_in_the_kernel

@@ -19,7 +19,7 @@ from random import Random
 
 import pytest
 
-from fusefs.linux.libc import FALLOC_FL_KEEP_SIZE, fallocate
+from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
 from tests.support.clients import clients
 from tests.support.mounted import SHARED_LIMIT_S, trashd_mount, until
 from tests.support.passing import opened

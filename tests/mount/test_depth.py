@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.inodes import ROOT
+from fusefs.core.inode_table import ROOT
 from fusefs.core.names import STORE
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import RENAME_EXCHANGE
-from fusefs.mount import listing, unopened
+from fusefs.linux.syscalls import RENAME_EXCHANGE
+from fusefs.mount import no_opendir, readdir
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import Opened
 from fusefs.mount.vfs_write import create, mkdir, mknod, rename, rmdir, unlink
@@ -107,11 +107,11 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
     step(rename, vfs, directory, b"f", known(b"c"), b"f", 0, ME)
     step(rename, vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
     rename(vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
-    step(lambda: list(unopened.read(vfs, directory, 0, 4096)))
-    fh = step(listing.opendir, vfs, directory, ME)
+    step(lambda: list(no_opendir.read(vfs, directory, 0, 4096)))
+    fh = step(readdir.opendir, vfs, directory, ME)
     assert isinstance(fh, int)
-    step(lambda: list(listing.read(vfs, fh, 0)))
-    step(listing.releasedir, vfs, fh)
+    step(lambda: list(readdir.read(vfs, fh, 0)))
+    step(readdir.releasedir, vfs, fh)
     step(rmdir, vfs, known(b"c"), b"b", ME)
     step(unlink, vfs, known(b"c"), b"f", ME)
     step(rmdir, vfs, directory, b"c", ME)

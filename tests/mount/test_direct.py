@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from fusefs.core import fusewire as wire
-from fusefs.core.fusewire import Opcode
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
-from fusefs.mount.acting import Asking
-from fusefs.mount.direct import Direct
-from fusefs.mount.hands import PART
-from fusefs.mount.replies import Replies
-from fusefs.mount.stats import Stats
-from fusefs.mount.xattrs import Xattrs
+from fusefs.mount.act_as import Asking
+from fusefs.mount.counters import Stats
+from fusefs.mount.fuse_requests import Direct
+from fusefs.mount.pyfuse3_threads import PART
+from fusefs.mount.reply_patching import Replies
+from fusefs.mount.xattr_operations import Xattrs
 from tests.support.acls import ACCESS
 from tests.support.broken import Later
 from tests.support.messages import Told, a_broken, a_real

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
+from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.support.hammer import ask_for_missing_names
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.subjects import Native, outcome
@@ -37,7 +37,7 @@ _FS_IOC_GETFLAGS, _FIONREAD = 0x80086601, 0x541B
 # A daemon whose filesystem becomes slow and quick again all the time. $1 and on: as for trashd.
 MOODY = """
 import sys, threading, time
-from fusefs.mount.gate import Gate
+from fusefs.mount.tables_lock import Gate
 begin = Gate.__init__
 def begin_moody(self, **named):
     begin(self, **named)

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusefs.linux import mounting
-from fusefs.linux.door import door_of, knock
+from fusefs.linux import mount_calls
+from fusefs.linux.backing_fd_socket import door_of, knock
 from fusefs.linux.fd import Fd
 from fusefs.mount.remount import remount
 from tests.support.clients import in_time
@@ -197,9 +197,9 @@ def test_a_remount_holds_for_what_was_given_before(bench: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[Fd], object]] = {
-    "flags": lambda fd: mounting.set_flags(fd, 0, mounting.MS_RDONLY | mounting.MS_NOEXEC),
-    "copy": mounting.clone_tree,
-    "place": lambda fd: mounting.move_mount(fd, os.open("/", os.O_PATH)),
+    "flags": lambda fd: mount_calls.set_flags(fd, 0, mount_calls.MS_RDONLY | mount_calls.MS_NOEXEC),
+    "copy": mount_calls.clone_tree,
+    "place": lambda fd: mount_calls.move_mount(fd, os.open("/", os.O_PATH)),
 }
 
 

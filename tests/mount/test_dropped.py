@@ -17,7 +17,7 @@ import trio.testing
 
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_write
-from fusefs.mount.stored import forget_stored
+from fusefs.mount.forget_stored import forget_stored
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
 from tests.support.mounted import Mounted, trashd_mount, until

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.fastpaths import SAVES, FastPath
-from fusefs.linux.claims import directory_of
+from fusefs.core.fast_paths import SAVES, FastPath
+from fusefs.linux.mount_claims import directory_of
 from tests.support.command import TRASHD, Done, done_well, switched_off, trashd
 from tests.support.daemons import kill_daemon, mount
 from tests.support.fuse import device_for_all

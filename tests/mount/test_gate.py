@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fusefs.core import fusewire as wire
-from fusefs.core.fusewire import Opcode
-from fusefs.core.inodes import ROOT
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.mount.gate import Gate
+from fusefs.mount.tables_lock import Gate
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
 from tests.support.messages import Kernel, a_real

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fusefs.mount.helpers import Helpers, Key, Task
+from fusefs.mount.thread_pool import Helpers, Key, Task
 from tests.support.mounted import until
 
 N_THREADS = 40

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import trio
 
-from fusefs.core.inodes import NodeId
-from fusefs.linux.libc import RENAME_EXCHANGE, handle_of
-from fusefs.mount.gate import Gate
-from fusefs.mount.lasting import NOTHING, Known
-from fusefs.mount.loop import own_number
+from fusefs.core.inode_table import NodeId
+from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
+from fusefs.mount.pyfuse3_loop import own_number
+from fusefs.mount.tables_lock import Gate
+from fusefs.mount.validity import NOTHING, Known
 from tests.support.mounted import trashd_mount, until
 from tests.support.oracle import Oracle
 from tests.support.tree import Spec, make_tree

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
 from tests.support.clients import clients
 from tests.support.mounted import trashd_mount
 from tests.support.mounts import vfs_on

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusefs.core.fusewire import Opcode
-from fusefs.linux.dirents import Dirents
+from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
-from fusefs.mount.listing import Jumps, Reader
+from fusefs.linux.getdents import Dirents
+from fusefs.mount.readdir import Jumps, Reader
 from tests.support.messages import a_real
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.volumes import loop_volume, tmpfs_volume

@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from fusefs.linux.identity import Identity, call_as
-from fusefs.linux.libc import FALLOC_FL_KEEP_SIZE, fallocate
+from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
+from fusefs.linux.thread_credentials import Identity, call_as
 from tests.support.command import switched_off
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.passing import may_be_written

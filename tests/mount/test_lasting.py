@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inodes import Node, NodeId
-from fusefs.linux import libc
-from fusefs.linux.attributes import look_at
+from fusefs.core.inode_table import Node, NodeId
+from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
+from fusefs.linux.statx import look_at
 from fusefs.mount import vfs_write
-from fusefs.mount.gate import Gate
-from fusefs.mount.lasting import Known, Lasting
-from fusefs.mount.stats import Stats
+from fusefs.mount.counters import Stats
+from fusefs.mount.tables_lock import Gate
+from fusefs.mount.validity import Known, Lasting
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattrs import Xattrs
+from fusefs.mount.xattr_operations import Xattrs
 from tests.support.asking import Somebody
 from tests.support.mounted import trashd_mount
 from tests.support.volumes import tmpfs_volume
@@ -128,7 +128,7 @@ def test_a_file_that_is_moved_is_new_to_whom_it_was_told(tree: Tree) -> None:
         assert not tree.device.voided()
         vfs_write.rename(tree.vfs, tree.top, old, tree.top, new, 0, ME)
         tree.vfs.getattr(file, ME)
-    vfs_write.rename(tree.vfs, tree.top, b"file", tree.top, b"link", libc.RENAME_EXCHANGE, ME)
+    vfs_write.rename(tree.vfs, tree.top, b"file", tree.top, b"link", syscalls.RENAME_EXCHANGE, ME)
     assert tree.device.voided() == [file]
     vfs_write.create(tree.vfs, tree.top, b"made", 0o644, os.O_WRONLY, ME)
     vfs_write.rename(tree.vfs, tree.top, b"made", tree.top, b"done", 0, ME)
@@ -148,10 +148,10 @@ def container(tree: Tree) -> int:
 def test_what_comes_back_from_a_store_is_looked_at_anew(tree: Tree, *, is_exchanged_back: bool) -> None:
     """A reaper may have worked on it behind the mount, on any directory in it."""
     orphan = container(tree)
-    vfs_write.rename(tree.vfs, orphan, b"tree", ROOT, b"top", libc.RENAME_EXCHANGE, ME)
+    vfs_write.rename(tree.vfs, orphan, b"tree", ROOT, b"top", syscalls.RENAME_EXCHANGE, ME)
     tree.device.voided()
     if is_exchanged_back:
-        vfs_write.rename(tree.vfs, ROOT, b"top", orphan, b"tree", libc.RENAME_EXCHANGE, ME)
+        vfs_write.rename(tree.vfs, ROOT, b"top", orphan, b"tree", syscalls.RENAME_EXCHANGE, ME)
     else:
         vfs_write.rename(tree.vfs, orphan, b"tree", ROOT, b"elsewhere", 0, ME)
     assert tree.sub in tree.device.voided()
@@ -164,7 +164,7 @@ def test_a_swap_and_its_restore_make_nothing_of_others_void(tree: Tree) -> None:
     assert tree.tell(*others) == [HOUR_S] * len(others)
     orphan = container(tree)
     for _ in range(2):
-        vfs_write.rename(tree.vfs, orphan, b"tree", ROOT, b"top", libc.RENAME_EXCHANGE, ME)
+        vfs_write.rename(tree.vfs, orphan, b"tree", ROOT, b"top", syscalls.RENAME_EXCHANGE, ME)
         assert not set(tree.device.voided()) & set(others)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.inodes import ROOT
+from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import open_inotify, read_events
 from fusefs.mount import vfs_files

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.dirents import read_on
+from fusefs.linux.getdents import read_on
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.oracle import Oracle
 from tests.support.subjects import Native

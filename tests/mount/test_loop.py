@@ -21,7 +21,7 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.mount import loop
+from fusefs.mount import pyfuse3_loop
 from tests.support.command import done_well
 from tests.support.daemons import ended
 from tests.support.fuse import fuse_mount
@@ -79,7 +79,7 @@ def status_of(pid: int, field: str) -> int:
 def seam_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What pyfuse3 takes for trio."""
     monkeypatch.setitem(vars(pyfuse3), "trio", trio)
-    assert loop.hook(lambda: None, lambda: None)
+    assert pyfuse3_loop.hook(lambda: None, lambda: None)
     return vars(pyfuse3)["trio"]
 
 
@@ -260,7 +260,7 @@ def test_a_client_that_comes_seldom_is_not_watched_for(monkeypatch: pytest.Monke
             with trio.move_on_after(0):
                 await low.wait_readable(fd)
 
-    monkeypatch.setattr(loop, "monotonic", go_on)
+    monkeypatch.setattr(pyfuse3_loop, "monotonic", go_on)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as silent:
         trio.run(wait_in_vain, seam_of(monkeypatch).lowlevel, silent.fileno())
     assert n <= n_looks_at_the_clock < 3 * n

@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.mount import loop
+from fusefs.mount import pyfuse3_loop
 from tests.support.command import done_well
 from tests.support.daemons import ended
 from tests.support.hammer import ask_for_missing_names, hammered, one_file
@@ -42,7 +42,7 @@ def test_when_the_connection_is_gone_each_worker_sees_it(monkeypatch: pytest.Mon
         nonlocal n_told
         n_told += 1
 
-    assert loop.hook(lambda: None, gone)
+    assert pyfuse3_loop.hook(lambda: None, gone)
     seam: Any = vars(pyfuse3)["trio"]
 
     async def work(connection: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inodes import ROOT
+from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_files, vfs_write
 from fusefs.mount.vfs import Vfs

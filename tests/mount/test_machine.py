@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
+from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.slowfs import slow_volume
 from tests.support.subjects import Handle, Native, outcome

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.capabilities import Capability
-from fusefs.linux.libc import RENAME_EXCHANGE, renameat2
+from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.command import switched_off
 from tests.support.people import HE

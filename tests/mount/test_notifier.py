@@ -18,8 +18,8 @@ import trio
 from fusefs.linux.fanotify import watch_filesystem
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_write
-from fusefs.mount.notifier import Watched, notify
-from fusefs.mount.teller import ANSWER, MESSAGE_MAX
+from fusefs.mount.invalidation import Watched, notify
+from fusefs.mount.invalidation_process import ANSWER, MESSAGE_MAX
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
 from tests.support.mounts import vfs_on

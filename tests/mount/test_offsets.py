@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux.libc import FALLOC_FL_KEEP_SIZE, fallocate
+from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
 from tests.support.mounted import trashd_mount
 from tests.support.passing import opened
 from tests.support.subjects import outcome

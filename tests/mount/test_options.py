@@ -3,7 +3,7 @@
 import pytest
 
 from fusefs.core.errors import UsageError
-from fusefs.core.fastpaths import FastPath
+from fusefs.core.fast_paths import FastPath
 from fusefs.core.mount_options import Backing, Coherence, Options, Passthrough, parse_options
 
 

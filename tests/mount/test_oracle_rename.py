@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from fusefs.linux.libc import RENAME_EXCHANGE, RENAME_NOREPLACE
+from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.support.oracle import WITHOUT, Oracle
 from tests.support.subjects import Story, Subject
 

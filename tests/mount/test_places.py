@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusefs.core.inodes import ROOT
+from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import RENAME_EXCHANGE
+from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount import vfs_files
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import link, mkdir, rename, unlink

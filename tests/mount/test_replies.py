@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.fastpaths import FastPath
-from fusefs.mount.replies import (
+from fusefs.core.fast_paths import FastPath
+from fusefs.mount.reply_patching import (
     INIT_BITS,
     NAME_ONLY_GENERATION,
     Patch,

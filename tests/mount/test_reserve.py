@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.libc import fallocate
+from fusefs.linux.syscalls import fallocate
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.passing import errno_of, opened
 from tests.support.through import free_bytes

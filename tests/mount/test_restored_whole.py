@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux.attributes import look_at
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.libc import AT_FDCWD
+from fusefs.linux.statx import look_at
+from fusefs.linux.syscalls import AT_FDCWD
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.mounted import trashd_mount
 from tests.support.scenes import DyingAfter

@@ -12,10 +12,10 @@ from functools import partial
 
 import pytest
 
-from fusefs.linux.dirents import Dirents
 from fusefs.linux.fd import Fd
-from fusefs.mount import listing
-from fusefs.mount.gate import WouldWait
+from fusefs.linux.getdents import Dirents
+from fusefs.mount import readdir
+from fusefs.mount.tables_lock import WouldWait
 from tests.support.acls import ACCESS
 from tests.support.asking import Somebody
 from tests.support.bulk import fill
@@ -202,9 +202,9 @@ def test_a_listing_tells_in_full_what_the_kernel_believes_no_more() -> None:
 
 def test_who_makes_names_durable_where_that_may_never_end_waits_among_those_who_do() -> None:
     with a_real() as (_kernel, vfs, path):
-        fh = listing.opendir(vfs, 1, Somebody(0, 0, os.getpid(), 0))
+        fh = readdir.opendir(vfs, 1, Somebody(0, 0, os.getpid(), 0))
         vfs.gate.inner.devices = frozenset({path.stat().st_dev})
         with pytest.raises(WouldWait):
-            listing.fsyncdir(vfs, fh, data_only=False)
+            readdir.fsyncdir(vfs, fh, data_only=False)
         vfs.gate.inner.devices = frozenset()
-        listing.releasedir(vfs, fh)
+        readdir.releasedir(vfs, fh)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.support.mounted import Mounted
 from tests.support.sides import Sides, sides
 from tests.support.slowfs import slow_volume

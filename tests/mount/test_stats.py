@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fusefs.core.mountstats import OPERATIONS, decode
-from fusefs.linux.claims import directory_of
+from fusefs.core.mount_counters import OPERATIONS, decode
+from fusefs.linux.mount_claims import directory_of
 from tests.support.command import TRASHD, Done, done_well, trashd
 from tests.support.daemons import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount
 from tests.support.fuse import device_for_all

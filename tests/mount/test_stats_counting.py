@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.mountstats import BOUNDS_NS, Gauges, Layout, Remembered, Sort, Table, decode, encode
-from fusefs.mount.stats import CELL_OF, Stats
+from fusefs.core.mount_counters import BOUNDS_NS, Gauges, Layout, Remembered, Sort, Table, decode, encode
+from fusefs.mount.counters import CELL_OF, Stats
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import pytest
 
-from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, renameat2
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.mounted import trashd_mount, until
 from tests.support.store import init, reap_now, restore, swap
 from tests.support.subjects import outcome

@@ -12,9 +12,9 @@ import trio
 import trio.testing
 
 from fusefs.linux.kernel import Kernel
-from fusefs.mount.gate import Gate
-from fusefs.mount.hands import Hands
-from fusefs.mount.stats import kept
+from fusefs.mount.counters import kept
+from fusefs.mount.pyfuse3_threads import Hands
+from fusefs.mount.tables_lock import Gate
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.store import init, recover_all, swap
 from tests.support.volumes import tmpfs_volume

@@ -13,7 +13,7 @@ import pytest
 from fusefs.core.mount_options import Coherence, parse_options
 from fusefs.linux.mountinfo import TOP
 from fusefs.mount.attach import attach_apart
-from fusefs.mount.seen import look, mount_at
+from fusefs.mount.find_mounts import look, mount_at
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.command import TRASHD
 from tests.support.denied import without

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.libc import RENAME_EXCHANGE, renameat2
+from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.passing import held
 from tests.support.store import ENTRIES, assert_silent, entries, init, raw, recover_all, swap

@@ -18,14 +18,14 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.places import HOME
+from fusefs.linux.runtime_directories import HOME
 from fusefs.store.discover import discover
-from fusefs.store.folders import open_user
-from fusefs.store.for_owner import swap_for_owner
-from fusefs.store.mounted import open_shown
+from fusefs.store.make_store import make_store, unmake_store
+from fusefs.store.mounted_paths import open_shown
 from fusefs.store.stage import Options
-from fusefs.store.tend import tend
-from fusefs.store.volume import make_store, unmake_store
+from fusefs.store.swap_for_owner import swap_for_owner
+from fusefs.store.tidy_folder import tend
+from fusefs.store.user_folders import open_user
 from tests.support.daemons import backing_of
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.on_mount import ALICE, NOGROUP

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import InodeTable, Node
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import InodeTable, Node
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
-from fusefs.mount.trashdir import Drops, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of, zone_in
+from fusefs.mount.trashd_dir import Drops, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of, zone_in
 from tests.support.asking import Somebody
 from tests.support.store import assert_silent, init, raw, recover_all
 from tests.support.tree import Dir, make_tree, remove_tree_hard

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inodes import ROOT
-from fusefs.linux.dirents import read_on
+from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.linux.libc import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from fusefs.mount import unopened
-from fusefs.mount.gate import Gate
-from fusefs.mount.stats import Stats
+from fusefs.linux.getdents import read_on
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
+from fusefs.mount import no_opendir
+from fusefs.mount.counters import Stats
+from fusefs.mount.tables_lock import Gate
 from fusefs.mount.vfs import Vfs
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.passing import held
@@ -146,7 +146,7 @@ def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
             (volume / name).touch()
         vfs = Vfs(root, Gate(is_slow=True), Stats.in_memory(), max_fds=100)
         found, at = set(), 0
-        while more := vfs.gate.run(unopened.read_names, vfs, ROOT, at, 4096):
+        while more := vfs.gate.run(no_opendir.read_names, vfs, ROOT, at, 4096):
             found |= {name for name, *_ in more}
             at = more[-1][2]
         vfs.close()
@@ -155,6 +155,6 @@ def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
 
 def test_it_is_not_done_where_a_listing_may_not_go_on_elsewhere() -> None:
     with Fd(os.open("/proc", os.O_PATH)) as proc, tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH)) as root:
-        assert unopened.why_not(proc, checks_permissions=True)
-        assert unopened.why_not(root, checks_permissions=False)
-        assert unopened.why_not(root, checks_permissions=True) is None
+        assert no_opendir.why_not(proc, checks_permissions=True)
+        assert no_opendir.why_not(root, checks_permissions=False)
+        assert no_opendir.why_not(root, checks_permissions=True) is None

@@ -7,8 +7,8 @@ import threading
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from fusefs.service.berths import Berths
-from fusefs.service.context import in_time
+from fusefs.service.own_store_limits import Berths
+from fusefs.service.shared_context import in_time
 
 ALICE, BOB = 1001, 1002
 HOME, DISK = 1, 2

@@ -15,21 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.budget import Tempo
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.report import CAME_IN, Reaped
 from fusefs.core.selection import Selection
-from fusefs.engine.pace import Constant
+from fusefs.core.slice_budget import Tempo
+from fusefs.engine.slice_pace import Constant
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import Wishes
 from fusefs.reaper.reap import reap
-from fusefs.service.for_root import take_over
-from fusefs.service.intake import ForRoot
-from fusefs.service.volume import open_volume
+from fusefs.reaper.remove_tree import Wishes
+from fusefs.service.child_answers import ForRoot
+from fusefs.service.open_volume import open_volume
+from fusefs.service.root_takeover import take_over
+from fusefs.store.backing_and_mount import Sides
 from fusefs.store.layout import open_store
-from fusefs.store.sides import Sides
-from fusefs.store.verbs import own_folder
+from fusefs.store.swap_path import own_folder
 from fusefs.sweep.request import ToTrash
 from tests.support.given import (
     ALICE,

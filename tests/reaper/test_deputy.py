@@ -17,15 +17,15 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.budget import AT_ONCE, HOLD, Tempo
-from fusefs.linux.credentials import person
+from fusefs.core.slice_budget import AT_ONCE, HOLD, Tempo
+from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.deputy import LOST_S, SILENT_S, Deputy, DeputyLost
+from fusefs.service.child_handle import LOST_S, SILENT_S, Deputy, DeputyLost
+from fusefs.service.due_queue import Chosen
 from fusefs.service.forker import Born, Forker
 from fusefs.service.messages import Answer, Done, Ended, Look, Order, Page, Reap, Seen, Tend, Tended, encode
-from fusefs.service.upcoming import Chosen
-from fusefs.service.volume import open_volume
+from fusefs.service.open_volume import open_volume
 from tests.support.bulk import fill
 from tests.support.orphans import EXPIRED, OTHER, ids, orphan_in, orphan_of
 from tests.support.store import place, swap

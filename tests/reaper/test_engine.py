@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.budget import CUT_BYTES, Tempo
 from fusefs.core.report import Reaped, Report
+from fusefs.core.slice_budget import CUT_BYTES, Tempo
 from fusefs.core.slices import Slice
-from fusefs.engine.crew import crew_of
-from fusefs.engine.groups import Groups
-from fusefs.engine.pace import Constant
+from fusefs.engine.slice_pace import Constant
 from fusefs.engine.strategy import Workers, choose
+from fusefs.engine.workers import crew_of
+from fusefs.engine.xfs_groups import Groups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import Wishes
 from fusefs.reaper.reap import reap
-from fusefs.reaper.strip import Stripper
+from fusefs.reaper.remove_slice import Stripper
+from fusefs.reaper.remove_tree import Wishes
 from tests.support.command import TRASHD, environment
 from tests.support.leases import is_broken_into
 from tests.support.orphans import ids
@@ -141,7 +141,7 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
 
 def drive(submit: Callable[..., object], fd: Fd) -> Report:
     """Run a plan with a crew, one slice after the other, each of them short."""
-    from fusefs.core.budget import Budget
+    from fusefs.core.slice_budget import Budget
     from fusefs.core.slices import Plan, Work
 
     plan = Plan(3, splits_names=True)
@@ -400,7 +400,7 @@ def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.
 
 
 def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
-    from fusefs.core.budget import Budget
+    from fusefs.core.slice_budget import Budget
     from fusefs.core.slices import Work
 
     with container(volume) as (path, fd):

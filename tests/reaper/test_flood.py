@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from fusefs.service.flood import Flood
+from fusefs.service.event_limit import Flood
 
 MOST = 1000
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fusefs.core.goal import ALL
-from fusefs.core.space import Kind
-from fusefs.core.status import Phase, volume_status
+from fusefs.core.freed_space import Kind
+from fusefs.core.service_status import Phase, volume_status
+from fusefs.core.space_goal import ALL
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.servicelock import take
+from fusefs.linux.service_lock import take
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
-from fusefs.waiting.follow import Followed, Handed, Orphan, follow, hand_over
-from fusefs.waiting.wait import Gauge
+from fusefs.waiting.wait_for_reaper import Followed, Handed, Orphan, follow, hand_over
+from fusefs.waiting.wait_for_space import Gauge
 from tests.support.small_reaper import own_runtime_dir, tell
 from tests.support.store import forge, own, place, raw, reap_now, restore, swap, tree_of
 from tests.support.tree import make_tree

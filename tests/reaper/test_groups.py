@@ -12,11 +12,11 @@ from random import Random
 
 import pytest
 
-from fusefs.engine.groups import Groups, group_shift
 from fusefs.engine.strategy import choose
+from fusefs.engine.xfs_groups import Groups, group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import Wishes
+from fusefs.reaper.remove_tree import Wishes
 from tests.support.bulk import fill
 from tests.support.reapers import empty_container
 from tests.support.volumes import loop_volume, tmpfs_volume

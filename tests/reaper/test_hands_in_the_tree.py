@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from fusefs.core.lifecycle import State
-from fusefs.linux.libc import RENAME_EXCHANGE, renameat2
+from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.bulk import bulky_tree, fill
 from tests.support.reapers import (
     DONE,

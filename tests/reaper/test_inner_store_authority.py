@@ -11,11 +11,11 @@ import pytest
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.report import STORE
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.linux.kernel import Kernel
-from fusefs.service.for_root import take_over
-from fusefs.service.intake import ForRoot
-from fusefs.service.volume import open_volume
+from fusefs.service.child_answers import ForRoot
+from fusefs.service.open_volume import open_volume
+from fusefs.service.root_takeover import take_over
 from tests.support.given import tick
 from tests.support.inner_stores import own_store, plant_store, without_upper_store
 from tests.support.orphans import EXPIRED, PINNED

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from fusefs.core.record import Method
-from fusefs.linux.moments import clocks_ns
+from fusefs.linux.clocks import clocks_ns
 from fusefs.service.messages import Look, Page, Seen
-from fusefs.service.user import User
+from fusefs.service.user_state import User
 from tests.reaper.test_user import BASE, looked_at, new_intake, new_user, part_of
 
 ONE = "20260101T000000.000Z-job-000000000001"

@@ -17,10 +17,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.events import Event, Kind
-from fusefs.core.status import Phase, Status, VolumeStatus, volume_status
+from fusefs.core.service_status import Phase, Status, VolumeStatus, volume_status
 from fusefs.service.hooks import Tally
-from fusefs.service.metrics import Metrics
-from fusefs.service.scrape import serve
+from fusefs.service.metrics_http import serve
+from fusefs.service.prometheus import Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = ("_seconds", "_bytes", "_ratio", "_per_second", "_total", "_orphans", "_users", "_inodes", "_info", "_phase")

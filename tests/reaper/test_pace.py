@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.budget import AT_ONCE, HOLD, SIP_S, SLICE_S, Budget, Tempo
 from fusefs.core.pacing import rest_at
+from fusefs.core.slice_budget import AT_ONCE, HOLD, SIP_S, SLICE_S, Budget, Tempo
 from fusefs.core.slices import Outcome, Work
-from fusefs.engine.pace import Constant, Pace
+from fusefs.engine.slice_pace import Constant, Pace
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import Wishes
+from fusefs.reaper.remove_tree import Wishes
 from tests.support.reapers import empty_container
 
 YIELDING = Tempo(is_alone=False, share=0.1)
@@ -108,7 +108,7 @@ def test_after_a_sip_there_is_a_pause() -> None:
 
 
 def test_a_sip_waits_for_a_gap_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusefs.engine.pace._PATIENCE_S", _LIMIT_S)
+    monkeypatch.setattr("fusefs.engine.slice_pace._PATIENCE_S", _LIMIT_S)
     looks = [True] * 5 + [False]
     next_budget(Pace(Constant(YIELDING), lambda: looks.pop(0)))
     assert not looks

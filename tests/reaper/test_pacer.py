@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.budget import Tempo
 from fusefs.core.pacing import Backlog, Caps, Done
-from fusefs.engine.pacer import Pacer
+from fusefs.core.slice_budget import Tempo
+from fusefs.engine.pressure_pacer import Pacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi

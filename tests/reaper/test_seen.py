@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux.places import SYSTEM_RUNTIME
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
 from tests.support.command import trashd

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from tests.support.actors import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.beside import ask, untold
 from tests.support.mates import FORGED

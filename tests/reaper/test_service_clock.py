@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.clock import Clock, Era, decode, encode
-from fusefs.core.status import Phase
-from fusefs.linux.host import boot_id
+from fusefs.core.orphan_age import Clock, Era, decode, encode
+from fusefs.core.service_status import Phase
+from fusefs.linux.boot_id import boot_id
 from fusefs.store.stage import Options
 from tests.support.orphans import EXPIRED, orphan_in
 from tests.support.reapers import state_of

@@ -13,14 +13,14 @@ import pytest
 import trio
 
 from fusefs.core.names import ContainerId
-from fusefs.core.status import Phase
-from fusefs.linux.credentials import person
+from fusefs.core.service_status import Phase
+from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.service.forker import Forker
 from fusefs.service.messages import Look, Page
-from fusefs.service.volume import open_volume
-from fusefs.store.keep import For, keep
+from fusefs.service.open_volume import open_volume
+from fusefs.store.pin import For, keep
 from fusefs.store.stage import Options
 from tests.reaper.test_deputy import all_answers, deputy_of
 from tests.reaper.test_service_hands import SLOWLY, child_of, signal_as, throw_large

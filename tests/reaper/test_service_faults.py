@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
-from fusefs.linux.places import SYSTEM_RUNTIME
+from fusefs.core.service_status import Phase
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from tests.support.brokenfs import broken_volume
 from tests.support.bulk import fill
 from tests.support.orphans import EXPIRED, orphan_in

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.store.stage import Options
 from tests.support.bulk import fill
 from tests.support.canary import unmount_below

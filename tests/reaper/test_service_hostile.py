@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.store.stage import Options
 from tests.support.command import trashd
 from tests.support.orphans import EXPIRED

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.linux.kernel import Kernel
-from fusefs.service.volume import open_volume
+from fusefs.service.open_volume import open_volume
 from tests.support.forged_store import N_LIVE, forge_store, live
 from tests.support.mates import TEAM, plant
 from tests.support.orphans import EXPIRED

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.store.stage import Options
 from tests.support.bulk import fill, roomy_volume
 from tests.support.command import done_well

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
-from fusefs.linux.places import SYSTEM_RUNTIME
+from fusefs.core.service_status import Phase
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from tests.support.command import done_well, fast_paths_off
 from tests.support.fuse import device_for_all
 from tests.support.homes import ALICE, BOB, registry_of, trashd_as

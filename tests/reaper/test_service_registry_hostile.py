@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from tests.support.command import trashd
 from tests.support.homes import ALICE, BOB, registry_of
 from tests.support.own_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.lifecycle import State
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.linux.kernel import Kernel
-from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
+from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.bulk import fill, roomy_volume
 from tests.support.orphans import EXPIRED, ids, orphan_in, orphan_of
 from tests.support.scenes import DyingAfter, end_of

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.status import Phase
+from fusefs.core.service_status import Phase
 from fusefs.linux.fd import Fd
-from fusefs.linux.mounting import clone_tree, move_mount
-from fusefs.mount.runtime import claimed
+from fusefs.linux.mount_calls import clone_tree, move_mount
+from fusefs.mount.runtime_dir import claimed
 from tests.support.bulk import roomy_volume
 from tests.support.daemons import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.orphans import EXPIRED, ids, orphan_in

@@ -14,16 +14,16 @@ import msgspec
 import pytest
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.status import Fault, Status, VolumeStatus
-from fusefs.linux.host import boot_id
-from fusefs.service.status import FILE, read_status, write_status
+from fusefs.core.service_status import Fault, Status, VolumeStatus
+from fusefs.linux.boot_id import boot_id
+from fusefs.service.status_file import FILE, read_status, write_status
 
 SERVICE = """
 import os, sys
 import msgspec
-from fusefs.core.status import Status, VolumeStatus
+from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.linux import servicelock
-from fusefs.service.status import write_status
+from fusefs.service.status_file import write_status
 directory = sys.argv[1].encode()
 lock = servicelock.take(directory)
 status = Status(version="0", pid=os.getpid(), boot_id="b", started_ns=0, updated_ns=0)

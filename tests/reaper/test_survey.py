@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.space import Survey
-from fusefs.engine import survey as module
-from fusefs.engine.survey import survey
+from fusefs.core.freed_space import Survey
+from fusefs.engine import count_tree as module
+from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.store import deep_path
 from tests.support.bulk import fill

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.service.turns import Turns
+from fusefs.service.fair_turns import Turns
 
 
 def test_two_who_always_want_share_evenly() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusefs.service.upcoming import Chosen, Upcoming
+from fusefs.service.due_queue import Chosen, Upcoming
 
 MOST = 5
 ids = st.sampled_from([f"id{n}" for n in range(12)])

@@ -12,24 +12,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from fusefs.core.clock import started
 from fusefs.core.config import read_config
 from fusefs.core.names import VolumeId
+from fusefs.core.orphan_age import started
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.context import Context, boot_s
+from fusefs.service.child_answers import Intake
+from fusefs.service.due_queue import Chosen
 from fusefs.service.forker import Forker
-from fusefs.service.intake import Intake
+from fusefs.service.inotify_watches import Watcher
 from fusefs.service.messages import Answer, Done, Ended, Look, Measure, Order, Page, Reap, Seen, Tend, Tended
-from fusefs.service.upcoming import Chosen
-from fusefs.service.user import Part, User
-from fusefs.service.volume import Opened
+from fusefs.service.open_volume import Opened
+from fusefs.service.shared_context import Context, boot_s
+from fusefs.service.user_state import Part, User
 from fusefs.service.volume_figures import Room, Tally
-from fusefs.service.watcher import Watcher
+from fusefs.store.backing_and_mount import Sides
 from fusefs.store.layout import Areas, Store, Volume
-from fusefs.store.sides import Sides
 
 UID, BASE = 1000, b"/volume"
 MOST, PAGE = 3, 2

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.goal import ALL
+from fusefs.core.freed_space import Kind, Survey, Waited, tolerance_bytes
 from fusefs.core.names import ContainerId
-from fusefs.core.space import Kind, Survey, Waited, tolerance_bytes
-from fusefs.engine.survey import survey
+from fusefs.core.space_goal import ALL
+from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import XFS_MAGIC, Kernel
-from fusefs.waiting.wait import Gauge, wait_for_goal
+from fusefs.waiting.wait_for_space import Gauge, wait_for_goal
 from tests.support.orphans import OTHER
 from tests.support.silent import silent_fuse
 from tests.support.store import init, raw, reap_now, swap, tree_of

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from fusefs.core.goal import Goal, Met, parse_goal
+from fusefs.core.freed_space import Kind, Reason, Survey
 from fusefs.core.names import ContainerId
-from fusefs.core.space import Kind, Reason, Survey
+from fusefs.core.space_goal import Goal, Met, parse_goal
 from fusefs.linux.kernel import Kernel
-from fusefs.waiting.wait import Gauge, wait_for_goal
+from fusefs.waiting.wait_for_space import Gauge, wait_for_goal
 
 MIB = 1 << 20
 TREE = Survey(1000, 64 * MIB, 0, 0, 0, False)

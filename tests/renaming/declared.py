@@ -17,12 +17,12 @@ import fusefs
 from fusefs.cli.group import trashd
 from fusefs.core.errors import TrashdError
 from fusefs.core.events import Event, Kind, describe, encode, variables
-from fusefs.core.mountstats import Seen, Table, decode
-from fusefs.core.mountstats import encode as encode_stats
-from fusefs.core.status import Status, VolumeStatus
-from fusefs.mount.metrics import prometheus_text
+from fusefs.core.mount_counters import Seen, Table, decode
+from fusefs.core.mount_counters import encode as encode_stats
+from fusefs.core.service_status import Status, VolumeStatus
+from fusefs.mount.mount_metrics import prometheus_text
 from fusefs.service.hooks import Tally
-from fusefs.service.metrics import Metrics
+from fusefs.service.prometheus import Metrics
 
 _WIDTH = 80
 

@@ -40,7 +40,7 @@ def digests() -> str:
 
 def modules_of_swap() -> str:
     """How many modules a plain `trashd swap` imports, more than which it must not become, and how many are ours."""
-    loaded = list_modules("import fusefs.cli.main, fusefs.cli.fast")
+    loaded = list_modules("import fusefs.cli.main, fusefs.cli.swap_fast_lane")
     return f"{len(loaded)} modules, {sum(name.startswith('fusefs') for name in loaded)} of them fusefs's\n"
 
 

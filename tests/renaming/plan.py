@@ -1,6 +1,6 @@
 """The map of names: what is renamed to what, and the project's modules as they are today.
 
-[modules]                       "fusefs.engine.crew" = "fusefs.engine.workers"     (a package: all that is in it)
+[modules]                       "fusefs.reaper.crew" = "fusefs.engine.workers"     (a package: all that is in it)
 [packages]                      "fusefs.engine" = "docstring of a new package";    "fusefs.old" = "" removes one
 [names]                         "fusefs.mount.gate:Gate.lend" = "release_while"    (today's module, today's names)
 [identifiers."fusefs/mount/*"]  gate = "tables_lock"      every variable, parameter, keyword, attribute of these files

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fusefs.cli import main, mount_helper
-from fusefs.core.status import Current, Fault, Phase, Status, VolumeStatus
-from fusefs.linux.places import SYSTEM_RUNTIME
-from fusefs.service.status import write_status
+from fusefs.core.service_status import Current, Fault, Phase, Status, VolumeStatus
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.service.status_file import write_status
 from tests.renaming.scripts import FILES, FOR_USER, SCENE, WRONG, WRONG_MOUNTS
 from tests.support.command import Done
 from tests.support.namespaces import see_own_mounts_only

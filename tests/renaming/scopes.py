@@ -326,7 +326,7 @@ class _File(cst.CSTVisitor):
         return full in self.job.modules or full.partition(".")[0] not in self._tops
 
     def _imported_prefix(self, names: list[cst.Name]) -> tuple[str, list[str]] | None:
-        """For `crew.Crew` after `from fusefs.engine import crew`: fusefs.engine.crew, [Crew]; None if not imported."""
+        """For `crew.Crew` after `from fusefs.reaper import crew`: fusefs.reaper.crew, [Crew]; None if not imported."""
         scope = self._scopes.get(names[0])
         if not isinstance(scope, Scope):
             return None

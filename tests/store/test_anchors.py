@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import Sides
 from fusefs.store.deep_path import DeepOpener, DeepOpeners
-from fusefs.store.sides import Sides
 from tests.support.paths import PathBytes
 from tests.support.tree import deep_chain, remove_tree_hard
 

@@ -12,8 +12,8 @@ import pytest
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
+from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.store import (
     assert_silent,
     entries,

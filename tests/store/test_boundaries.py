@@ -21,7 +21,7 @@ from fusefs.core.errors import (
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
-from fusefs.store.verbs import swap_path
+from fusefs.store.swap_path import swap_path
 from tests.support.namespaces import tmpfs_elsewhere
 from tests.support.store import (
     Counting,

@@ -27,7 +27,7 @@ registered it, six to see whether anybody noted a store below the victim, one to
 this one, one to know when the victim came: more needs a reason."""
 
 N_ROOTS = 2
-"""More that root's commands make: whose the store is shows by its attribute and identity (store/made.py)."""
+"""More that root's commands make: whose the store is shows by its attribute and identity (store/store_maker.py)."""
 
 N_FSYNCS = 2
 """Of the record before the exchange, of the container after the adoption (docs/crash.md)."""

@@ -16,8 +16,8 @@ from fusefs.cli.main import run
 from fusefs.core.errors import Occupied, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import find_container
-from fusefs.store.keep import For, keep_by_id
+from fusefs.store.find_orphans import find_container
+from fusefs.store.pin import For, keep_by_id
 from tests.support.gather import gather
 from tests.support.orphans import command
 from tests.support.scenes import DyingAfter

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import all_entries
-from fusefs.store.folders import open_user, whose
+from fusefs.store.find_orphans import all_entries
+from fusefs.store.user_folders import open_user, whose
 from tests.support.acls import ACCESS, DEFAULT, acl
 from tests.support.store import (
     assert_silent,

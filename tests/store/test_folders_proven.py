@@ -14,8 +14,8 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import NotProven
 from fusefs.linux.kernel import Kernel
-from fusefs.store.folders import open_user, take_census
 from fusefs.store.stage import Options
+from fusefs.store.user_folders import open_user, take_census
 from tests.support.mates import FORGED, plant
 from tests.support.scenes import STRIDE
 from tests.support.store import (
@@ -149,7 +149,7 @@ def reap_as_root(volume: Path, identifier: str) -> None:
     """`trashd reap --now ID`, as the command does it."""
     from fusefs.core.report import Reaped
     from fusefs.reaper.reap import reap as reap_one
-    from fusefs.store.find import act_on, find_container
+    from fusefs.store.find_orphans import act_on, find_container
 
     volumes = [os.fsencode(volume)]
     entry = find_container(Kernel(), volumes, identifier)
@@ -324,7 +324,7 @@ def test_a_first_look_killed_at_any_call_is_finished_by_the_next(volume: Path) -
 
 
 def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volume: Path) -> None:
-    from fusefs.store.new_folder import make_roots
+    from fusefs.store.make_folder import make_roots
 
     def act(n: int) -> None:
         with opened(volume) as store:

@@ -13,12 +13,12 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Heir
-from fusefs.core.wire import decode
+from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel
-from fusefs.store.authority import make_folder_of
-from fusefs.store.for_owner import swap_for_owner
+from fusefs.store.as_owner import make_folder_of
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
+from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.scenes import LOOKING, DyingAfter, end_of, forbid_exchange
 from tests.support.store import (
     ActingAt,

@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.errors import AuthorityLost, BadRecord, TrashdError, Untrusted
 from fusefs.linux.kernel import Kernel
-from fusefs.store.listing import Entry
+from fusefs.store.list_orphans import Entry
 from tests.support.store import (
     assert_silent,
     entries,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import AuthorityLost, TrashdError
-from fusefs.linux.children import ChildLost
-from fusefs.linux.credentials import call_as
+from fusefs.linux.act_as_user import call_as
+from fusefs.linux.child_processes import ChildLost
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import all_entries
-from fusefs.store.listing import Entry
+from fusefs.store.find_orphans import all_entries
+from fusefs.store.list_orphans import Entry
 from tests.support.inner_stores import point_to, without_upper_store
 from tests.support.silent import silent_fuse
 from tests.support.store import (
@@ -318,8 +318,8 @@ def entries_of_others(volume: Path) -> list[Entry]:
 
 def restore_as_found(volume: Path, identifier: str, kernel: Kernel) -> object:
     """Restore what an undisturbed list told of, so that the first child that is disturbed is the restore's."""
-    from fusefs.store.find import find_container
-    from fusefs.store.restore_verb import restore_by_id
+    from fusefs.store.find_orphans import find_container
+    from fusefs.store.restore_by_id import restore_by_id
 
     entry = find_container(Kernel(), [raw(volume)], identifier)
     return restore_by_id(kernel, [raw(volume)], entry, None, None)

@@ -13,9 +13,9 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.kernel import Kernel
-from fusefs.service.volume import Unproven, open_volume
+from fusefs.service.open_volume import Unproven, open_volume
 from fusefs.store.layout import decode_volume, encode_volume
-from fusefs.store.made import XATTR
+from fusefs.store.store_maker import XATTR
 from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
 from tests.support.mates import FORGED, TEAM
 from tests.support.people import Person

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.clock import started
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import Busy, NotFound, NotPermitted, Refused
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
+from fusefs.core.orphan_age import started
 from fusefs.core.policy import Known, Rules, due_at_s
 from fusefs.core.record import Record
-from fusefs.core.wire import decode
+from fusefs.core.record_decoding import decode
+from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.moments import moment
-from fusefs.store.find import find_container
-from fusefs.store.keep import For, Kept, Release, Term, keep_by_id
+from fusefs.store.find_orphans import find_container
+from fusefs.store.pin import For, Kept, Release, Term, keep_by_id
 from fusefs.store.stage import Options
 from tests.support.orphans import OTHER, TREE, orphan_in, orphan_of
 from tests.support.store import DyingAt, calls_of, entries, in_child, place, reap_now, restore, swap

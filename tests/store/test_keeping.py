@@ -14,10 +14,10 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import NotKept, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.preflight import preflight
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
+from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.reading import reading
 from tests.support.store import (
     Before,

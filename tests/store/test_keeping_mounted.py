@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.for_owner import swap_for_owner
 from fusefs.store.stage import Options
+from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.mounted import Mounted
 from tests.support.on_mount import ALICE, NOGROUP, both, hers
 from tests.support.reading import reading

@@ -18,8 +18,8 @@ import pytest
 from fusefs.core.errors import NotAlike
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
+from fusefs.linux.directory_metadata import apply_likeness, differences, read_likeness
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.likeness import apply_likeness, differences, read_likeness
 from fusefs.store.stage import Options
 from tests.support.command import TRASHD
 from tests.support.scenes import forbid_exchange, wipe

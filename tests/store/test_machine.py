@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.wire import decode
+from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.store.stage import Options
 from tests.support.model import (

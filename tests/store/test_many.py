@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.core.names import make_id
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import all_entries, tend_all
+from fusefs.store.find_orphans import all_entries, tend_all
 from tests.support.orphans import EXPIRED
 from tests.support.store import folder_of, forge, init, numbered_calls, raw, swap
 from tests.support.tree import Dir, make_tree

@@ -12,11 +12,11 @@ from fusefs.core.errors import NoBacking, Occupied
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
-from fusefs.store.for_owner import swap_for_owner
-from fusefs.store.mounted import refuse_mounted
+from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.rescue import find_thing, rescue
 from fusefs.store.stage import Options
-from fusefs.store.verbs import own_folder
+from fusefs.store.swap_for_owner import swap_for_owner
+from fusefs.store.swap_path import own_folder
 from tests.support.mounted import Mounted
 from tests.support.on_mount import ALICE, NOGROUP, STAGED, TREE, both, hers, opened
 from tests.support.store import (

@@ -10,9 +10,9 @@ import pytest
 
 from fusefs.core.errors import IsMountPoint, MountInside, NoBacking, NotFound, Refused
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import all_entries
-from fusefs.store.holders import holders_of, holders_of_path
+from fusefs.store.find_orphans import all_entries
 from fusefs.store.preflight import preflight
+from fusefs.store.tree_holders import holders_of, holders_of_path
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.namespaces import tmpfs_elsewhere
 from tests.support.on_mount import ALICE, STAGED, TREE, both, hers, opened

@@ -17,7 +17,7 @@ import pytest
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
-from fusefs.store.verbs import remove_path, swap_path
+from fusefs.store.swap_path import remove_path, swap_path
 from tests.support.store import assert_silent, entries, init, place, problems, raw, reap_now, remove, restore, swap
 from tests.support.tree import HardLink, Node, Symlink, deep_chain, make_tree, remove_tree_hard, snapshot, weird_names
 from tests.support.users import as_user

@@ -14,7 +14,7 @@ from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Method, encode
-from fusefs.core.wire import decode
+from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import decode_volume, encode_volume
 from tests.support.fuse import ServedVolume

@@ -17,9 +17,9 @@ from fusefs.cli.main import run
 from fusefs.core.errors import Incomplete, KernelRefused, MountInside, NotProven, Untrusted
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import act_on
-from fusefs.store.for_owner import swap_for_owner
+from fusefs.store.find_orphans import act_on
 from fusefs.store.stage import Options
+from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.given import tick
 from tests.support.orphans import EXPIRED, command, orphan_of
 from tests.support.samples import SOUND, unpack

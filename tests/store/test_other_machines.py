@@ -16,8 +16,8 @@ from fusefs.cli.main import run
 from fusefs.core.errors import Busy, NoLocks
 from fusefs.core.lifecycle import State
 from fusefs.core.record import encode
-from fusefs.core.wire import decode
-from fusefs.linux.host import boot_id, host_id
+from fusefs.core.record_decoding import decode
+from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from tests.support.command import done_well, trashd
 from tests.support.sshfs import sshfs_of

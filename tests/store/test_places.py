@@ -15,10 +15,10 @@ import pytest
 from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.for_owner import swap_for_owner
-from fusefs.store.sides import Sides
+from fusefs.store.backing_and_mount import Sides
+from fusefs.store.make_store import unmake_store
 from fusefs.store.stage import Options
-from fusefs.store.volume import unmake_store
+from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.store import (
     assert_silent,
     calls_of,

@@ -16,8 +16,8 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import hold
 from fusefs.store.container import Held
-from fusefs.store.find import opened_folder
-from fusefs.store.listing import Entry
+from fusefs.store.find_orphans import opened_folder
+from fusefs.store.list_orphans import Entry
 from fusefs.store.stage import Options
 from tests.support.orphans import command, orphan_in
 from tests.support.store import (

@@ -15,12 +15,12 @@ from fusefs.core.identity import Identity
 from fusefs.core.names import VolumeId
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
+from fusefs.store.backing_and_mount import Sides
 from fusefs.store.layout import Store, open_store
-from fusefs.store.leads import Word, open_registered
-from fusefs.store.lines import MAX_LINES, Line, decode, encode, registered
-from fusefs.store.registries import stores_of_users
-from fusefs.store.registry import is_remembered, remember
-from fusefs.store.sides import Sides
+from fusefs.store.registry_lines import MAX_LINES, Line, decode, encode, registered
+from fusefs.store.registry_targets import Word, open_registered
+from fusefs.store.store_registry import is_remembered, remember
+from fusefs.store.user_registries import stores_of_users
 from tests.support.command import done_well
 from tests.support.homes import ALICE, BOB, ROOTS, homes, registry_of, trashd_as
 from tests.support.store import init, raw, swap

@@ -12,10 +12,10 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.linux.way import open_way
-from fusefs.store.leads import Word, open_registered
-from fusefs.store.lines import MAX_LINES, Line, decode, encode
-from fusefs.store.registries import stores_of_users
+from fusefs.linux.untrusted_path import open_way
+from fusefs.store.registry_lines import MAX_LINES, Line, decode, encode
+from fusefs.store.registry_targets import Word, open_registered
+from fusefs.store.user_registries import stores_of_users
 from tests.support.automount import resting
 from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
 from tests.support.silent import silent_fuse

@@ -12,8 +12,8 @@ from types import FrameType
 
 import pytest
 
-from fusefs.linux.servicelock import take
-from fusefs.store.lines import MAX_BYTES, MAX_LINES, decode, encode
+from fusefs.linux.service_lock import take
+from fusefs.store.registry_lines import MAX_BYTES, MAX_LINES, decode, encode
 from tests.support.command import Done
 from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
 from tests.support.own_stores import line_of

@@ -15,11 +15,11 @@ from fusefs.core.errors import BadRecord, NotFound, NotPermitted, Refused, Trash
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import Lost
-from fusefs.store.find import opened_folder
-from fusefs.store.listing import Entry
+from fusefs.store.find_orphans import opened_folder
+from fusefs.store.list_orphans import Entry
 from fusefs.store.seize import seize
 from fusefs.store.swap import Swapped
-from fusefs.store.verbs import own_folder
+from fusefs.store.swap_path import own_folder
 from tests.support.store import (
     Before,
     Counting,

@@ -16,7 +16,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.folders import take_census
+from fusefs.store.user_folders import take_census
 from tests.support.mates import FORGED
 from tests.support.orphans import EXPIRED
 from tests.support.samples import PLANTED, SOUND, unpack

@@ -13,7 +13,7 @@ from fusefs.core.errors import IsMountPoint, IsStore, NoStore, NotADirectory, No
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.record import Method
-from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import Options
 from tests.support.orphans import OTHER, TREE, victim_in

@@ -58,7 +58,7 @@ def test_list_walks_no_tree(volume: Path) -> None:
 
 
 def _list(kernel: Kernel, volume: Path) -> None:
-    from fusefs.store.find import all_entries
+    from fusefs.store.find_orphans import all_entries
 
     assert len(all_entries(kernel, [bytes(volume)])) == 1
 

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find import find_container
-from fusefs.store.for_owner import swap_for_owner
-from fusefs.store.keep import For, keep_by_id
+from fusefs.store.find_orphans import find_container
+from fusefs.store.pin import For, keep_by_id
 from fusefs.store.stage import Options
-from fusefs.store.verbs import own_folder
+from fusefs.store.swap_for_owner import swap_for_owner
+from fusefs.store.swap_path import own_folder
 from tests.support.scenes import HOME, USER, Act, DyingAfter, Prepare, Scene, home
 from tests.support.store import DyingAt, in_child, opened, reap_now, recover_all, remove, restore, swap
 from tests.support.tree import Dir, Spec, make_tree

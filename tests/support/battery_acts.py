@@ -13,7 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fusefs.linux.libc import (
+from fusefs.linux.syscalls import (
     AT_EMPTY_PATH,
     AT_FDCWD,
     FALLOC_FL_KEEP_SIZE,

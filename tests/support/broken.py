@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from fusefs.mount.helpers import Helpers, Task
-from fusefs.mount.lasting import Lasting
+from fusefs.mount.thread_pool import Helpers, Task
+from fusefs.mount.validity import Lasting
 
 
 class Broken:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.copying import make_copy, open_original, verify
+from fusefs.linux.copy_inode import make_copy, open_original, verify
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private import Private
+from fusefs.linux.private_directory import Private
 from tests.support.store import Before, raw
 
 numbers = itertools.count()

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusefs.linux.claims import directory_of
+from fusefs.linux.mount_claims import directory_of
 from tests.support.command import Done, done_well
 from tests.support.fuse import mount_fusectl
 from tests.support.mounted import until

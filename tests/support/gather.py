@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.names import ContainerId
-from fusefs.core.swept import Sums
+from fusefs.core.sweep_result import Sums
 from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import Scope
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
-from fusefs.store.sides import Scope
 from fusefs.store.stage import Options
 from fusefs.sweep.request import Action, Here, Top, ToTrash
-from fusefs.sweep.trash import open_trash
+from fusefs.sweep.trash_action import open_trash
 from tests.support.store import raw
 
 _DEFAULT = Options()

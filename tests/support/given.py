@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Reaped
-from fusefs.reaper.engine import NOTHING_SPECIAL, Wishes
 from fusefs.reaper.reap import reap
+from fusefs.reaper.remove_tree import NOTHING_SPECIAL, Wishes
 from tests.support.orphans import PINNED
 from tests.support.store import init, own, swap
 from tests.support.tree import Dir, File, Spec, make_tree

@@ -10,9 +10,9 @@ from pathlib import Path
 from fusefs.core.names import RelPath
 from fusefs.core.report import Reaped
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import Wishes
 from fusefs.reaper.reap import reap
-from fusefs.store.find import act_on, find_container
+from fusefs.reaper.remove_tree import Wishes
+from fusefs.store.find_orphans import act_on, find_container
 from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import Options
 from tests.support.orphans import orphan_in

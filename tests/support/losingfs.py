@@ -19,10 +19,10 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, InodeT, RequestContext
 
-from fusefs.core import fusewire as wire
-from fusefs.linux.attributes import look_at
-from fusefs.mount import loop
-from fusefs.mount.replies import Replies
+from fusefs.core import fuse_protocol as wire
+from fusefs.linux.statx import look_at
+from fusefs.mount import pyfuse3_loop
+from fusefs.mount.reply_patching import Replies
 from tests.support.fuse import fuse_mount
 from tests.support.lyingfs import LyingFs, Mode
 from tests.support.volumes import tmpfs_volume
@@ -73,7 +73,7 @@ class LosingFs(LyingFs):
             self.replies.replied()
 
     def serve(self) -> bool | None:
-        """Read one request: O_TMPFILE is answered here, all else is pyfuse3's. For loop.serve_by."""
+        """Read one request: O_TMPFILE is answered here, all else is pyfuse3's. For pyfuse3_loop.serve_by."""
         assert self.replies is not None
         request = read_request(self.replies.device)
         if not request:
@@ -127,14 +127,14 @@ class LosingFs(LyingFs):
 
 
 async def _serve(fs: LosingFs) -> None:
-    loop.serve_by(fs.serve)
+    pyfuse3_loop.serve_by(fs.serve)
     await pyfuse3.main()
 
 
 def _main() -> None:
     source, mount_point, asked = sys.argv[1:]
     fs = LosingFs(Path(source).resolve(), Path(asked).resolve())
-    assert loop.hook(fs.replied, lambda: None)
+    assert pyfuse3_loop.hook(fs.replied, lambda: None)
     pyfuse3.init(fs, mount_point, {"fsname=losingfs", "subtype=losingfs", "allow_other", "default_permissions"})
     fs.replies = Replies(session_fd())
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath
 from fusefs.core.record import Method, Record
-from fusefs.linux.host import boot_id, host_id
+from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.store.container import Held, create_record, make_directory, move, new_id
 from fusefs.store.layout import TREE
 from fusefs.store.stage import identify_at

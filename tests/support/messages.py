@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.direct import Direct
-from fusefs.mount.gate import Gate
-from fusefs.mount.helpers import Helpers
-from fusefs.mount.replies import Replies
-from fusefs.mount.stats import Stats
+from fusefs.mount.counters import Stats
+from fusefs.mount.fuse_requests import Direct
+from fusefs.mount.reply_patching import Replies
+from fusefs.mount.tables_lock import Gate
+from fusefs.mount.thread_pool import Helpers
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattrs import Xattrs
+from fusefs.mount.xattr_operations import Xattrs
 from tests.support.broken import AtOnce, Broken
 
 _ANSWER_BYTES_MAX = 2 << 20

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import fusefs.cli.main
-from fusefs.core.inodes import Node
+from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
-from fusefs.mount import probe
+from fusefs.mount import passthrough_probe
 from fusefs.mount.passthrough import Passthrough
 
 _NO_ID = 1 << 20
@@ -48,7 +48,7 @@ def main() -> None:
         case "refuses":
             Passthrough.opened = _refused  # type: ignore[method-assign]
         case _:
-            probe._LIMIT_S = _HASTE_S
+            passthrough_probe._LIMIT_S = _HASTE_S
     fusefs.cli.main.main()
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusefs.core.errors import NotFound
-from fusefs.core.mountstats import MountStats
-from fusefs.mount.seen import look, mount_at
+from fusefs.core.mount_counters import MountStats
+from fusefs.mount.find_mounts import look, mount_at
 from tests.support.command import TRASHD, fast_paths_off
 from tests.support.denied import IO_URING_SETUP, without
 from tests.support.fuse import FuseMount, fuse_mount

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.gate import Gate
-from fusefs.mount.stats import Stats
+from fusefs.mount.counters import Stats
+from fusefs.mount.tables_lock import Gate
 from fusefs.mount.vfs import Vfs
 
 

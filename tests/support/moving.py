@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fusefs.core.swept import Sums
+from fusefs.core.sweep_result import Sums
 from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import Sides, open_shown_as
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
-from fusefs.store.sides import Sides, open_shown_as
-from fusefs.sweep.move import open_move
+from fusefs.sweep.move_action import open_move
 from fusefs.sweep.request import Action, Here, IfExists, Taken, ToMove, Top
 from tests.support.tree import Spec, make_tree, remove_tree_hard, snapshot
 from tests.support.volumes import loop_volume, tmpfs_volume

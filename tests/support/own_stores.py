@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fusefs.core.identity import Identity
 from fusefs.core.names import VolumeId
-from fusefs.core.status import Phase, VolumeStatus
+from fusefs.core.service_status import Phase, VolumeStatus
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import Volume, encode_volume
-from fusefs.store.lines import Line, encode
+from fusefs.store.registry_lines import Line, encode
 from tests.support.homes import registry_of, trashd_as
 from tests.support.service import Service
 from tests.support.tree import Dir, make_tree

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fusefs.core.fastpaths import FastPath
-from fusefs.mount.seen import look, mount_at
+from fusefs.core.fast_paths import FastPath
+from fusefs.mount.find_mounts import look, mount_at
 from tests.support.mounted import Mounted, until
 
 

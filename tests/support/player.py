@@ -13,12 +13,12 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 
-from fusefs.core.attributes import Attributes
-from fusefs.mount import listing, vfs_files, vfs_write
-from fusefs.mount.lasting import Known
+from fusefs.core.inode_attributes import Attributes
+from fusefs.mount import readdir, vfs_files, vfs_write
+from fusefs.mount.validity import Known
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import Changes
-from fusefs.mount.xattrs import Xattrs
+from fusefs.mount.xattr_operations import Xattrs
 from tests.support.asking import Somebody
 from tests.support.subjects import KEEP, Handle, Seen, Subject, Times, see
 
@@ -229,20 +229,20 @@ class Player(Subject):
         with self._node(path, follow=True) as nodeid:
             if not stat.S_ISDIR(self._attributes(nodeid).mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            fh = listing.opendir(self.vfs, nodeid, self._caller)
+            fh = readdir.opendir(self.vfs, nodeid, self._caller)
             try:
                 return sorted(self._list(fh))
             finally:
-                listing.releasedir(self.vfs, fh)
+                readdir.releasedir(self.vfs, fh)
 
     def _list(self, fh: int) -> Iterator[bytes]:
         """Names, a few an answer, so that every offset is a place to go on from."""
         offset = 0
         while True:
             n_taken = 0
-            listing.prepare(self.vfs, fh, offset)
-            for listed in listing.read(self.vfs, fh, offset):
-                listing.told(self.vfs, fh, listed, is_taken=n_taken < _N_AN_ANSWER)
+            readdir.prepare(self.vfs, fh, offset)
+            for listed in readdir.read(self.vfs, fh, offset):
+                readdir.told(self.vfs, fh, listed, is_taken=n_taken < _N_AN_ANSWER)
                 if n_taken == _N_AN_ANSWER:
                     break
                 n_taken, offset = n_taken + 1, listed.offset

@@ -19,11 +19,11 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import VolumeId, make_id
 from fusefs.core.record import Method, Record
 from fusefs.core.report import Reaped, Report
-from fusefs.linux import libc
+from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.engine import NOTHING_SPECIAL, Wishes, remove_contents
-from fusefs.reaper.given import Given
+from fusefs.reaper.late_arrivals import Given
+from fusefs.reaper.remove_tree import NOTHING_SPECIAL, Wishes, remove_contents
 from tests.support.processes import all_stats
 from tests.support.store import entries, reap_now
 
@@ -124,7 +124,7 @@ def start(body: Callable[[], int]) -> Reaping:
 
 def _guard(told_fd: int, body: Callable[[], int]) -> NoReturn:
     """Start the first process; become the parent of what outlives its own; end as the first one did."""
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     first = os.fork()
     if first == 0:
         code = BROKEN

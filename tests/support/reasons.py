@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fusefs.core.lifecycle import State
+from fusefs.core.record_decoding import decode
 from fusefs.core.report import Reaped
-from fusefs.core.wire import decode
 from tests.support.reapers import state_of
 from tests.support.store import place
 

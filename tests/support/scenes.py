@@ -18,10 +18,10 @@ from typing import NamedTuple, NoReturn
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE
-from fusefs.linux import libc
+from fusefs.linux import syscalls
 from fusefs.linux.kernel import Gate, Kernel
-from fusefs.store.folders import whose
 from fusefs.store.layout import VOLUME, decode_volume, encode_volume
+from fusefs.store.user_folders import whose
 from tests.support.store import (
     DyingAt,
     NumberedCall,
@@ -223,7 +223,7 @@ def end_of(body: Callable[[], object]) -> int:
     """The exit code of a child that runs `body`, after all its own children have ended too."""
 
     def guard() -> None:
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         code = in_child(body)
         try:
             while True:

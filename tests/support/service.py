@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fusefs.core.status import Phase, Seen, VolumeStatus
-from fusefs.linux.places import SYSTEM_RUNTIME
-from fusefs.service.status import read_status
+from fusefs.core.service_status import Phase, Seen, VolumeStatus
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.service.status_file import read_status
 from tests.support.command import TRASHD
 from tests.support.homes import ROOTS
 from tests.support.processes import all_stats

@@ -14,12 +14,12 @@ import msgspec
 
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.status import Phase, Status, VolumeStatus, volume_status
-from fusefs.linux.places import make_dir, runtime_dir
-from fusefs.linux.servicelock import take
+from fusefs.core.service_status import Phase, Status, VolumeStatus, volume_status
+from fusefs.linux.runtime_directories import make_dir, runtime_dir
+from fusefs.linux.service_lock import take
 from fusefs.reaper.reap import reap
-from fusefs.service.status import write_status
-from fusefs.store.authority import as_owner
+from fusefs.service.status_file import write_status
+from fusefs.store.as_owner import as_owner
 from fusefs.store.discover import folders
 from fusefs.store.layout import UserFolder
 from tests.support.store import opened, raw

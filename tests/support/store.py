@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.record import Record
+from fusefs.core.record_decoding import decode
 from fusefs.core.report import Reaped
-from fusefs.core.wire import decode
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.adopt import Problem
+from fusefs.store.backing_and_mount import Sides
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.discover import discover
-from fusefs.store.find import act_on, all_entries, each_folder, find_container, tend_all
-from fusefs.store.init import initialise
+from fusefs.store.find_orphans import act_on, all_entries, each_folder, find_container, tend_all
+from fusefs.store.init_store import initialise
 from fusefs.store.layout import Store, UserFolder, open_store
-from fusefs.store.listing import Entry
+from fusefs.store.list_orphans import Entry
 from fusefs.store.restore import Restored
-from fusefs.store.restore_verb import restore_by_id
-from fusefs.store.sides import Sides
+from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.stage import Options
 from fusefs.store.swap import Swapped
-from fusefs.store.verbs import own_folder, remove_path, swap_path
+from fusefs.store.swap_path import own_folder, remove_path, swap_path
 from tests.support.volumes import tmpfs_volume
 
 _DEFAULT = Options()

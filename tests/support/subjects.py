@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from fusefs.linux.libc import AT_FDCWD, renameat2
+from fusefs.linux.syscalls import AT_FDCWD, renameat2
 
 P = ParamSpec("P")
 R = TypeVar("R")

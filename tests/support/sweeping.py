@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fusefs.core.selection import Selection
-from fusefs.core.swept import Swept
+from fusefs.core.sweep_result import Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Act, Request, ToDelete, Wishes
 from fusefs.sweep.run import run

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fusefs.linux import libc
+from fusefs.linux import syscalls
 from tests.support.people import Person
 from tests.support.users import called_by
 
@@ -65,7 +65,7 @@ class Exchange:
 
     def __call__(self, side: Side) -> None:
         first, second = os.fsencode(side.at(self.one)), os.fsencode(side.at(self.other))
-        libc.renameat2(_AT_FDCWD, first, _AT_FDCWD, second, libc.RENAME_EXCHANGE)
+        syscalls.renameat2(_AT_FDCWD, first, _AT_FDCWD, second, syscalls.RENAME_EXCHANGE)
 
 
 @dataclass

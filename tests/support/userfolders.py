@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.folders import open_user
 from fusefs.store.layout import FOLDERS
-from fusefs.store.new_folder import make_user
+from fusefs.store.make_folder import make_user
+from fusefs.store.user_folders import open_user
 from tests.support.acls import GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ
 from tests.support.store import init, opened, swap
 from tests.support.tree import Dir, Seen, Spec, make_tree, snapshot

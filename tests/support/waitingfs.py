@@ -1,10 +1,10 @@
-"""A FUSE filesystem on the seam (mount/loop.py) whose handlers wait, and whose listings have patched replies.
+"""A FUSE filesystem on the seam (mount/pyfuse3_loop.py) whose handlers wait, and whose listings have patched replies.
 
     python -m tests.support.waitingfs MNT [--entries N] [--keep] [--names-only] [--read-first]
 
 Who reads an attribute of its only directory gets one of the `Counts` (`user.waiting`), or has something done:
 `user.wait-…` waits for `user.go`, `user.thread-…` does so in a thread, `user.cancel` ends the service. The entries
-have the names 0 to N-1. With --read-first each request is read by us, and left for pyfuse3 (loop.serve_by).
+have the names 0 to N-1. With --read-first each request is read by us, and left for pyfuse3 (pyfuse3_loop.serve_by).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, ModeT, ReaddirToken, RequestContext
 
-from fusefs.core import fusewire as wire
-from fusefs.mount import loop
-from fusefs.mount.replies import NAME_ONLY_GENERATION, Replies, keep_listing, leave_out_nodes
+from fusefs.core import fuse_protocol as wire
+from fusefs.mount import pyfuse3_loop
+from fusefs.mount.reply_patching import NAME_ONLY_GENERATION, Replies, keep_listing, leave_out_nodes
 from tests.support.fuse import FuseMount, fuse_mount
 from tests.support.mounted import until
 
@@ -173,7 +173,7 @@ def _entry(number: int) -> EntryAttributes:
 async def _serve(fs: WaitingFs, *, reads_first: bool) -> None:
     with fs.scope:
         if reads_first:
-            loop.serve_by(fs.serve)
+            pyfuse3_loop.serve_by(fs.serve)
         await pyfuse3.main(min_tasks=N_WORKERS, max_tasks=N_WORKERS)
 
 
@@ -207,7 +207,7 @@ def _main() -> None:
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever is started with `&` has it ignored
     fs = WaitingFs(asked.entries, keeps=asked.keep, names_only=asked.names_only)
-    assert loop.hook(fs.replied, lambda: None)
+    assert pyfuse3_loop.hook(fs.replied, lambda: None)
     pyfuse3.init(fs, asked.mount_point, {"fsname=waiting"})
     fs.replies = Replies(session_fd())
     try:

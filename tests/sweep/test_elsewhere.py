@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.swept import Sums
+from fusefs.core.sweep_result import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
-from fusefs.sweep.move import open_move
+from fusefs.sweep.move_action import open_move
 from fusefs.sweep.request import Here, IfExists, ToMove, Top, ToTrash
-from fusefs.sweep.trash import open_trash
+from fusefs.sweep.trash_action import open_trash
 from tests.support.store import init, place, raw
 
 pytestmark = pytest.mark.needs("root")

@@ -11,7 +11,7 @@ import pytest
 from fusefs.core.errors import IsStore, NotADirectory, NotFound, Refused
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection, SizeBound
-from fusefs.core.swept import Sums
+from fusefs.core.sweep_result import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import ToCount, ToDelete
 from tests.support.bulk import fill

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.budget import Tempo
 from fusefs.core.errors import Refused
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection, TimeBound
-from fusefs.core.swept import Spared, Sums
-from fusefs.engine.pace import Constant
+from fusefs.core.slice_budget import Tempo
+from fusefs.core.sweep_result import Spared, Sums
+from fusefs.engine.slice_pace import Constant
 from fusefs.linux.kernel import Kernel
-from fusefs.store.sides import Sides
+from fusefs.store.backing_and_mount import Sides
 from fusefs.sweep.request import IfExists, ToCount, ToDelete, ToMove, ToTrash, Wishes
 from tests.support.bulk import fill
 from tests.support.moving import AfterThe, pass_a_tick

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.selection import Selection, SizeBound
-from fusefs.core.swept import Sums
+from fusefs.core.sweep_result import Sums
 from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToTrash, Wishes
 from tests.support.bulk import fill
 from tests.support.mounted import Mounted, trashd_mount

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.selection import Selection
-from fusefs.core.swept import Sums
+from fusefs.core.sweep_result import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Wishes
 from tests.support.bulk import fill

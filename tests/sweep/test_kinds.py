@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection, SizeBound
-from fusefs.core.swept import Sums
+from fusefs.core.sweep_result import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToPrint, ToTrash
 from tests.support.printed import printed

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.budget import AT_ONCE, HOLD, Tempo
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection
-from fusefs.core.swept import Sums
-from fusefs.sweep.listed import BrokenList, read_names
+from fusefs.core.slice_budget import AT_ONCE, HOLD, Tempo
+from fusefs.core.sweep_result import Sums
+from fusefs.sweep.names_from_list import BrokenList, read_names
 from fusefs.sweep.request import ToTrash, Wishes
 from tests.support.bulk import fill
 from tests.support.sweeping import ALL, EVERY_KIND, names, sweep

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.plan import Age
+from fusefs.core.plan_rules import Age
 from fusefs.core.selection import KINDS, Field, Matcher, Selection
-from fusefs.core.swept import Spared, Sums
+from fusefs.core.sweep_result import Spared, Sums
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.guard import KEPT, LOCKED, Keepers, Locking, why_locked
+from fusefs.plan.keep_guard import KEPT, LOCKED, Keepers, Locking, why_locked
 from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
+from fusefs.store.backing_and_mount import Sides
 from fusefs.store.deep_path import DeepOpeners
-from fusefs.store.sides import Sides
-from fusefs.sweep.directories import Directory, Passed, find_directories
+from fusefs.sweep.open_directories import Directory, Passed, find_directories
 from fusefs.sweep.request import Ended, Here, Identified, Taken
 
 KERNEL = Kernel()

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import NotFound, Refused
-from fusefs.core.plan import Done, Listed, NotDone, Told, World, read_plan
-from fusefs.core.swept import Spared, Swept
+from fusefs.core.plan_rules import Done, Listed, NotDone, Told, World, read_plan
+from fusefs.core.sweep_result import Spared, Swept
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.planned import How, carry_out
+from fusefs.plan.run_plan import How, carry_out
 from fusefs.sweep.request import Request, Wishes
 from fusefs.sweep.run import NOTHING_SPECIAL, run
 from tests.support.store import entries, restore
@@ -254,7 +254,7 @@ def test_lists_that_can_not_be_written_are_told_and_hold_up_nothing(
         if called == call:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("fusefs.plan.purgelist._BUFFER_MAX_BYTES", 0)
+    monkeypatch.setattr("fusefs.plan.purge_lists._BUFFER_MAX_BYTES", 0)
     for name, age_days in {"a": 40, "b": 25, "c": 26, "d": 41}.items():
         put(volume / "scratch" / name, age_days)
     text = f'{OLD}\naction = "delete"\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
@@ -294,7 +294,7 @@ def test_directory_that_becomes_a_link_meanwhile_leads_nowhere(
         (volume / "home").symlink_to("secret")
         return run(kernel, request, wishes)
 
-    monkeypatch.setattr("fusefs.plan.planned.run", replaced)
+    monkeypatch.setattr("fusefs.plan.run_plan.run", replaced)
     (told,) = carried(volume / "home/tmp", f"{OLD}\n{unit}")
     assert isinstance(told, NotDone)
     assert isinstance(told.error, NotFound)

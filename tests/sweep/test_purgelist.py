@@ -12,12 +12,12 @@ from typing import NoReturn
 import pytest
 
 from fusefs.core.errors import NotFound, Refused
-from fusefs.core.plan import Listed, NotDone, Purge, Rule
+from fusefs.core.plan_rules import Listed, NotDone, Purge, Rule
 from fusefs.core.selection import Selection
 from fusefs.core.toml_reader import Place
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.planned import How, carry_out
-from fusefs.plan.purgelist import Counted, open_lists
+from fusefs.plan.purge_lists import Counted, open_lists
+from fusefs.plan.run_plan import How, carry_out
 
 KERNEL = Kernel()
 ALICE, MALLORY = 12001, 12666
@@ -56,7 +56,7 @@ def test_list_is_its_users_and_nobody_elses(tmp_path: Path) -> None:
 def test_user_who_is_called_like_anothers_number_takes_away_no_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fusefs.plan.purgelist.user_name", lambda _uid: str(ALICE))
+    monkeypatch.setattr("fusefs.plan.purge_lists.user_name", lambda _uid: str(ALICE))
     with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
         for uid in (ALICE, MALLORY):
             lists.add(uid, b"/scratch/a", 0)
@@ -82,7 +82,7 @@ def test_lists_that_are_not_published_leave_the_old_ones(tmp_path: Path) -> None
 
 
 def test_many_lines_of_many_users_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusefs.plan.purgelist._BUFFER_MAX_BYTES", 100)
+    monkeypatch.setattr("fusefs.plan.purge_lists._BUFFER_MAX_BYTES", 100)
     with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
         for number in range(60):
             lists.add(MALLORY + number % 3, b"/scratch/%d" % number, 0)
@@ -92,7 +92,7 @@ def test_many_lines_of_many_users_are_all_there(tmp_path: Path, monkeypatch: pyt
 
 
 def test_lists_of_two_runs_at_once_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusefs.plan.purgelist._BUFFER_MAX_BYTES", 1)
+    monkeypatch.setattr("fusefs.plan.purge_lists._BUFFER_MAX_BYTES", 1)
     path = bytes(tmp_path / "lists")
     with open_lists(KERNEL, path, writes=True) as one, open_lists(KERNEL, path, writes=True) as other:
         for number in range(3):
@@ -211,7 +211,7 @@ def test_no_list_goes_after_a_directory_that_failed(
         lists.publish()
     before = published(there)
     (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr("fusefs.plan.planned.scope_of", fail)
+    monkeypatch.setattr("fusefs.plan.run_plan.scope_of", fail)
     rule = Rule(Place("plan", 1), bytes(tmp_path / "scratch"), Selection(), purge=Purge(bytes(there), 86_400))
     failed, listed = carry_out(KERNEL, [rule], How(runs, 0))
     assert isinstance(failed, NotDone)

@@ -14,14 +14,14 @@ import pytest
 from fusefs.core.errors import IsStore, NotADirectory, NotFound, Refused, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
+from fusefs.core.record_decoding import decode
 from fusefs.core.selection import Selection
-from fusefs.core.wire import decode
 from fusefs.linux.kernel import Kernel
 from fusefs.store.locate import find_scope
 from fusefs.store.stage import Options
 from fusefs.sweep.request import Request, Top, ToTrash
 from fusefs.sweep.run import run
-from fusefs.sweep.trash import open_trash
+from fusefs.sweep.trash_action import open_trash
 from tests.support.gather import gather, take
 from tests.support.store import (
     Before,

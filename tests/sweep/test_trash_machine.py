@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.wire import decode
+from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel
 from tests.support.gather import gather
 from tests.support.model import Dir, Node, Steps, contents_of, free_in, look_up, paths_of, put, read

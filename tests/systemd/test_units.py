@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.cli.pieces import find_command
+from fusefs.cli.service_files import find_command
 from tests.support.command import done_well
 from tests.support.systemd import REPO
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.budget import SLICE_S, Allowance
 from fusefs.core.sizes import format_size, parse_rate, parse_size
+from fusefs.core.slice_budget import SLICE_S, Allowance
 
 
 @given(st.integers(1, 10**9), st.lists(st.floats(0, 10), min_size=1, max_size=50))

@@ -7,11 +7,11 @@ import stat
 
 import pytest
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.cache import Cache, Epoch
-from fusefs.core.entries import Entries
-from fusefs.core.inodes import SourceKey
-from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, Answers
+from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, Answers
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import SourceKey
+from fusefs.core.metadata_cache import Cache, Epoch
+from fusefs.core.packed_entries import Entries
 
 LARGE = 1 << 20
 LIFETIME_S = 10.0

@@ -8,11 +8,11 @@ import stat
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.cache import Cache, Epoch
-from fusefs.core.entries import Dirent, Entries
-from fusefs.core.inodes import SourceKey
-from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY
+from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import SourceKey
+from fusefs.core.metadata_cache import Cache, Epoch
+from fusefs.core.packed_entries import Dirent, Entries
 
 LIFETIME_S = 8.0
 LARGE, TINY = 1 << 24, 2500

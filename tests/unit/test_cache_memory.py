@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.cache import Cache
-from fusefs.core.entries import Entries
-from fusefs.core.inodes import SourceKey
-from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY, Answers
+from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, Answers
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import SourceKey
+from fusefs.core.metadata_cache import Cache
+from fusefs.core.packed_entries import Entries
 
 N = 25_000
 """More than fit into 64 MiB."""

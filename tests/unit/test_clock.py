@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.clock import (
+from fusefs.core.orphan_age import (
     ERAS_MAX,
     STEP_NS,
     Clock,

@@ -10,8 +10,8 @@ import pytest
 from fusefs.core.config import Config, Hooks, Metrics, read_config, tell_config
 from fusefs.core.errors import BadConfig, Problem
 from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark
+from fusefs.core.time_windows import Window
 from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
-from fusefs.core.windows import Window
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = (DOCS / "config.example.toml").read_text(encoding="utf-8")

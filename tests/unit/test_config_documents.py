@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, read_config, tell_config
-from fusefs.core.kinds import Kind
+from fusefs.core.setting_types import Kind
 from fusefs.core.toml_reader import Schema, Source
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from fusefs.core.config import AUDIT_FILE, CONFIG, Config, Hooks, Metrics, read_config, tell_config
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadConfig
-from fusefs.core.kinds import quoted
 from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark
+from fusefs.core.setting_types import quoted
+from fusefs.core.time_windows import DAY_MIN, Window
 from fusefs.core.toml_reader import Schema, Source, Tables, decode_source
-from fusefs.core.windows import DAY_MIN, Window
 
 
 def read(text: str) -> Config | None:

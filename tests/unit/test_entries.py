@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.entries import Dirent, Entries
+from fusefs.core.packed_entries import Dirent, Entries
 
 DIRENTS = st.lists(
     st.tuples(

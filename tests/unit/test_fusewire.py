@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core import fusewire as wire
-from fusefs.core.attributes import Attributes
-from fusefs.core.fusewire import Opcode
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.core.inode_attributes import Attributes
 from tests.support.fusestructs import (
     Attr,
     AttrOut,

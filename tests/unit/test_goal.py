@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.goal import (
+from fusefs.core.freed_space import Course, Kind, Reason, Step, Survey, Waited
+from fusefs.core.space_goal import (
     ALL,
     Courses,
     Goal,
@@ -19,7 +20,6 @@ from fusefs.core.goal import (
     parse_goal,
     wanted_bytes,
 )
-from fusefs.core.space import Course, Kind, Reason, Step, Survey, Waited
 
 MIB = 1 << 20
 PATIENCE_S = 30.0

@@ -19,7 +19,7 @@ IMPURE = {
     "ctypes", "io", "os", "pathlib", "pyfuse3", "random", "secrets", "socket", "subprocess", "time", "trio",
 }  # fmt: skip
 KNOWS_PYFUSE3 = {f"fusefs.mount.{name}" for name in ("adapter", "translate", "loop", "daemon")}
-LOADS_LIBRARIES = "fusefs.linux.libc"
+LOADS_LIBRARIES = "fusefs.linux.syscalls"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 # What is only ever added to may name what is gone since.
 HISTORY = ("CHANGELOG.md", "docs/changes/", "docs/renames.md", "tests/renaming/")
@@ -34,7 +34,7 @@ NAMED = re.compile(
     r"|(?P<file>(?<=`)\w+\.py|test_\w+\.py|[\w-]+\.md)"
     r"|[Dd]ecision (?P<decision>\d+))"
 )
-CATCHES_ALL = {"fusefs.cli.main", "fusefs.mount.translate", "fusefs.service.service"}
+CATCHES_ALL = {"fusefs.cli.main", "fusefs.mount.pyfuse3_values", "fusefs.service.service"}
 
 
 class Module:
@@ -408,8 +408,8 @@ def test_a_package_with_code_is_found() -> None:
         ("fusefs.linux.a", "import os\nfrom fusefs.core.names import Name"),
         ("fusefs.store.a", "from fusefs.linux.kernel import Kernel\nfrom fusefs.core.names import Name"),
         ("fusefs.reaper.a", "import trio\nfrom fusefs.store.claim import claim"),
-        ("fusefs.mount.adapter", "import pyfuse3"),
-        ("fusefs.sweep.a", "from fusefs.engine.pace import Pace"),
+        ("fusefs.mount.pyfuse3_handlers", "import pyfuse3"),
+        ("fusefs.sweep.a", "from fusefs.engine.slice_pace import Pace"),
         ("fusefs.cli.a", "def f():\n    from fusefs.service.service import serve"),
         (LOADS_LIBRARIES, "import ctypes\nlibc = ctypes.CDLL(None)"),
         ("fusefs.linux.a", "import ctypes\nbuffer = ctypes.create_string_buffer(1)"),

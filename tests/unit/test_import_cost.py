@@ -36,11 +36,11 @@ def list_heavy_imports(statement: str) -> set[str]:
 
 
 def test_swap_starts_without_heavy_modules() -> None:
-    assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.fast") == set()
+    assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.swap_fast_lane") == set()
 
 
 def test_swap_starts_with_no_more_of_ours_than_it_needs() -> None:
-    loaded = list_modules("import fusefs.cli.main, fusefs.cli.fast")
+    loaded = list_modules("import fusefs.cli.main, fusefs.cli.swap_fast_lane")
     ours = {name for name in loaded if name.startswith("fusefs.") and name.count(".") > 1}
     assert ours == {f"fusefs.{name}" for name in OURS}
 

@@ -8,8 +8,8 @@ import tracemalloc
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import ROOT, InodeTable, Node, NodeId, SourceKey
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import ROOT, InodeTable, Node, NodeId, SourceKey
 
 DEVICE = 8
 

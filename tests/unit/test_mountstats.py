@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.mountstats import (
+from fusefs.core.mount_counters import (
     BOUNDS_NS,
     OPERATIONS,
     Gauges,

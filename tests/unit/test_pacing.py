@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core import pacing
-from fusefs.core.budget import HOLD, Tempo
 from fusefs.core.pacing import (
     FIRST_SHARE,
     LEAST_SHARE,
@@ -26,6 +25,7 @@ from fusefs.core.pacing import (
     State,
     rest_at,
 )
+from fusefs.core.slice_budget import HOLD, Tempo
 
 NO_CAPS, NO_BACKLOG = Caps(), Backlog()
 UNLINK_S = 20e-6

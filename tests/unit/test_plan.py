@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.plan import Age, Delete, Move, Purge, Rule, Trash, World, read_plan
+from fusefs.core.plan_rules import Age, Delete, Move, Purge, Rule, Trash, World, read_plan
 from fusefs.core.selection import KINDS, Selection, SizeBound, TimeBound
 from fusefs.core.toml_reader import Source
 

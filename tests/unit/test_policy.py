@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.clock import Clock, Sight, jumped, see, started
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import make_id
+from fusefs.core.orphan_age import Clock, Sight, jumped, see, started
 from fusefs.core.policy import (
     Authority,
     Known,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fusefs.core.shares import Shares
+from fusefs.core.fair_share import Shares
 
 N = 6000
 FIRST = 16

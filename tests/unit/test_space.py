@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.space import (
+from fusefs.core.freed_space import (
     Course,
     Kind,
     Reason,

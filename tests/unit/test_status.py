@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.status import Fault, Phase, Seen, Status, VolumeStatus, age_s, decode, encode, volume_status
+from fusefs.core.service_status import Fault, Phase, Seen, Status, VolumeStatus, age_s, decode, encode, volume_status
 
 SOME = Status(version="0.1", pid=1, boot_id="b", started_ns=1, updated_ns=2)
 VOLUMES = st.builds(

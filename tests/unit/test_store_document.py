@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from fusefs.core.record import Record
-from fusefs.core.wire import decode
+from fusefs.core.record_decoding import decode
 from fusefs.store.layout import Volume
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/store-format.md").read_text(encoding="utf-8")

@@ -7,9 +7,9 @@ import stat
 
 import pytest
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, NAMES
-from fusefs.mount.wanted import Wanted
+from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, NAMES
+from fusefs.core.inode_attributes import Attributes
+from fusefs.mount.prefetch_xattrs import Wanted
 
 DEVICE, OTHER = 8, 9
 

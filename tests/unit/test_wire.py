@@ -16,7 +16,7 @@ from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, make_id
 from fusefs.core.record import RECORD_MAX_BYTES, Entered, Failure, Heir, KeptDirectory, Method, Record, encode
-from fusefs.core.wire import decode
+from fusefs.core.record_decoding import decode
 from tests.unit.test_lifecycle import record_of
 
 SAMPLE = Path(__file__).parent / "samples/record-1.json"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fusefs.core.attributes import Attributes
-from fusefs.core.inodes import InodeTable, Node, Zone
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import InodeTable, Node, Zone
 
 _DIRECTORY = Attributes(8, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 7)
 _NAMES = st.sampled_from([b"a", b"b", b"store", b"trash"])

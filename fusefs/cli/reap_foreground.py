@@ -1,0 +1,166 @@
+"""Reaping as a person sees it: one orphan after the other, a bar, what became of each, and the sum."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from fusefs.cli import output
+from fusefs.cli.progress_bar import Shows, bar
+from fusefs.cli.reap_wait import Waits
+from fusefs.cli.stop_signals import Stop
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import SETTLE, Incomplete, Refused, TrashdError, from_os
+from fusefs.core.lifecycle import State
+from fusefs.core.names import printable
+from fusefs.core.orphan_age import Clock
+from fusefs.core.record import Record
+from fusefs.core.report import Reaped
+from fusefs.core.sizes import format_size
+from fusefs.core.slice_budget import Tempo
+from fusefs.linux.clocks import moment
+from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import Lost
+from fusefs.store.find_orphans import act_on, find_container
+from fusefs.store.layout import UserFolder
+from fusefs.store.list_orphans import Entry, explain_failure
+from fusefs.store.victim_rename import Visible
+
+_TOLD_FAILURES = 10
+_WHY_LOST = {Lost.BUSY: "somebody else has it", Lost.GONE: "it is gone already", Lost.CHANGED: "it is kept by now"}
+
+
+def is_named(_record: Record) -> bool:
+    """Whatever its record says: somebody named it."""
+    return True
+
+
+def is_unpinned(record: Record) -> bool:
+    """Whether its term ever ends."""
+    return record.expires_ns() is not None
+
+
+def has_expired(record: Record, clocks: tuple[Clock, ...] = ()) -> bool:
+    """Whether its term has ended (I11). clocks: what is remembered of the wall clock"""
+    now = moment(Kernel(), clocks)
+    expires_ns = record.expires_ns(now)
+    return expires_ns is not None and expires_ns <= now.wall_ns
+
+
+class How(NamedTuple):
+    """What a person may say about the way.
+
+    n_workers  None: what is best there
+    counts     count first
+    waits      until the space has come back
+    paced      make way for others; the tempo is the most that it may be
+    with_stores  trash stores in it that hold something go too
+    is_meant   asked again about an orphan's record when its turn comes: somebody may have kept it meanwhile
+    """
+
+    n_workers: int | None = None
+    tempo: Tempo = Tempo()
+    counts: bool = False
+    waits: bool = False
+    paced: bool = False
+    with_stores: bool = False
+    is_meant: Callable[[Record], bool] = is_named
+
+
+PLAINLY = How()
+
+
+def reap_ids(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], *, as_json: bool) -> int:
+    """Reap some containers at once; the exit code."""
+    return reap_all(kernel, volumes, [find_container(kernel, volumes, i) for i in identifiers], as_json=as_json)
+
+
+def reap_all(
+    kernel: Kernel, volumes: Sequence[bytes], due: Sequence[Entry], how: How = PLAINLY, *, as_json: bool
+) -> int:
+    """Reap containers one after the other; the exit code. Ctrl-C ends it between two slices."""
+    began = time.monotonic()
+    codes, reaped = [], []
+    with Stop() as stop, Waits(kernel, due if how.waits else ()) as space:
+        for entry in due:
+            if stop():
+                break
+            try:
+                with bar(_title(entry), shown=not as_json) as shows:
+                    act = partial(_reap, entry, how, shows, stop)
+                    reaped.append(act_on(kernel, volumes, entry, act, Reaped, needs_proof=True))
+                codes.append(_tell(entry, reaped[-1], as_json=as_json))
+                space.reaped(entry, reaped[-1])
+            except TrashdError as error:
+                codes.append(output.failed(error, as_json=as_json))
+            except OSError as error:
+                codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
+        if len(due) > 1 and not as_json:
+            print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
+        codes += space.wait(stop, as_json=as_json)
+        if stop():
+            return stop.exit_code()
+    return output.exit_code(codes)
+
+
+def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, _visible: Visible | None) -> Reaped:
+    from fusefs.engine.foreground_pacing import led
+    from fusefs.reaper.reap import reap
+    from fusefs.reaper.remove_tree import Wishes
+
+    if entry.state in (State.STAGE, State.RESTORING):
+        raise Refused(f"{entry.id} is half done, in {entry.state.value}/", SETTLE)
+    # Whoever sees a slow reap go by wants to know how long it takes.
+    counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
+    counted = shows.counted if counts else None
+    with led(folder, how.tempo, output.tell_why if how.paced else None) as leads:
+        wishes = Wishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
+        wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores)
+        return reap(folder, entry.id, wishes, how.is_meant)
+
+
+def _title(entry: Entry) -> str:
+    """What people call it."""
+    return entry.id if entry.origin is None else printable(os.path.basename(entry.origin))
+
+
+def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:
+    """Say what became of one; its exit code."""
+    report = reaped.report
+    gone = f"{_entries(report.removed)} removed"
+    if report.n_bytes is not None:
+        gone += f" ({format_size(report.n_bytes)})"
+    if as_json:
+        output.as_json(reaped)
+    elif reaped.lost:
+        print(f"{entry.id}: skipped, {_WHY_LOST[Lost(reaped.lost)]}")
+    elif report.stopped:
+        print(f"{entry.id}: {gone}, then stopped; the next reap goes on")
+    elif report.n_failed:
+        print(f"{entry.id}: {gone}, {report.n_failed} could not be; it is in quarantine")
+        for failure in report.failures[:_TOLD_FAILURES]:
+            print(f"  {explain_failure(failure)}")
+        if report.n_failed > _TOLD_FAILURES:
+            print(f"  and {report.n_failed - _TOLD_FAILURES:,} more (trashd quarantine list)")
+    else:
+        print(f"{entry.id}: {gone}")
+    return Incomplete.exit_code if report.n_failed else 0
+
+
+def _sum(reaped: Sequence[Reaped], n_untried: int, elapsed_s: float) -> str:
+    """One line for many: removed, failed, skipped."""
+    n_entries = sum(one.report.removed for one in reaped)
+    n_failed = sum(bool(one.report.n_failed) for one in reaped)
+    n_skipped = sum(one.lost is not None or one.report.stopped for one in reaped) + n_untried
+    took = f"{format_duration(round(elapsed_s))}, {n_entries / max(elapsed_s, 0.001):,.0f}/s"
+    n_removed = len(reaped) + n_untried - n_failed - n_skipped
+    return (
+        f"{n_removed} removed, {n_failed} failed (in quarantine), {n_skipped} skipped: {_entries(n_entries)} in {took}"
+    )
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count:,} entries"

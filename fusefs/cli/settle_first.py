@@ -1,0 +1,20 @@
+"""What a command does before it looks at orphans: settle what killed ones left."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fusefs.cli import output
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import tend_all
+
+
+def tended(volumes: Sequence[bytes], kernel: Kernel | None = None, ended: Collection[str] = ()) -> Kernel:
+    """Recover, adopt drops and stock reserves as the caller may, and warn of what could not be settled.
+
+    ended  as for `recover`
+    """
+    kernel = kernel or Kernel()
+    for problem in tend_all(kernel, volumes, ended):
+        output.warn(problem)
+    return kernel

@@ -1,0 +1,163 @@
+"""`trashd status --watch`: the service's status as a live picture that fits the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group, OverflowMethod, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from fusefs.cli import status_text
+from fusefs.core.errors import NotRunning
+from fusefs.core.service_status import Phase, Seen, VolumeStatus
+
+Look = Callable[[], list[tuple[bytes, Seen]]]
+_REFRESH_S = 1.0
+_N_SAMPLES = 24
+_BAR_CELLS = 4
+_PANEL_LINES = 10
+"""Of a volume: its frame and eight rows."""
+_STYLES = {
+    Phase.IDLE: "dim", Phase.REAPING: "green", Phase.YIELDING: "yellow", Phase.HURRYING: "bold magenta",
+    Phase.PAUSED: "cyan", Phase.BROKEN: "bold red", Phase.GONE: "dim", Phase.ELSEWHERE: "dim",
+}  # fmt: skip
+_FIRST = {Phase.BROKEN: 0, Phase.HURRYING: 1, Phase.REAPING: 2, Phase.YIELDING: 2, Phase.LOOKING: 3}
+_LAST = {Phase.IDLE: 5, Phase.ELSEWHERE: 6, Phase.GONE: 6}
+_RANKS = {phase: (_FIRST | _LAST).get(phase, 4) for phase in Phase}
+"""What somebody who watches wants to see first."""
+_BAD_STALL, _BAD_FREE = 0.2, 0.1
+
+
+def watch_live(look: Look) -> None:
+    """Show what `look` finds, every second, until Ctrl-C."""
+    console = Console()
+    view = View(is_ascii=not console.encoding.startswith("utf"))
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(view.draw(_looked(look), time.time_ns(), console.height), refresh=True)
+                time.sleep(_REFRESH_S)
+        except KeyboardInterrupt:
+            return
+
+
+def _looked(look: Look) -> list[tuple[bytes, Seen]]:
+    """Nothing while no service runs: whoever watches sees it come."""
+    try:
+        return look()
+    except NotRunning:
+        return []
+
+
+class View:
+    """What is drawn, and the rates of the last seconds."""
+
+    def __init__(self, *, is_ascii: bool = False) -> None:
+        """is_ascii: the terminal knows no other characters."""
+        self._rates: dict[tuple[bytes, str], deque[float]] = defaultdict(lambda: deque(maxlen=_N_SAMPLES))
+        self._full, self._empty = "#." if is_ascii else "█░"
+        self._levels = " .:-=+*#" if is_ascii else " ▁▂▃▄▅▆▇█"
+        self._dot = "*" if is_ascii else "●"
+        self._overflow: OverflowMethod = "crop" if is_ascii else "ellipsis"
+
+    def draw(self, services: Sequence[tuple[bytes, Seen]], now_ns: int, n_lines: int) -> RenderableType:
+        """The picture of a moment, no higher than so many lines."""
+        head: list[RenderableType] = [_head(seen, now_ns) for _directory, seen in services]
+        head += [Text(text, "bold red") for _, seen in services if (text := status_text.trouble(seen))]
+        if not services:
+            head.append(Text.assemble(("No reaper service runs. ", "bold red"), NotRunning.hint))
+        volumes = [(directory, volume) for directory, seen in services for volume in seen.status.volumes]
+        for directory, volume in volumes:
+            self._rates[directory, volume.path].append(volume.entries_per_s)
+        volumes.sort(key=lambda found: _RANKS[found[1].phase])  # stable: the service's order within
+        left = n_lines - len(head)
+        # As many in full as leave the others a line each; one at least, if it has room.
+        n_panels = (left - len(volumes)) // (_PANEL_LINES - 1)
+        n_panels = min(len(volumes), max(n_panels, int(left >= _PANEL_LINES + (len(volumes) > 1))))
+        left -= n_panels * _PANEL_LINES
+        briefs = volumes[n_panels:]
+        n_briefs = len(briefs) if len(briefs) <= left else max(left - 1, 0)
+        body: list[RenderableType] = [self._panel(directory, one, now_ns) for directory, one in volumes[:n_panels]]
+        body += [self._brief(one, now_ns) for _directory, one in briefs[:n_briefs]]
+        if n_briefs < len(briefs):
+            body.append(Text(f"and {len(briefs) - n_briefs} more volumes (trashd status)", "dim"))
+        return Group(*head, *body)
+
+    def _panel(self, directory: bytes, volume: VolumeStatus, now_ns: int) -> Panel:
+        rows = Table.grid(padding=(0, 1), expand=True)
+        rows.add_column(width=8, style="dim")
+        rows.add_column(ratio=1, no_wrap=True, overflow=self._overflow)
+        for name, text in (
+            ("doing", self._doing(volume)),
+            ("backlog", Text(status_text.backlog(volume, now_ns))),
+            ("rate", self._rate(self._rates[directory, volume.path], volume)),
+            ("pressure", self._pressure(volume)),
+            ("free", self._free(volume)),
+            ("now", Text(status_text.now(volume) or "-")),
+            ("left", Text(status_text.time_left(volume) or "-")),
+            ("errors", _errors(volume, now_ns)),
+        ):
+            text.no_wrap, text.overflow = True, self._overflow
+            rows.add_row(name, text)
+        heading = Text(status_text.heading(volume), "bold")
+        heading.truncate(60, overflow=self._overflow)
+        return Panel(
+            rows, title=heading, title_align="left", border_style=_STYLES.get(volume.phase, ""), height=_PANEL_LINES
+        )
+
+    def _doing(self, volume: VolumeStatus) -> Text:
+        return Text.assemble((f"{self._dot} ", _STYLES.get(volume.phase, "")), status_text.doing(volume))
+
+    def _brief(self, volume: VolumeStatus, now_ns: int) -> Text:
+        parts = (status_text.heading(volume), status_text.doing(volume), status_text.backlog(volume, now_ns))
+        text = Text.assemble((f"{self._dot} ", _STYLES.get(volume.phase, "")), "  ".join(parts))
+        text.no_wrap, text.overflow = True, self._overflow
+        return text
+
+    def _rate(self, rates: Sequence[float], volume: VolumeStatus) -> Text:
+        is_busy = status_text.is_busy(volume)
+        return Text.assemble((self._spark(rates), "green"), " ", status_text.rate(volume) if is_busy else "-")
+
+    def _pressure(self, volume: VolumeStatus) -> Text:
+        text = Text()
+        for name, share in status_text.stalls(volume):
+            text.append(f"{name} ").append(self._bar(share, _BAR_CELLS), "red" if share > _BAD_STALL else "green")
+            text.append(f" {share:.0%}  ")
+        return text.append(" ".join(status_text.latencies(volume)[:1]) or ("" if text else "-"))
+
+    def _free(self, volume: VolumeStatus) -> Text:
+        free = status_text.share(volume.free_bytes, volume.total_bytes)
+        if free is None:
+            return Text("-")
+        style = "red" if free < _BAD_FREE else "green"
+        return Text.assemble((self._bar(free, _BAR_CELLS), style), " ", status_text.space(volume) or "")
+
+    def _bar(self, share: float, n_cells: int) -> str:
+        n_full = round(max(0.0, min(share, 1.0)) * n_cells)
+        return self._full * n_full + self._empty * (n_cells - n_full)
+
+    def _spark(self, values: Sequence[float]) -> str:
+        most = max(values, default=0.0) or 1.0
+        top = len(self._levels) - 1
+        # Anything but nothing is seen, however small beside the peak.
+        drawn = "".join(self._levels[max(round(value / most * top), int(value > 0))] for value in values)
+        return drawn.rjust(_N_SAMPLES)
+
+
+def _head(seen: Seen, now_ns: int) -> Table:
+    head = Table.grid(expand=True)
+    head.add_column(no_wrap=True)
+    head.add_column(justify="right", style="dim", no_wrap=True)
+    head.add_row(Text(status_text.title(seen.status, now_ns), "bold"), status_text.moment(now_ns, now_ns))
+    return head
+
+
+def _errors(volume: VolumeStatus, now_ns: int) -> Text:
+    told = status_text.faults(volume, now_ns, most=1)
+    more = f" (and {len(volume.faults) - 1} before)" if len(volume.faults) > 1 else ""
+    return Text(told[0] + more, "red") if told else Text("none", "dim")

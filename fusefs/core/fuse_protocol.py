@@ -1,0 +1,296 @@
+"""The kernel's messages: requests as they are read from /dev/fuse, and the answers to them.
+
+Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, fuse_attr, and the structs named below
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from functools import lru_cache
+from struct import Struct
+from typing import Final
+
+from fusefs.core.inode_attributes import Attributes
+
+Request = bytes | memoryview
+"""As it was read, with its head."""
+
+_NANO = 1_000_000_000
+_ANSWER_HEAD = Struct("=IiQ")
+REQUEST_HEAD_SIZE: Final = 40
+read_head: Final[Callable[[Request], tuple[int, ...]]] = Struct("=IIQQIII4x").unpack_from
+"""Of a request: its size, opcode and number, the nodeid that it is about, the caller's uid, gid and pid."""
+put_number: Final = Struct("=Q").pack_into
+"""Make an answer that of a request, by writing its number there:"""
+NUMBER_AT: Final = 8
+ANSWER_HEAD_SIZE: Final = _ANSWER_HEAD.size
+REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
+"""A write of as much as libfuse agrees to, and its header: the kernel lets nobody read who has less room."""
+FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 0, 1 << 1, 1 << 3, 1 << 7
+
+_ATTRIBUTES = "QQQqqqIIIIIIIII4x"
+_ATTR = Struct("=QI4x" + _ATTRIBUTES)
+_ENTRY = Struct("=QQQQII" + _ATTRIBUTES)
+_TIME = "qI4x"
+_STATX = Struct("=QI20x" + "II8xIIIHxxQQQ8x" + 4 * _TIME + "II120x")
+"""fuse_statx_out without what we don't tell: attributes, and a device, which is the kernel's."""
+_STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
+_DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
+"""With a name's bytes, padded to a multiple of eight."""
+_NO_ATTRIBUTES = (0,) * 21
+_OPEN = Struct("=QIi")
+_WRITTEN = Struct("=I4x")
+_BATCH_FORGET_IN = Struct("=I4x")
+_FORGET_ONE = Struct("=QQ")
+
+
+class Opcode(IntEnum):
+    """What is asked, of what we answer ourselves."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    FLUSH = 25
+    OPENDIR = 27
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    ACCESS = 34
+    CREATE = 35
+    INTERRUPT = 36
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    READDIRPLUS = 44
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    TMPFILE = 51
+    STATX = 52
+    COPY_FILE_RANGE_64 = 53
+
+
+_OF_DIRECTORIES = (Opcode.READDIRPLUS, Opcode.FSYNCDIR)
+_NOBODY_ELSES = (
+    Opcode.WRITE, Opcode.FALLOCATE, Opcode.LSEEK, Opcode.COPY_FILE_RANGE, Opcode.TMPFILE, Opcode.STATX,
+    Opcode.COPY_FILE_RANGE_64,
+)  # fmt: skip
+
+# What follows the head of a request: numbers first, then names, each with a NUL byte at its end.
+
+FORGET_IN: Final = Struct("=Q")
+MKDIR_IN: Final = Struct("=II")
+MKNOD_IN: Final = Struct("=III4x")
+LINK_IN: Final = Struct("=Q")
+SETATTR_IN: Final = Struct("=I4xQQ8xqq8xII4xI4xII4x")
+"""What is to be changed (FATTR_*), the handle, and the values: size; atime and mtime; their ns; mode, uid, gid."""
+FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME, FATTR_FH = (1 << n for n in range(7))
+FATTR_ATIME_NOW, FATTR_MTIME_NOW = 1 << 7, 1 << 8
+RENAME_IN: Final = Struct("=Q")
+RENAME2_IN: Final = Struct("=QI4x")
+OPEN_IN: Final = Struct("=I4x")
+CREATE_IN: Final = Struct("=III4x")
+HANDLE_IN: Final = Struct("=Q")
+READ_IN: Final = Struct("=QQI")
+FSYNC_IN: Final = Struct("=QI4x")
+FSYNC_DATA_ONLY: Final = 1
+WRITE_IN: Final = Struct("=QQI12xI4x")
+GETXATTR_IN: Final = Struct("=I4x")
+GETXATTR_OUT: Final = Struct("=I4x")
+SETXATTR_IN: Final = Struct("=II")
+ACCESS_IN: Final = Struct("=I4x")
+INTERRUPT_IN: Final = Struct("=Q")
+STATFS_OUT: Final = Struct("=QQQQQIII28x")
+"""Blocks, free, free for all; inodes, free ones; sizes of a block and of a name, and the unit of the blocks."""
+FALLOCATE_IN: Final = Struct("=QqqI4x")
+LSEEK_IN: Final = Struct("=QqI4x")
+LSEEK_OUT: Final = Struct("=q")
+COPY_IN: Final = Struct("=Qq8xQqQ8x")
+COPY_OUT: Final = Struct("=I4x")
+COPY_64_OUT: Final = Struct("=Q")
+
+
+def is_ours_alone(opcode: int, request: Request) -> bool:
+    """Whether only we can answer it.
+
+    pyfuse3 does not know it, or not whether a write appends; or it is about a directory that was not opened.
+    """
+    if opcode in _NOBODY_ELSES:
+        return True
+    return opcode in _OF_DIRECTORIES and HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] == 0
+
+
+def name(request: Request) -> bytes:
+    """The name that follows the head of a request."""
+    return bytes(request[REQUEST_HEAD_SIZE:-1])
+
+
+def names(request: Request, after: Struct) -> list[bytes]:
+    """The names of a request, which follow its numbers."""
+    return bytes(request[REQUEST_HEAD_SIZE + after.size : -1]).split(b"\0")
+
+
+def forgotten(request: Request) -> list[tuple[int, int]]:
+    """Of BATCH_FORGET: nodeids, and how many references to each."""
+    (n,) = _BATCH_FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+    at = REQUEST_HEAD_SIZE + _BATCH_FORGET_IN.size
+    return list(_FORGET_ONE.iter_unpack(request[at : at + n * _FORGET_ONE.size]))
+
+
+def answer(body_size: int = 0) -> bytearray:
+    """Room for the answers of one sort, one after the other: `put_number` makes each that of its request."""
+    message = bytearray(ANSWER_HEAD_SIZE + body_size)
+    _ANSWER_HEAD.pack_into(message, 0, len(message), 0, 0)
+    return message
+
+
+def refusal(unique: int, error: int) -> bytes:
+    """The answer to a request that has failed. error: an errno"""
+    return _ANSWER_HEAD.pack(ANSWER_HEAD_SIZE, -error, unique)
+
+
+def head(unique: int, body_size: int) -> bytes:
+    """What comes before the body of an answer."""
+    return _ANSWER_HEAD.pack(ANSWER_HEAD_SIZE + body_size, 0, unique)
+
+
+def entry_answer() -> bytearray:
+    """Room for fuse_entry_out."""
+    return answer(_ENTRY.size)
+
+
+def attr_answer() -> bytearray:
+    """Room for fuse_attr_out."""
+    return answer(_ATTR.size)
+
+
+def statx_answer() -> bytearray:
+    """Room for fuse_statx_out."""
+    return answer(_STATX.size)
+
+
+def open_answer() -> bytearray:
+    """Room for fuse_open_out."""
+    return answer(_OPEN.size)
+
+
+def create_answer() -> bytearray:
+    """Room for fuse_entry_out and fuse_open_out."""
+    return answer(_ENTRY.size + _OPEN.size)
+
+
+def write_answer() -> bytearray:
+    """Room for fuse_write_out."""
+    return answer(_WRITTEN.size)
+
+
+def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
+    """The numbers of struct fuse_attr. ino: that people see"""
+    (
+        _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, _btime,
+    ) = attributes  # fmt: skip
+    return (
+        ino, size, blocks, atime_ns // _NANO, mtime_ns // _NANO, ctime_ns // _NANO,
+        atime_ns % _NANO, mtime_ns % _NANO, ctime_ns % _NANO, mode, nlink, uid, gid, rdev & 0xFFFFFFFF, blksize,
+    )  # fmt: skip
+
+
+def put_missing(message: bytearray, entry_s: float) -> None:
+    """That nothing has a name: fuse_entry_out without a node."""
+    seconds, ns = _timeout(entry_s)
+    _ENTRY.pack_into(message, ANSWER_HEAD_SIZE, 0, 0, seconds, 0, ns, 0, *[0] * 15)
+
+
+def put_entry(message: bytearray, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> None:
+    """What a name means: fuse_entry_out.
+
+    ino              the number that people see
+    entry_s, attr_s  for how long it may be believed what the name means, and its attributes
+    """
+    seconds, ns = _timeout(entry_s)
+    attr_seconds, attr_ns = _timeout(attr_s)
+    body = nodeid, 0, seconds, attr_seconds, ns, attr_ns, *_attributes(ino, attributes)
+    _ENTRY.pack_into(message, ANSWER_HEAD_SIZE, *body)
+
+
+def put_attr(message: bytearray, ino: int, attributes: Attributes, attr_s: float) -> None:
+    """What a node is: fuse_attr_out."""
+    seconds, ns = _timeout(attr_s)
+    _ATTR.pack_into(message, ANSWER_HEAD_SIZE, seconds, ns, *_attributes(ino, attributes))
+
+
+def put_statx(message: bytearray, ino: int, attributes: Attributes, attr_s: float) -> None:
+    """What a node is, with its time of birth: fuse_statx_out."""
+    (
+        _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, btime_ns,
+    ) = attributes  # fmt: skip
+    mask = _STATX_BASIC | _STATX_BTIME if btime_ns else _STATX_BASIC
+    _STATX.pack_into(
+        message, ANSWER_HEAD_SIZE, *_timeout(attr_s),
+        mask, blksize, nlink, uid, gid, mode, ino, size, blocks,
+        *divmod(atime_ns, _NANO), *divmod(btime_ns, _NANO), *divmod(ctime_ns, _NANO), *divmod(mtime_ns, _NANO),
+        rdev >> 8 & 0xFFF, rdev & 0xFF | rdev >> 12 & 0xFFF00,
+    )  # fmt: skip
+
+
+def put_opened(message: bytearray, fh: int, flags: int, backing_id: int = 0) -> None:
+    """A handle, at the end of an answer: fuse_open_out. flags: FOPEN_*"""
+    _OPEN.pack_into(message, len(message) - _OPEN.size, fh, flags, backing_id)
+
+
+def handle_in(message: bytearray) -> int:
+    """The handle in an answer that put_opened was told of."""
+    fh: int = _OPEN.unpack_from(message, len(message) - _OPEN.size)[0]
+    return fh
+
+
+@lru_cache(maxsize=32)
+def _direntplus(n_words: int) -> Callable[..., bytes]:
+    """What packs struct fuse_direntplus with a name that takes so many words of eight bytes."""
+    return Struct(_DIRENT_PLUS.format(8 * n_words)).pack
+
+
+def direntplus(
+    name: bytes, offset: int, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float
+) -> bytes:
+    """An entry of a listing, with what the kernel is told of its node; offset: of the next one."""
+    seconds, ns = _timeout(entry_s)
+    attr_seconds, attr_ns = _timeout(attr_s)
+    return _direntplus((len(name) + 7) >> 3)(
+        nodeid, 0, seconds, attr_seconds, ns, attr_ns, *_attributes(ino, attributes),
+        ino, offset, len(name), attributes.mode >> 12, name,
+    )  # fmt: skip
+
+
+def dirent_alone(name: bytes, offset: int, ino: int, kind: int) -> bytes:
+    """An entry of a listing without its node: the kernel asks for that when it wants it. kind: DT_DIR and so on"""
+    return _direntplus((len(name) + 7) >> 3)(*_NO_ATTRIBUTES, ino, offset, len(name), kind, name)
+
+
+def put_written(message: bytearray, size: int) -> None:
+    """How many bytes were written: fuse_write_out."""
+    _WRITTEN.pack_into(message, ANSWER_HEAD_SIZE, size)
+
+
+@lru_cache(maxsize=64)
+def _timeout(left_s: float) -> tuple[int, int]:
+    """In seconds and ns."""
+    return divmod(int(left_s * _NANO), _NANO)

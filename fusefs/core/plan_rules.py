@@ -1,0 +1,386 @@
+"""A plan: TOML texts in, rules out, or every problem with its file, line and fix; and what the rules did."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from fusefs.core import selection_syntax, setting_types
+from fusefs.core.errors import BadConfig, Problem, TrashdError
+from fusefs.core.glob import compile_glob
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.selection import DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
+from fusefs.core.setting_types import Kind
+from fusefs.core.sweep_result import Swept
+from fusefs.core.timestamps import SECOND_NS, CivilTime, is_path, parse_when
+from fusefs.core.toml_reader import Builder, Document, Place, Schema, Source, Table, read_document, read_tables
+
+_FIELDS: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
+_SPAN = re.compile(r"(?:[0-9]+[smhdw])+", re.ASCII)
+
+
+class Trash(NamedTuple):
+    """What matches can be restored for so long."""
+
+    keep_for_s: int = DEFAULT_RETENTION_S
+
+
+class Delete(NamedTuple):
+    """What matches is gone at once."""
+
+
+class Move(NamedTuple):
+    """What matches is moved into a directory; see sweep.request.ToMove."""
+
+    target: bytes
+    flat: bool = False
+    if_exists: str = "skip"
+    copy: bool = False
+
+
+class Purge(NamedTuple):
+    """Lists of what will be taken within a time, a file for each user, in a directory for them alone."""
+
+    directory: bytes
+    ahead_s: int
+
+
+class Age(NamedTuple):
+    """What is old: whatever has no time of these fields that is `before_ns` or later."""
+
+    fields: tuple[Field, ...]
+    before_ns: int
+
+
+class Rule(NamedTuple):
+    """What is to be done where.
+
+    place      where it stands
+    directory  absolute; with wildcards, as a shell's
+    selection  what is meant in there
+    age        what is old, if it has to be
+    is_unit    the directory's own entries are units: each is taken whole, if all in it is old; otherwise entries at any
+               depth are looked at by themselves, and `selection` says what is old
+    most       of its matches; None: all
+    """
+
+    place: Place
+    directory: bytes
+    selection: Selection
+    act: Trash | Delete | Move = Trash()
+    age: Age | None = None
+    is_unit: bool = False
+    most: int | None = None
+    purge: Purge | None = None
+
+    def soon(self) -> Selection:
+        """What `selection` will mean when the time of its purge list is over, if nothing changes."""
+        ahead_ns = 0 if self.purge is None else self.purge.ahead_s * SECOND_NS
+        times = self.selection.times
+        later = [b if b.before_ns is None else b._replace(before_ns=b.before_ns + ahead_ns) for b in times]
+        return self.selection._replace(times=tuple(later))
+
+
+class Done(NamedTuple):
+    """What a rule did in one directory."""
+
+    rule: Rule
+    swept: Swept
+
+
+class NotDone(NamedTuple):
+    """A directory in which a rule did nothing, and why; with an error, if it should have."""
+
+    rule: Rule
+    directory: bytes
+    why: str
+    error: TrashdError | None = None
+
+
+class Listed(NamedTuple):
+    """The purge lists in one directory, as they are now; with an error as they were.
+
+    is_whole  otherwise they lack what could not be looked at, and say so
+    """
+
+    directory: bytes
+    n_users: int
+    n_entries: int
+    error: TrashdError | None = None
+    is_whole: bool = True
+
+
+Told = Done | NotDone | Listed
+
+
+class World(NamedTuple):
+    """What a plan is read by.
+
+    now_ns            wall time, from which ages are counted
+    local_s           see moments.parse_when
+    cutoff_ns         the same, for what has to be older
+    uid_of, gid_of    numbers for names; ValueError with a message for a name that no user or group has
+    """
+
+    now_ns: int
+    local_s: Callable[[CivilTime], float]
+    uid_of: Callable[[str], int]
+    gid_of: Callable[[str], int]
+    cutoff_ns: Callable[[int], int] | None = None
+
+
+def _fields(found: Any) -> tuple[str, ...]:
+    fields = setting_types.read_texts(found)
+    if not fields or not set(fields) <= set(_FIELDS):
+        raise ValueError(found)
+    return fields
+
+
+def _directories(found: Any) -> bytes:
+    path = setting_types.read_path(found)
+    if path == b"/":
+        raise ValueError(found)
+    for name in path.decode().split("/")[1:]:
+        compile_glob(name)
+    return path
+
+
+DIRECTORIES: Final = Kind(
+    "an absolute path below /, perhaps with wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
+    str,
+)  # fmt: skip
+RULE: Schema = {
+    "directory": DIRECTORIES,
+    "name": setting_types.TEXT,
+    "iname": setting_types.TEXT,
+    "path": setting_types.TEXT,
+    "regex": setting_types.TEXT,
+    "exclude": setting_types.TEXTS,
+    "type": setting_types.TEXTS,
+    "size": setting_types.TEXTS,
+    "older": setting_types.TEXT,
+    "newer": setting_types.TEXT,
+    "by": Kind(
+        "a time, or a list of times", 'write "mtime", "atime", "ctime" or "btime", or ["atime", "mtime"]', _fields, str
+    ),
+    "user": setting_types.NUMBER_OR_TEXT,
+    "group": setting_types.NUMBER_OR_TEXT,
+    "empty": setting_types.FLAG,
+    "depth": setting_types.NUMBER_OR_TEXT._replace(name="a depth", fix='write 2 for at most two levels, or "2..3"'),
+    "unit": setting_types.one_of("top"),
+    "action": setting_types.one_of("trash", "delete", "move"),
+    "keep_for": setting_types.DURATION,
+    "move_to": setting_types.PATH,
+    "flat": setting_types.FLAG,
+    "if_exists": setting_types.one_of("skip", "number", "replace"),
+    "copy": setting_types.FLAG,
+    "max_delete": setting_types.POSITIVE,
+    "purgelist": {"directory": setting_types.PATH, "ahead": setting_types.TIME_LIMIT},
+}
+_OF_MOVE = ("move_to", "flat", "if_exists", "copy")
+_NOT_OF_UNITS = ("size", "newer", "empty", "depth", "copy")
+_NARROWS = ("name", "iname", "path", "regex", "size", "older", "newer", "user", "group", "empty")
+
+
+def read_plan(sources: Sequence[Source], world: World) -> tuple[Rule, ...]:
+    """The rules of all sources, in their order.
+
+    Raises  BadConfig with every problem that can be seen at once
+    """
+    problems: list[Problem] = []
+    rules: list[Rule] = []
+    for source in sources:
+        n_before = len(problems)
+        document = read_document(source, problems, "docs/plan.md")
+        problems += _unknown_keys(document)
+        for table in read_tables(document, "rule", RULE, problems):
+            rule = _RuleBuilder(table, world, problems).rule()
+            if rule is not None:
+                rules.append(rule)
+        problems[n_before:] = sorted(problems[n_before:], key=lambda one: one.line or 0)
+    problems += _swept_lists(rules)
+    if problems:
+        raise BadConfig(hint="trashd plan --check shows all of them; docs/plan.md", problems=tuple(problems))
+    return tuple(rules)
+
+
+def _unknown_keys(document: Document) -> Iterator[Problem]:
+    """What stands above all rules."""
+    for key in document.tree:
+        if key != "rule":
+            fix = "a plan has rules alone: write [[rule]] above each" if key in RULE else "known here: [[rule]]"
+            place = Place(document.name, document.line_of((key,)))
+            yield place.problem(f"unknown key {setting_types.bare(key)}", fix)
+
+
+def _swept_lists(rules: Sequence[Rule]) -> Iterator[Problem]:
+    """Purge lists that lie where a rule goes, which would take them."""
+    for rule in rules:
+        for other in rules:
+            if rule.purge is not None and _holds(other.directory, rule.purge.directory):
+                what = f"its purgelist lies in what the rule of {other.place} sweeps"
+                yield rule.place.problem(what, "name a directory where no rule goes, such as /var/spool/trashd")
+
+
+def _holds(pattern: bytes, path: bytes) -> bool:
+    """Whether a path is a directory that a pattern means, or lies in one."""
+    wanted, names = pattern.decode().split("/"), path.decode().split("/")
+    return len(wanted) <= len(names) and all(map(_is_meant, wanted[1:], names[1:]))
+
+
+def _is_meant(wanted: str, name: str) -> bool:
+    return name.startswith(".") <= wanted.startswith(".") and compile_glob(wanted)(name)
+
+
+class _RuleBuilder(Builder):
+    """One rule's settings turned into values, as far as they can be read."""
+
+    def __init__(self, table: Table, world: World, problems: list[Problem]) -> None:
+        super().__init__(table.settings, problems)
+        self._table = table
+        self._world = world
+
+    def rule(self) -> Rule | None:
+        """The rule; None if there is a problem."""
+        n_before = len(self.problems)
+        if self._is_absent("directory"):
+            self._lacks("[[rule]] without a directory", 'write directory = "/…" below it')
+        if not any(self.get(key) or self._is_wrong(key) for key in _NARROWS) and not self._table.has_unknown:
+            fix = 'write older = "30d"; if all of it is meant, write name = "*"'
+            self._lacks("[[rule]] that selects nothing in particular", fix)
+        age, is_unit = self._age(), self._has("unit")
+        selection = self._selection(age, is_unit=is_unit)
+        self._check_unit() if is_unit else self._check_types(selection)
+        purge, act = self._purge(age), self._act()
+        if len(self.problems) > n_before or self._table.wrong:
+            return None
+        return Rule(
+            self._table.place, self.get("directory"), selection, act, age, is_unit, self.get("max_delete"), purge,
+        )  # fmt: skip
+
+    def _has(self, *key: str) -> bool:
+        return key in self.settings
+
+    def _is_wrong(self, *key: str) -> bool:
+        """Whether it is set to what can't be read: nothing is said of it beside that."""
+        return key in self._table.wrong
+
+    def _is_absent(self, *key: str) -> bool:
+        """Whether it is not written, nor what may have been meant as that."""
+        return not (self._has(*key) or self._is_wrong(*key) or self._table.has_unknown)
+
+    def _lacks(self, what: str, fix: str) -> None:
+        """Note a problem of the rule as a whole."""
+        self.problems.append(self._table.place.problem(what, fix))
+
+    def _read(self, key: str, read: Callable[[Any], Any], otherwise: Any = None) -> Any:
+        """What a text means; the message of who can't read it is the problem."""
+        if not self._has(key):
+            return otherwise
+        try:
+            return read(self.get(key))
+        except ValueError as error:
+            self.wrong(f"{key}: {error}", "", (key,))
+            return otherwise
+
+    def _selection(self, age: Age | None, *, is_unit: bool) -> Selection:
+        def one(key: str, check: Callable[[str], Any]) -> tuple[Any, ...]:
+            found = self._read(key, check)
+            return () if found is None else (found,)
+
+        def sizes(texts: tuple[str, ...]) -> tuple[SizeBound, ...]:
+            return tuple(map(selection_syntax.parse_size_bound, texts))
+
+        least, most = self._read("depth", selection_syntax.parse_depths, (1, None))
+        types = self._read("type", lambda texts: selection_syntax.parse_types(",".join(texts)), frozenset())
+        return Selection(
+            names=one("name", selection_syntax.check_name),
+            inames=one("iname", lambda text: selection_syntax.check_name(text, ignores_case=True)),
+            paths=one("path", selection_syntax.check_path),
+            regexes=one("regex", selection_syntax.check_regex),
+            excludes=self._read("exclude", lambda texts: tuple(map(selection_syntax.check_exclude, texts)), ()),
+            types=types or (frozenset(KINDS) if is_unit else frozenset()),
+            sizes=self._read("size", sizes, ()),
+            times=self._times(None if is_unit else age),
+            uids=one("user", self._world.uid_of),
+            gids=one("group", self._world.gid_of),
+            empty=self.get("empty", otherwise=False),
+            min_depth=least,
+            max_depth=1 if is_unit else most,
+        )
+
+    def _times(self, age: Age | None) -> tuple[TimeBound, ...]:
+        newer_ns = self._read("newer", self._moment)
+        if self._has("by") and self._is_absent("older") and self._is_absent("newer"):
+            self.wrong("by without older or newer", 'add older = "30d"', ("by",))
+        older = () if age is None else tuple(TimeBound(field, before_ns=age.before_ns) for field in age.fields)
+        newer = () if newer_ns is None else tuple(TimeBound(field, after_ns=newer_ns) for field in self._fields())
+        return older + newer
+
+    def _age(self) -> Age | None:
+        older_ns = self._read("older", partial(self._moment, cutoff_ns=self._world.cutoff_ns))
+        return None if older_ns is None else Age(self._fields(), older_ns)
+
+    def _fields(self) -> tuple[Field, ...]:
+        return tuple(field for field in _FIELDS if field in self.get("by", otherwise=("mtime",)))
+
+    def _moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
+        if is_path(text):
+            raise ValueError(f"{text!r}: a plan knows durations and dates, no times of files")
+        return parse_when(text, self._world.now_ns, self._world.local_s, cutoff_ns)
+
+    def _check_unit(self) -> None:
+        for key in filter(self._has, _NOT_OF_UNITS):
+            fix = "a unit is chosen by its name, owner and age, and taken whole"
+            self.wrong(f'{key} with unit = "top"', fix, (key,))
+        if self._is_absent("older"):
+            self.wrong('unit = "top" without older', 'add older = "90d": the newest file inside decides', ("unit",))
+
+    def _check_types(self, selection: Selection) -> None:
+        is_meant = self._is_absent("unit") and not self._is_wrong("empty")
+        if selection.types & DIRECTORY and not selection.empty and is_meant:
+            fix = 'its own age says nothing of what is in it: add unit = "top", or empty = true'
+            self.wrong("a directory would be taken with all that is in it", fix, ("type",))
+
+    def _act(self) -> Trash | Delete | Move:
+        action = self.get("action", otherwise="trash")
+        if action != "trash" and self._has("keep_for"):
+            self.wrong(f'keep_for with action = "{action}"', "only what is in the trash is kept", ("keep_for",))
+        if action != "move" and (self._has("action") or self._is_absent("action")):
+            for key in filter(self._has, _OF_MOVE):
+                self.wrong(f'{key} without action = "move"', 'add action = "move", or drop it', (key,))
+        elif action == "move" and self._is_absent("move_to"):
+            self.wrong('action = "move" without move_to', 'add move_to = "/…"', ("action",))
+        match action:
+            case "delete":
+                return Delete()
+            case "move":
+                get = self.get
+                return Move(
+                    get("move_to", otherwise=b""), get("flat", otherwise=False), get("if_exists", otherwise="skip"),
+                    get("copy", otherwise=False),
+                )  # fmt: skip
+            case _:
+                return Trash(self.get("keep_for", otherwise=DEFAULT_RETENTION_S))
+
+    def _purge(self, age: Age | None) -> Purge | None:
+        directory, ahead_s = self.get("purgelist", "directory"), self.get("purgelist", "ahead")
+        if directory is None and ahead_s is None:
+            return None
+        keys = [key for key in self.settings if key[0] == "purgelist"]
+        if directory is None or ahead_s is None:
+            if not self._is_absent("purgelist", "directory" if directory is None else "ahead"):
+                return None
+            missing = "directory" if directory is None else "ahead"
+            self.wrong(f"purgelist without {missing}", 'write { directory = "/…", ahead = "7d" }', *keys)
+            return None
+        if self._is_wrong("older") or (self._table.has_unknown and not self._has("older")):
+            return None
+        if not _SPAN.fullmatch(self.get("older", otherwise="")):
+            fix = 'write older = "30d": only what ages can be told of ahead'
+            self.wrong("purgelist without older, or with a fixed date", fix, *keys)
+        elif age is not None and self._world.now_ns - age.before_ns <= ahead_s * SECOND_NS:
+            self.wrong("ahead is not shorter than older", "what is not there yet can't be told of", *keys)
+        return Purge(directory, ahead_s)

@@ -1,0 +1,80 @@
+"""A removal in the foreground, and who leads it: a person's limits alone, or what others on the disk feel.
+
+Nothing of the latter is beyond the rights of a user: pressure is told to everybody, the probe is in his own folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.core.slice_budget import Tempo
+from fusefs.engine.pressure_pacer import Pacer
+from fusefs.engine.slice_pace import Constant, Leads
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.low_priority import be_idle
+from fusefs.store.layout import UserFolder
+
+
+@contextmanager
+def led(folder: UserFolder, most: Tempo, tell: Callable[[str], None] | None) -> Iterator[Leads]:
+    """Who leads a removal in a user's folder; see `led_in`."""
+    with led_in(folder.store.kernel, folder.fd, most, tell) as leads:
+        yield leads
+
+
+@contextmanager
+def led_in(kernel: Kernel, directory: Fd, most: Tempo, tell: Callable[[str], None] | None) -> Iterator[Leads]:
+    """Who leads a removal on a filesystem.
+
+    directory  on it, of any kind; files without a name are made there, if that is permitted
+    most       that it may be
+    tell       called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
+    """
+    if tell is None:
+        yield Constant(most)
+        return
+    be_idle()
+    with closing(Pacer(kernel, directory, Caps(most.entries_per_s, most.bytes_per_s))) as pacer:
+        yield Paced(pacer, tell)
+
+
+class Paced:
+    """Looks by itself, whenever the engine asks or waits (reaper.pace.Leads)."""
+
+    def __init__(self, pacer: Pacer, tell: Callable[[str], None]) -> None:
+        """tell: called with a sentence when we begin to yield, and when we end."""
+        self._pacer = pacer
+        self._tell = tell
+        self._done = Done()
+        self._was_yielding = False
+        self._next_s = 0.0
+        self._tempo = self._tick()
+
+    def tempo(self) -> Tempo:
+        """How fast it may be now."""
+        return self._tick() if time.monotonic() >= self._next_s else self._tempo
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """A slice did so much."""
+        done = self._done
+        self._done = Done(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until the tempo changes."""
+        before, until_s = self._tempo, time.monotonic() + seconds
+        while (now := time.monotonic()) < until_s and self.tempo() == before:
+            time.sleep(max(min(until_s, self._next_s) - now, 0.0))
+
+    def _tick(self) -> Tempo:
+        if self._pacer.wants_probe():
+            self._pacer.probe()
+        self._tempo = self._pacer.tick(self._done, Backlog())
+        self._next_s = time.monotonic() + self._pacer.next_tick_s()
+        if self._pacer.is_yielding() != self._was_yielding:
+            self._was_yielding = not self._was_yielding
+            self._tell(self._pacer.why())
+        return self._tempo

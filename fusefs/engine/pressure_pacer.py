@@ -1,0 +1,209 @@
+"""Who leads a removal by what the machine feels: it listens in the common rests, and asks core/pacing."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from statistics import median
+from typing import NamedTuple
+
+from fusefs.core import pacing
+from fusefs.core.pacing import (
+    FIRST_LOOK_S,
+    SETTLE_S,
+    TICK_S,
+    Backlog,
+    Caps,
+    Company,
+    Done,
+    Pressure,
+    Requests,
+    Sample,
+    State,
+    rest_at,
+)
+from fusefs.core.slice_budget import HOLD, Tempo
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.pressure import Device, Psi, Stalls
+
+_BEFORE_LOOK_S = 0.02
+"""Small orphans are gone before anybody had to listen."""
+_EARLY_S = 0.002
+"""A look that should be in a rest is not left to its last moment."""
+_LATE_S = 0.01
+_PROBE_EVERY_S, _OFTEN_S = 10.0, 1.1
+_PROBE = bytes(4096)
+_KEPT_PROBES = 5
+
+
+class _Look(NamedTuple):
+    """All counters at a moment."""
+
+    at_s: float
+    stalls: Stalls
+    requests: Requests | None
+
+
+class Pacer:
+    """The tempo of one volume's reaper."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        store_fd: Fd,
+        caps: Caps,
+        clock: Callable[[], float] = time.monotonic,
+        psi: Psi | None = None,
+        *,
+        may_write: bool = True,
+    ) -> None:
+        """Begin to listen.
+
+        store_fd  a directory on the volume in which we may make a file; it stays its owner's
+        psi       this machine's by default
+        may_write  whether the directory is ours to write to; else nothing is learnt of how long that takes
+        """
+        self._kernel = kernel
+        self._store_fd = store_fd
+        self._may_write = may_write
+        self._caps = caps
+        self._clock = clock
+        self._psi = psi or Psi()
+        self._device = Device.of(store_fd)
+        self._state = State()
+        self._backlog = Backlog()
+        self._done = Done()
+        self._began_s = clock()
+        self._tempo = HOLD
+        self._last = self._look()
+        self._probed_s = self._probe_ended_s = self._began_s - 1.0
+        self._is_probing = False
+        self._probes: deque[float] = deque(maxlen=_KEPT_PROBES)
+        self._new_probes: deque[tuple[float, bool]] = deque()
+
+    def tick(self, done: Done, backlog: Backlog) -> Tempo:
+        """How fast it may be from now on; to be asked when `next_tick_s` has passed, or sooner.
+
+        done  of all workers, since the beginning
+        """
+        self._backlog = backlog
+        n_entries, busy_s = done.n_entries - self._done.n_entries, done.busy_s - self._done.busy_s
+        self._state = pacing.progressed(self._state, n_entries, busy_s)
+        self._done = done
+        self._listen()
+        while self._new_probes:
+            seconds, in_rest = self._new_probes.popleft()
+            self._state = pacing.probed(self._state, seconds, in_rest=in_rest)
+        tempo = pacing.tempo(self._state, self._caps, backlog)
+        if self._state.company is Company.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
+            tempo = pacing.tempo(self._state._replace(company=Company.SOME), self._caps, backlog)
+        if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
+            self._last = self._look()  # there are other rests from now on
+        self._tempo = tempo
+        return tempo
+
+    def next_tick_s(self) -> float:
+        """Seconds until the next tick tells something: where a rest begins or ends, or soon anyhow."""
+        now_s = self._clock()
+        _, until_s = self._span(now_s)
+        return min(max(until_s - now_s, 0.0), TICK_S)
+
+    def _listen(self) -> None:
+        """Take a sample if a rest, or the work between two, is over."""
+        now_s = self._clock()
+        is_rest, until_s = self._span(self._last.at_s)
+        if now_s < until_s:
+            return
+        look, late_s = self._look(), now_s - until_s
+        is_ours = self._is_probing or self._probe_ended_s >= self._last.at_s
+        is_whole = is_rest is not None and late_s <= (_EARLY_S if is_rest else _LATE_S)
+        if self._has_rests() and is_whole and not is_ours:
+            self._state = pacing.hear(self._state, _sample(self._last, look, is_rest=bool(is_rest)))
+        elif self._state.company is Company.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
+            self._began_s = look.at_s  # nobody asked when the first look was to end: it begins again
+        self._last = look
+
+    def _has_rests(self) -> bool:
+        return self._tempo.rests or self._state.company is Company.UNKNOWN
+
+    def _span(self, at_s: float) -> tuple[bool | None, float]:
+        """Whether a moment is in a rest (True), between two (False), or at the edge of one; and how long that stays."""
+        if self._state.company is Company.UNKNOWN:
+            begins_s, ends_s = self._began_s + _BEFORE_LOOK_S, self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S
+        else:
+            begins_s, ends_s = rest_at(at_s, is_alone=self._tempo.is_alone)
+        if at_s < begins_s:
+            return False, begins_s
+        if at_s < begins_s + SETTLE_S:
+            return None, begins_s + SETTLE_S
+        if at_s < ends_s - _EARLY_S:
+            return True, ends_s - _EARLY_S
+        return None, ends_s
+
+    def _look(self) -> _Look:
+        requests = None if self._device is None else self._device.requests()
+        return _Look(self._clock(), self._psi.read(), requests)
+
+    def wants_probe(self) -> bool:
+        """Whether it is time for a small durable write, which is to be done soon, where nothing waits for it."""
+        if not self._may_write:
+            return False
+        now_s = self._clock()
+        is_rest, until_s = self._span(now_s)
+        if not pacing.needs_probes(self._state):
+            # For those who look at it alone; never in a rest, where it would be taken for somebody.
+            return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
+        has_time = until_s - now_s >= 2 * (self._probes[-1] if self._probes else 0.0)
+        return is_rest is not None and has_time and now_s - self._probed_s >= _OFTEN_S
+
+    def probe(self) -> None:
+        """Write a little, and wait until it is durable. Blocks; nothing is learnt where that is impossible."""
+        self._probed_s = began_s = self._clock()
+        is_rest, until_s = self._span(began_s)
+        self._is_probing = True  # what the counters tell meanwhile is about ourselves
+        with suppress(OSError), self._kernel.create_unnamed(self._store_fd) as fd:
+            self._kernel.write(fd, _PROBE)
+            self._kernel.fsync(fd)
+            seconds = self._clock() - began_s
+            self._probes.append(seconds)
+            if is_rest is not None and began_s + seconds <= until_s:
+                self._new_probes.append((seconds, is_rest))
+        self._probe_ended_s = self._clock()
+        self._is_probing = False
+
+    def is_yielding(self) -> bool:
+        """Whether others are why it does not go at full speed."""
+        return self._state.company is Company.SOME and not self._backlog.hurries
+
+    def pressure(self) -> Pressure:
+        """What was felt last."""
+        rest = self._state.last or Sample(True, 0.0)
+        probe_ms = median(self._probes) * 1e3 if self._probes else None
+        each_s = self._state.busy_s_each
+        return Pressure(rest.io, rest.memory, rest.cpu, probe_ms, None if each_s is None else each_s * 1e6)
+
+    def why(self) -> str:
+        """Why it is so fast as it is: a short sentence for people."""
+        return pacing.describe(self._state, self._caps, self._backlog)
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        self._psi.close()
+        if self._device is not None:
+            self._device.close()
+
+
+def _sample(before: _Look, after: _Look, *, is_rest: bool) -> Sample:
+    """What happened between two looks."""
+    seconds = max(after.at_s - before.at_s, 1e-6)
+    io, memory, cpu = (
+        None if a is None or b is None else min(max(a - b, 0.0) / seconds, 1.0)
+        for a, b in zip(after.stalls, before.stalls, strict=True)
+    )
+    requests = None
+    if before.requests is not None and after.requests is not None:
+        requests = after.requests.since(before.requests)
+    return Sample(is_rest, seconds, io, memory, cpu, requests)

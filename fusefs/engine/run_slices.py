@@ -1,0 +1,117 @@
+"""Work in slices, done alone or with a crew, at a pace, until none is left or it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Generic, Protocol
+
+from fusefs.core.slice_budget import Budget
+from fusefs.engine.slice_pace import GLANCE_S, Pace
+from fusefs.engine.strategy import Strategy
+from fusefs.engine.workers import Crew, Done, Runs, Work, WorkerLost, crew_of
+
+
+class Plans(Protocol[Work]):
+    """What is to be done, and what a finished slice leaves to do."""
+
+    def is_dry(self) -> bool:
+        """Whether there is no work that `next` could give."""
+
+    def next(self) -> Work | None:
+        """A slice that may run beside those that do; None if there is none at the moment."""
+
+    def lost(self, lost: Work) -> None:
+        """A slice ended with its worker, it is not known how far."""
+
+
+class Drive(Generic[Work, Done]):
+    """A plan, who does its slices, and how fast."""
+
+    def __init__(
+        self,
+        plan: Plans[Work],
+        runner: Runs[Work, Done],
+        strategy: Strategy,
+        pace: Pace,
+        is_stopped: Callable[[], bool],
+        done: Callable[[Work, Budget, Done], None],
+    ) -> None:
+        """done: takes in what a slice did."""
+        self._plan = plan
+        self._runner = runner
+        self._strategy = strategy
+        self._pace = pace
+        self._is_stopped = is_stopped
+        self._done = done
+
+    def run(self, first_s: float | None = None) -> None:
+        """Do all of it. Most of what is asked for is small: no worker is forked for what one slice does.
+
+        first_s  the longest that this one may be, if it is to be shorter than others
+        """
+        self._run_alone(once=True, most_s=first_s)
+        is_whole = True
+        while not self._plan.is_dry() and not self._is_stopped():
+            if is_whole and self._has_company():
+                with crew_of(self._strategy.n_workers, self._strategy.workers, self._runner) as crew:
+                    is_whole = self._run_with(crew)
+            else:
+                self._run_alone(once=is_whole)
+
+    def _has_company(self) -> bool:
+        """Whether several slices may run beside each other: not where others use the disk."""
+        return self._strategy.n_workers > 1 and self._pace.follow().is_alone
+
+    def _begin(self) -> tuple[Work, Budget] | None:
+        """A slice that may begin now, and what it may do; None if the pace or the other slices forbid it."""
+        budget = self._pace.budget()
+        if budget is None:
+            return None
+        work = self._plan.next()
+        if work is None:
+            self._pace.give_back(budget)
+            return None
+        return work, budget
+
+    def _run_alone(self, *, once: bool, most_s: float | None = None) -> None:
+        """Run slices ourselves, all or the next that may begin."""
+        while not self._plan.is_dry() and not self._is_stopped():
+            begun = self._begin()
+            if begun is None:
+                self._pace.sleep()
+                continue
+            work, budget = begun
+            if most_s is not None:
+                budget = budget._replace(seconds=min(budget.seconds, most_s))
+            self._done(work, budget, self._runner.run(work, budget))
+            if once:
+                return
+
+    def _run_with(self, crew: Crew[Work, Done]) -> bool:
+        """Keep all workers busy as long as we have company; False if one of them was lost: then we go on alone."""
+        running: dict[Future[Done], tuple[Work, Budget]] = {}
+        is_whole = True
+        while True:
+            goes_on = is_whole and not self._is_stopped() and self._has_company()
+            while goes_on and len(running) < self._strategy.n_workers and (begun := self._begin()):
+                running[crew.submit(*begun)] = begun
+            if running:
+                done, _ = wait(running, GLANCE_S, FIRST_COMPLETED)
+                for future in done:
+                    is_whole &= self._collect(future, *running.pop(future))
+            elif not goes_on or self._plan.is_dry():
+                return is_whole
+            else:
+                self._pace.sleep()
+
+    def _collect(self, future: Future[Done], work: Work, budget: Budget) -> bool:
+        """Take in the outcome of a slice; False if it was lost with its worker."""
+        try:
+            outcome = future.result()
+        except WorkerLost:
+            self._plan.lost(work)
+            self._pace.give_back(budget)
+            return False
+        self._done(work, budget, outcome)
+        return True

@@ -1,0 +1,116 @@
+"""What a FUSE daemon and the kernel have to do beside requests.
+
+Files that the kernel reads itself, what it is to forget, and the end of the connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import struct
+from collections.abc import Collection
+from contextlib import suppress
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.mount_calls import new_mount
+from fusefs.linux.syscalls import F_SETSIG
+
+_BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
+_MAP = struct.Struct("=iIQ")
+_ID = struct.Struct("=I")
+_NOTIFY_INVAL_INODE, _NOTIFY_PRUNE = 2, 9
+_INVAL_INODE = struct.Struct("=IiQQqq")
+"""fuse_out_header (length, code, 0) and fuse_notify_inval_inode_out (nodeid, first byte, length)."""
+_PRUNE = struct.Struct("=IiQIIQ")
+"""fuse_out_header and fuse_notify_prune_out (how many nodeids follow)."""
+
+
+def open_backing(device: int, fd: int) -> int:
+    """An id by which replies on a /dev/fuse may name a file, more than 0; the kernel keeps the file until it is closed.
+
+    device  /dev/fuse, after the answer to INIT
+    fd      of a regular file, O_PATH will do: only its path counts. An open by the id has the credentials
+            that this thread has now, and the client's own flags
+    Raises  OSError: EPERM without CAP_SYS_ADMIN, or if INIT has not agreed on it; ELOOP: its filesystem lies on others,
+            more than agreed on; EINVAL, EISDIR: it is no regular file; ENOTTY: the kernel is too old
+    Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_OPEN; it does no I/O, and never waits for a slow filesystem
+    """
+    backing_id: int = fcntl.ioctl(device, _BACKING_OPEN, bytearray(_MAP.pack(fd, 0, 0)))
+    return backing_id
+
+
+def close_backing(device: int, backing_id: int) -> None:
+    """Let an id go; files that are open by it stay so.
+
+    Raises  OSError: ENOENT: there is no such id
+    Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_CLOSE; it may close a file, which may write it back
+    """
+    fcntl.ioctl(device, _BACKING_CLOSE, _ID.pack(backing_id))
+
+
+def forget_attributes(device: int, nodeid: int) -> None:
+    """Have the kernel ask for the attributes of an inode when they are wanted next; it keeps its content.
+
+    It takes no lock that a process waiting for a daemon can hold: a handler may do that before its answer.
+
+    device  /dev/fuse
+    Source  fs/fuse/inode.c: fuse_reverse_inval_inode, with a first byte below 0
+    """
+    with suppress(FileNotFoundError):  # the kernel doesn't know it, or not any more
+        os.write(device, _INVAL_INODE.pack(_INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0, nodeid, -1, 0))
+
+
+def forget_unused(device: int, nodeids: Collection[int]) -> None:
+    """Have the kernel forget inodes, and all of their names; those that are in use it passes over.
+
+    device  /dev/fuse
+    Raises  OSError: EINVAL: the kernel is older than Linux 6.18
+    Source  fs/fuse/dev.c: fuse_notify_prune
+    """
+    size = _PRUNE.size + 8 * len(nodeids)
+    told = struct.pack(f"={len(nodeids)}Q", *nodeids)
+    os.write(device, _PRUNE.pack(size, _NOTIFY_PRUNE, 0, len(nodeids), 0, 0) + told)
+
+
+def open_abort(connection: int) -> Fd:
+    """An fd to `abort` with; afterwards, and when the connection is gone, that does nothing.
+
+    connection  its number: the mount's minor device number
+    Raises      OSError: EPERM without CAP_SYS_ADMIN, ENOENT if there is none of that number
+    Source      Documentation/filesystems/fuse.rst; mounted for ourselves, as /sys/fs/fuse/connections may be empty
+    """
+    with new_mount(b"fusectl", b"fusectl", {}, 0) as mount:
+        return Fd(os.open(b"%d/abort" % connection, os.O_WRONLY | os.O_CLOEXEC, dir_fd=mount))
+
+
+def abort(fd: int) -> None:
+    """Answer every request, waiting or to come, with an error."""
+    os.write(fd, b"1")
+
+
+def is_written(fd: int) -> bool:
+    """Whether a file is open for writing, or mapped so; also where that can't be told.
+
+    fd      open for reading alone; an open for writing meanwhile waits a moment
+    Source  fcntl(2), F_SETLEASE: what keeps a read lease from being given
+    """
+    try:
+        fcntl.fcntl(fd, F_SETSIG, signal.SIGURG)  # which does nothing
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        return True
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+def takes_direct(fd: int) -> bool:
+    """Whether a file can be read and written directly (O_DIRECT)."""
+    try:
+        Fd(os.open(b"/proc/self/fd/%d" % fd, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)).close()
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""A directory's entries from getdents64(2), with what os.scandir leaves out: types, inode numbers, offsets.
+
+To read a whole directory at once take `Kernel.scan`: it is os.scandir, and C. `read_on` is for code that passes the
+fd on to another process, as scandir reads ahead and takes the fd to the end; `Dirents` is for code that needs the
+filesystem's own offsets, which stay valid whatever changes meanwhile. The two share no loop over the buffer: that
+would take a sixth more of the time for each entry (measured).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from fusefs.core.packed_entries import Dirent
+from fusefs.linux.fd import Fd
+from fusefs.linux.syscalls import getdents64
+
+_SIZE, _LEAST_SIZE = 32768, 512
+_HEAD = struct.Struct("=QqHB")
+"""struct linux_dirent64: inode number, offset of the next entry, length of this one, type; then the name."""
+_NAME_AT = 19
+
+_DOTS = (b".", b"..")
+_DOT_LENGTH = 24
+"""Of an entry whose name has up to four bytes."""
+
+
+class Block(NamedTuple):
+    """Some entries of a directory, without `.` and `..`: names as os.fsdecode has them, inode numbers, types.
+
+    text  the names again, joined by slashes: quick to look through
+    """
+
+    text: str
+    names: list[str]
+    inos: list[int]
+    kinds: list[int]
+
+
+def read_on(fd: int) -> Block | None:
+    """The entries that one system call tells, from where an fd is; None at the end.
+
+    Nothing is read ahead: another process that gets the fd goes on exactly there.
+    """
+    raw = getdents64(fd, _SIZE)
+    if not raw:
+        return None
+    size = len(raw)
+    head_at, end_of_name = _HEAD.unpack_from, raw.index
+    names: list[bytes] = []
+    inos: list[int] = []
+    kinds: list[int] = []
+    at = 0
+    while at < size:
+        ino, _following, length, kind = head_at(raw, at)
+        name_at = at + _NAME_AT
+        name = raw[name_at : end_of_name(0, name_at)]
+        at += length
+        if length == _DOT_LENGTH and name in _DOTS:
+            continue
+        names.append(name)
+        inos.append(ino)
+        kinds.append(kind)
+    text = os.fsdecode(b"/".join(names))
+    return Block(text, text.split("/") if names else [], inos, kinds)
+
+
+Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]
+
+
+def _call(act: Callable[[int, int], list[Dirent]], offset: int, size: int) -> list[Dirent]:
+    return act(offset, size)
+
+
+class Dirents:
+    """An open directory, read from any offset; to read on from the last offset takes what was read ahead."""
+
+    def __init__(self, fd: Fd) -> None:
+        """fd: readable; stays its owner's"""
+        self.fd = fd
+        self._ahead: list[Dirent] = []
+        self._at = 0
+        self._position = -1
+
+    def read_from(self, offset: int, size: int = _SIZE, call: Call = _call) -> Iterator[Dirent]:
+        """The entries from an offset on, to the end. To go on later, pass the offset of the last one taken.
+
+        size  bytes of entries that are read at a time; with too few for one, a few more are
+        call  makes each call to the kernel
+        """
+        if offset == 0 or offset != self._at:
+            self._ahead = []
+            self._at = offset
+        while True:
+            ahead = self._ahead
+            while ahead:
+                entry = ahead[-1]
+                yield entry
+                ahead.pop()
+                self._at = entry[2]
+            self._ahead = call(self.block, self._at, size)[::-1]
+            if not self._ahead:
+                return
+
+    def block(self, offset: int, size: int = _SIZE) -> list[Dirent]:
+        """The entries from an offset on that one system call tells; none at the end. size: as for `read_from`"""
+        if offset == 0 or offset != self._position:
+            self._seek(offset)
+        found = self._read(max(size, _LEAST_SIZE))
+        self._position = found[-1][2] if found else -1
+        return found
+
+    def _seek(self, offset: int) -> None:
+        try:
+            os.lseek(self.fd, offset, os.SEEK_SET)
+        except OSError as error:
+            # Where ext4 has removed the directory meanwhile, no offset is one of its own any more; reading on says
+            # ENOENT everywhere, which libc takes for the end.
+            if error.errno != errno.EINVAL or os.fstat(self.fd).st_nlink:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+
+    def _read(self, room: int) -> list[Dirent]:
+        raw = getdents64(self.fd, room)
+        size = len(raw)
+        head_at, end_of_name = _HEAD.unpack_from, raw.index
+        found = []
+        at = 0
+        while at < size:
+            ino, following, length, kind = head_at(raw, at)
+            name_at = at + _NAME_AT
+            found.append((raw[name_at : end_of_name(0, name_at)], ino, following, kind))
+            at += length
+        return found

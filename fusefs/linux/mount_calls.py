@@ -1,0 +1,135 @@
+"""Mounts made and unmade: one thin function for each call, OSError only."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+
+from fusefs.linux import syscalls
+from fusefs.linux.fd import Fd
+from fusefs.linux.syscalls import AT_EMPTY_PATH
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_SYNCHRONOUS = 16
+MS_DIRSYNC = 128
+MS_NOSYMFOLLOW = 256
+MS_NOATIME = 1024
+MS_NODIRATIME = 2048
+MNT_FORCE = 1
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
+_CLOEXEC = 1
+_MS_REMOUNT, _MS_PRIVATE, _MS_SLAVE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 19, 1 << 21
+_AT_RECURSIVE = 0x8000
+_OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
+_OF_A_MOUNT = {
+    MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOATIME: 0x10, MS_NODIRATIME: 0x80,
+    MS_NOSYMFOLLOW: 0x200000,
+}  # fmt: skip
+"""What mount(2) takes as a flag, in fsconfig(2) and as an attribute in fsmount(2)."""
+_ATTRIBUTES_OF_ATIME = 0x70
+_FUSE_DEVICE = b"/dev/fuse"
+
+
+def clone_tree(dir_fd: int, *, with_inner: bool = False) -> Fd:
+    """A new mount of the directory that an fd holds, mounted nowhere yet.
+
+    with_inner  what is mounted inside is cloned with it, and not left out
+    Source      open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | (_AT_RECURSIVE if with_inner else 0)
+    return Fd(syscalls.open_tree(dir_fd, b"", flags))
+
+
+def make_private(mount_fd: int, flags: int = 0) -> None:
+    """Let no mount or unmount that happens elsewhere happen in this mount too. flags: see set_flags"""
+    _set_attributes(mount_fd, flags, 0, _MS_PRIVATE)
+
+
+def make_follow(mount_fd: int, flags: int) -> None:
+    """Let what is mounted and unmounted in the mount that this is a clone of be so here, and never the other way.
+
+    flags  of the mount itself: see set_flags; those inside have their own
+    """
+    _set_attributes(mount_fd, 0, 0, _MS_SLAVE, _AT_RECURSIVE)
+    _set_attributes(mount_fd, flags, 0, 0)
+
+
+def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
+    """Set flags of a mount as mount(2) takes them, and take others back; those that are a filesystem's are left out.
+
+    mount_fd  O_PATH will do, of its root
+    Raises    OSError EBUSY: a file is open there for writing, and it is to be read-only
+    """
+    _set_attributes(mount_fd, flags, unwanted, 0)
+
+
+def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int, at: int = 0) -> None:
+    """Source  mount_setattr(2); Linux 5.12"""
+    wanted = _attributes(flags)
+    cleared = _attributes(unwanted) & ~wanted
+    if (wanted | cleared) & _OF_A_MOUNT[MS_NOATIME]:  # one of several, of which one must be said
+        cleared |= _ATTRIBUTES_OF_ATIME
+    attributes = struct.pack("=QQQQ", wanted, cleared, propagation, 0)
+    syscalls.mount_setattr(mount_fd, b"", AT_EMPTY_PATH | at, attributes)
+
+
+def _attributes(flags: int) -> int:
+    return sum(attribute for flag, attribute in _OF_A_MOUNT.items() if flags & flag)
+
+
+def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags: int) -> Fd:
+    """A new filesystem, mounted nowhere yet: it goes with the fd, if it is not moved before.
+
+    source   at most 255 bytes
+    options  of the filesystem; those without a value have an empty one
+    flags    as mount(2) takes them
+    Source   fsopen(2), fsconfig(2), fsmount(2); Linux 5.2
+    """
+    switches = {name: b"" for flag, name in _OF_A_FILESYSTEM.items() if flags & flag}
+    with Fd(syscalls.fsopen(kind, _CLOEXEC)) as context:
+        for name, value in {b"source": source, **options, **switches}.items():
+            command = _FSCONFIG_SET_STRING if value else _FSCONFIG_SET_FLAG
+            syscalls.fsconfig(context, command, name, value or None)
+        syscalls.fsconfig(context, _FSCONFIG_CMD_CREATE, None, None)
+        return Fd(syscalls.fsmount(context, _CLOEXEC, _attributes(flags)))
+
+
+def move_mount(mount_fd: int, target_fd: int) -> None:
+    """Mount on the directory that an fd holds what clone_tree or new_mount gave."""
+    flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+    syscalls.move_mount(mount_fd, b"", target_fd, b"", flags)
+
+
+def open_fuse() -> Fd:
+    """A connection to the kernel's FUSE that is not mounted yet."""
+    return Fd(os.open(_FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC))
+
+
+def mount(source: bytes, target_fd: int, kind: bytes, flags: int, data: bytes) -> None:
+    """mount(2) on the directory that an fd holds, whatever its path leads to by now."""
+    target = f"/proc/self/fd/{int(target_fd)}".encode()
+    syscalls.mount(source, target, kind, flags, data)
+
+
+def remount(point_fd: int, flags: int) -> None:
+    """Have the mount that an fd's directory is the root of, and its filesystem, have these flags and no others.
+
+    Raises  OSError EBUSY: a file is open there for writing, and it is to be read-only
+    """
+    target = f"/proc/self/fd/{int(point_fd)}".encode()
+    usual = 0 if flags & MS_NOATIME else _MS_RELATIME  # without a word on atime the default of mount(2) stays
+    syscalls.mount(None, target, None, _MS_REMOUNT | usual | flags, None)
+
+
+def unmount(point: bytes, flags: int = 0) -> None:
+    """umount2(2), not following a link; the topmost mount at that point."""
+    syscalls.umount2(point, flags | UMOUNT_NOFOLLOW)

@@ -1,0 +1,82 @@
+"""The mounts' numbers for Prometheus: amounts, of which it makes rates itself, over the time that is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fusefs.core.mount_counters import Operation, Seen
+from fusefs.core.names import printable
+
+_GAUGES = {
+    "n_nodes": ("trashd_mount_nodes", "Nodes that the kernel knows, or that are open."),
+    "n_handles": ("trashd_mount_handles", "Files and listings that are open."),
+    "n_directory_fds": ("trashd_mount_directory_fds", "Directories that the daemon holds open."),
+    "n_cached": ("trashd_mount_cached_items", "Things that the daemon remembers."),
+    "cache_bytes": ("trashd_mount_cache_bytes", "Memory that they take."),
+    "cache_size_bytes": ("trashd_mount_cache_size_bytes", "Memory that they may take."),
+    "n_threads": ("trashd_mount_threads", "Threads at work."),
+    "n_prefetches": ("trashd_mount_prefetches", "Attributes that are being fetched ahead."),
+    "is_slow": ("trashd_mount_slow", "Whether the backing filesystem is treated as slow."),
+}
+
+
+def prometheus_text(mounts: Sequence[Seen]) -> str:
+    """The numbers of several mounts in the text format, told apart by the label `mount`."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Mounts(mounts))
+    return generate_latest(registry).decode()
+
+
+class _Mounts(Collector):
+    def __init__(self, mounts: Sequence[Seen]) -> None:
+        self._mounts = {printable(seen.point): seen for seen in mounts}
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        info = GaugeMetricFamily("trashd_mount_info", "The mount.", labels=["mount", "source", "version"])
+        up = GaugeMetricFamily("trashd_mount_up", "Whether its daemon lives.", labels=["mount"])
+        started = GaugeMetricFamily("trashd_mount_start_time_seconds", "When its daemon started.", labels=["mount"])
+        for name, (_point, source, stats, is_running, _) in self._mounts.items():
+            info.add_metric([name, printable(source), stats.table.version], 1)
+            up.add_metric([name], float(is_running))
+            started.add_metric([name], stats.table.started_ns / 1e9)
+        yield from (info, up, started)
+        for key, (metric, help_) in _GAUGES.items():
+            gauge = GaugeMetricFamily(metric, help_, labels=["mount"])
+            for name, seen in self._mounts.items():
+                if key in seen.stats.gauges:
+                    gauge.add_metric([name], seen.stats.gauges[key])
+            yield gauge
+        yield from self._remembered()
+        yield from self._operations()
+
+    def _remembered(self) -> Iterator[Metric]:
+        labels = ["mount", "kind"]
+        hits = CounterMetricFamily("trashd_mount_hits_total", "Times that it was remembered.", labels=labels)
+        misses = CounterMetricFamily("trashd_mount_misses_total", "Times that it was not.", labels=labels)
+        for name, seen in self._mounts.items():
+            for kind, remembered in seen.stats.remembered.items():
+                hits.add_metric([name, kind], remembered.n_hits)
+                misses.add_metric([name, kind], remembered.n_misses)
+        yield from (hits, misses)
+
+    def _operations(self) -> Iterator[Metric]:
+        labels = ["mount", "operation"]
+        failed = CounterMetricFamily("trashd_mount_errors_total", "Answers that were an errno.", labels=labels)
+        took = HistogramMetricFamily("trashd_mount_operation_seconds", "Time that answers took.", labels=labels)
+        for name, seen in self._mounts.items():
+            for word, operation in seen.stats.operations.items():
+                if operation.n():
+                    failed.add_metric([name, word], operation.n_failed)
+                    took.add_metric([name, word], _buckets(operation), sum_value=operation.total_ns / 1e9)
+        yield from (failed, took)
+
+
+def _buckets(operation: Operation) -> list[tuple[str, float]]:
+    ends = [repr(bound / 1e9) for bound in operation.bounds_ns]
+    return list(zip([*ends, "+Inf"], map(float, accumulate(operation.counts)), strict=True))

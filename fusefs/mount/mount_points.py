@@ -1,0 +1,182 @@
+"""Mount points: what is mounted there, whether its daemon answers, and whether we may mount there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+from collections.abc import Sequence
+from enum import Enum
+
+from fusefs.core.errors import IsMountPoint, MountInside, NotFound, NotPermitted, Refused
+from fusefs.core.names import printable
+from fusefs.linux.mountinfo import Mount, Place, below, covering, find_place, is_inside, read_mounts
+from fusefs.linux.runtime_directories import HOME
+
+_PATIENCE_S = 5.0
+"""For a mount to answer: a busy one takes milliseconds, and the caller may have to wait on."""
+_DEAD_CODE = 1
+
+
+class Health(Enum):
+    """Whether a daemon serves a mount; SILENT: there is one, and it doesn't answer."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    SILENT = "silent"
+
+
+def real_path(path: bytes) -> bytes:
+    """The path without links, as mountinfo has it; what is mounted at the path itself is not asked."""
+    parent, name = os.path.split(os.path.abspath(path))
+    path = os.path.join(os.path.realpath(parent), name)
+    return path if top_mount(path, read_mounts()) else os.path.realpath(path)
+
+
+def top_mount(point: bytes, mounts: Sequence[Mount]) -> Mount | None:
+    """The mount that one sees at exactly this path."""
+    return next((mount for mount in reversed(mounts) if mount.point == point), None)
+
+
+def other_ways(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
+    """The paths by which a directory, or something in it, is reached beside its own: by other mounts of its filesystem.
+
+    path  without links
+    """
+    place = find_place(path, [mount for mount in mounts if not mount.is_ours()])
+    found = []
+    for mount in mounts:
+        root = Place(mount.device, mount.root)
+        if place is None or not (root.holds(place) or place.holds(root)):
+            continue
+        seen = os.path.join(mount.point, below(place.path, root.path)) if root.holds(place) else mount.point
+        is_seen = covering(seen, mounts) == mount.mnt_id and not is_inside(seen, HOME)
+        if is_seen and not is_inside(seen, path):
+            found.append(seen)
+    return found
+
+
+def is_followed(path: bytes) -> bool:
+    """Whether another mount of a directory has what is mounted in it later, and lets go of it. path: without links"""
+    mounts = read_mounts()
+    holder = covering(path, mounts)
+    return not is_inside(HOME, path) and any(mount.is_shared for mount in mounts if mount.mnt_id == holder)
+
+
+def mount_of_device(device: bytes) -> Mount | None:
+    """The mount of a FUSE connection, wherever it was moved to; None if there is none (any more)."""
+    return next((mount for mount in reversed(read_mounts()) if mount.device == device and mount.is_ours()), None)
+
+
+def health(point: bytes) -> Health:
+    """Ask a mount of ours for its sizes, in a child: if it is silent, not even SIGKILL frees the process that asked.
+
+    Not for its attributes, which the kernel may know without asking.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            os.statvfs(point)
+        except OSError as error:
+            code = _DEAD_CODE if error.errno in (errno.ENOTCONN, errno.ECONNABORTED) else 0
+        finally:
+            os._exit(code)
+    pid_fd = os.pidfd_open(pid)
+    try:
+        if not select.select([pid_fd], [], [], _PATIENCE_S)[0]:
+            os.kill(pid, signal.SIGKILL)  # it ends when the mount does; init reaps it
+            return Health.SILENT
+    finally:
+        os.close(pid_fd)
+    _pid, status = os.waitpid(pid, 0)
+    return Health.DEAD if os.waitstatus_to_exitcode(status) == _DEAD_CODE else Health.ALIVE
+
+
+def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
+    """Refuse what can't be mounted there; the dead mount of ours that is to be replaced, if one stands there.
+
+    source, target  from real_path
+    Raises          Refused and its kin, NotFound, NotPermitted
+    """
+    mounts = read_mounts()
+    dead = _standing(target, top_mount(target, mounts), replaces=replaces)
+    if target == b"/":
+        raise IsMountPoint(target, "mount it elsewhere: nobody would see what is mounted over the root")
+    for path, hint in (
+        (source, "name the directory that is to be served"),
+        (target, f"make it first: mkdir {printable(target)}"),
+    ):
+        if dead is None or path != target:
+            _require_directory(path, hint)
+    _refuse_ours_below(source, [mount for mount in mounts if mount is not dead])
+    if source != target:
+        _refuse_overlap(source, target, mounts)
+    if dead is None and (inside := [m for m in mounts if m.point != target and is_inside(m.point, target)]):
+        raise MountInside(inside[0].point, "nobody would see it any more: unmount it first, and mount it again after")
+    return dead
+
+
+def silent(target: bytes) -> Refused:
+    """What is said of a mount of ours whose daemon is there and does not answer."""
+    path = printable(target)
+    return Refused(
+        f"{path} is already mounted by trashd, and does not answer", f"if it never will: trashd umount --force {path}"
+    )
+
+
+def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | None:
+    if mount is None or not mount.is_ours():
+        return None
+    path = printable(target)
+    match health(target):
+        case Health.ALIVE:
+            raise Refused(f"{path} is already mounted by trashd", f"it works; to take it away: trashd umount {path}")
+        case Health.SILENT:
+            raise silent(target)
+        case Health.DEAD if not replaces:
+            raise Refused(f"a mount of trashd at {path} lost its daemon", "bring it back: the same with --replace")
+    return mount
+
+
+def _require_directory(path: bytes, hint: str) -> None:
+    try:
+        os.close(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    except FileNotFoundError as error:
+        raise NotFound(path, hint) from error
+    except NotADirectoryError as error:
+        raise Refused(f"{printable(path)} is not a directory", hint) from error
+    except PermissionError as error:
+        raise NotPermitted(path, "somebody else's directory is on the way") from error
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        raise Refused(f"{printable(path)} lies in a FUSE mount that lost its daemon", "unmount that first") from error
+
+
+def _refuse_ours_below(source: bytes, mounts: Sequence[Mount]) -> None:
+    """A tree that comes from a mount of ours would be served twice, and its trash found nowhere."""
+    held_by = max((m for m in mounts if is_inside(source, m.point)), key=lambda m: len(m.point), default=None)
+    if held_by is not None and held_by.is_ours():
+        raise Refused(
+            f"{printable(source)} lies in a mount of trashd at {printable(held_by.point)}",
+            f"mount what is below it: {printable(held_by.source)}",
+        )
+
+
+def _refuse_overlap(source: bytes, target: bytes, mounts: Sequence[Mount]) -> None:
+    """One inside the other, by their paths or through bind mounts."""
+    below_source, below_target = find_place(source, mounts), find_place(target, mounts)
+    if below_source is not None and below_source == below_target:
+        raise Refused(
+            f"{printable(source)} and {printable(target)} are the same directory",
+            f"to mount it over itself name it once: trashd mount {printable(target)}",
+        )
+    sides = ((source, below_source), (target, below_target))
+    for (outer, outer_place), (inner, inner_place) in (sides, sides[::-1]):
+        if is_inside(inner, outer) or (outer_place and inner_place and outer_place.holds(inner_place)):
+            raise Refused(
+                f"{printable(inner)} lies inside {printable(outer)}",
+                "mount it at a directory outside, or over itself: trashd mount SRC",
+            )

@@ -1,0 +1,170 @@
+"""Attributes fetched before they are asked for: many looks at a slow filesystem under way at a time.
+
+A listing tells names alone, at once. When the attributes of one of them are then asked for, the
+next ones are fetched, ever more of them; so a plain `ls` costs none, and `ls -l` waits a few round trips.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from fusefs.core.inode_table import Node
+from fusefs.linux.fd import Fd
+from fusefs.mount.daemon_cache import Memory
+from fusefs.mount.prefetch_queue import Batch, Walk
+from fusefs.mount.prefetch_uring import Rings
+from fusefs.mount.prefetch_xattrs import Wanted
+from fusefs.mount.tables_lock import Gate
+from fusefs.store.layout import is_stores_own
+
+_BATCH = 256
+_N_WALKS = 16
+_N_THREADS_MAX = 256
+"""Of all directories together: what hangs in some leaves others the rest, and no request depends on these alone."""
+
+
+class Ahead:
+    """The walks of a mount. To be used with the tables' lock."""
+
+    def __init__(
+        self, gate: Gate, memory: Memory, wanted: Wanted, n_in_flight: int, n_fds: int, *, has_handles: bool
+    ) -> None:
+        """Begin with none.
+
+        wanted       extended attributes that are fetched too
+        has_handles  file handles of the backing filesystem can be relied on
+        n_in_flight  looks under way at a time, for one walk
+        n_fds        that looks may have open for a moment
+        """
+        self._gate = gate
+        self._memory = memory
+        self._wanted = wanted
+        self._has_handles = has_handles
+        self._n_in_flight = n_in_flight
+        self._walks: dict[Node, Walk] = {}
+        self._crew = Crew()
+        self._rings = Rings(gate, wanted, n_in_flight, n_fds, has_handles=has_handles)
+
+    @property
+    def n_under_way(self) -> int:
+        """Names whose attributes are being fetched, or wait for it."""
+        return sum(walk.n_left() for walk in self._walks.values())
+
+    def begin(self, directory: Node) -> Walk:
+        """A listing begins."""
+        self._wanted.begin()
+        self.drop(directory)
+        walk = self._walks[directory] = Walk(self._gate)
+        if len(self._walks) > _N_WALKS:
+            self.drop(next(iter(self._walks)))
+        return walk
+
+    def drop(self, directory: Node) -> None:
+        """A directory is forgotten, or listed anew."""
+        self._walks.pop(directory, None)
+
+    def asked(self, directory: Node, fd: Fd | None) -> None:
+        """A client asks what a name in this directory is.
+
+        fd  of the directory, which stays its owner's; None: it is not open, and nothing is fetched for now
+        """
+        walk = self._walks.get(directory) or self._listed_long_ago(directory)
+        if walk is None:
+            return
+        walk.is_asked = True
+        walk.n_allowed += self._n_in_flight
+        if fd is not None and walk.names and self._memory.is_kept and walk.n_left() < self._n_in_flight:
+            names = walk.take(min(walk.n_allowed, _BATCH), partial(self._knows, directory))
+            walk.n_allowed -= len(names)
+            self.fetch(walk, directory, fd, names)
+
+    def asked_xattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
+        """A client was told an extended attribute of what is in a directory. fd: of that, as in `asked`"""
+        if self._wanted.add(name, is_directory=node.is_directory):
+            for walk in self._walks.values():
+                walk.take_again()
+        if node.parent is not None:
+            self.asked(node.parent, fd)
+
+    def _listed_long_ago(self, directory: Node) -> Walk | None:
+        """A walk of a directory that the kernel has a listing of, as we have."""
+        entries = self._memory.cache.listing(directory.source, time.monotonic())
+        if entries is None:
+            return None
+        walk = self.begin(directory)
+        walk.names.extend(name for name, *_ in entries)
+        return walk
+
+    def missing(self, walk: Walk, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of some names that are told next of which something is to be fetched."""
+        walk.taken(names)
+        return [name for name in names if not self._knows(directory, name)]
+
+    def _knows(self, directory: Node, name: bytes) -> bool:
+        return is_stores_own(name) or self._memory.knows(directory, name, self._wanted.of)
+
+    def fetch(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
+        """Begin to look at some names.
+
+        Nothing is begun while too much waits for answers, or is open, already. fd: of the directory, its owner's
+        """
+        if not names or self._crew.is_overloaded:
+            return
+        try:
+            own_fd = Fd(os.dup(fd))
+        except OSError:
+            return  # too many are open: the request looks itself
+        look, has_handles, names = self._memory.looking_ahead(), self._has_handles, list(dict.fromkeys(names))
+        batch = Batch(self._gate, look, directory, own_fd, names, has_handles=has_handles, wanted=self._wanted)
+        walk.add(batch)
+        if self._rings.fetch(walk, batch):
+            return
+        n_allowed = max(1, self._n_in_flight - self._rings.n_at_work(walk))
+        n_more = min(n_allowed, walk.n_left()) - walk.n_helpers
+        if n_more > 0:
+            walk.n_helpers += n_more
+            self._crew.help(walk, n_more)
+
+
+class Crew:
+    """Threads that look for walks, where there are no rings, or where these can't: for extended attributes.
+
+    As many as are needed, up to a limit. They end with the process.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[Walk] = deque()
+        self._has_calls = threading.Condition()
+        self._n_idle = self._n_threads = 0
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether many calls for help have not been heard yet."""
+        return len(self._calls) > _N_THREADS_MAX
+
+    def help(self, walk: Walk, n: int) -> None:
+        """Have n threads look: later, where so many are busy."""
+        with self._has_calls:
+            self._calls.extend([walk] * n)
+            self._has_calls.notify(n)
+            n_new = min(len(self._calls) - self._n_idle, _N_THREADS_MAX - self._n_threads)
+            with suppress(RuntimeError):  # no more threads for us: fewer will do
+                for _ in range(n_new):
+                    threading.Thread(target=self._work, daemon=True, name="ahead").start()
+                    self._n_threads += 1
+
+    def _work(self) -> None:
+        while True:
+            with self._has_calls:
+                self._n_idle += 1
+                while not self._calls:
+                    self._has_calls.wait()
+                self._n_idle -= 1
+                walk = self._calls.popleft()
+            walk.work()

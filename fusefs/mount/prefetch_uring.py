@@ -1,0 +1,155 @@
+"""io_uring for listings: attributes fetched by threads of the kernel, and one of ours for each walk in progress.
+
+No thread of Python's waits for a name. What is ready to be looked at lies in the kernel, which goes on while others
+have Python's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.statx_uring import DEPTH, Peeks, are_possible
+from fusefs.mount.daemon_cache import Seen
+from fusefs.mount.prefetch_queue import Batch, Walk
+from fusefs.mount.prefetch_xattrs import Wanted
+from fusefs.mount.tables_lock import Gate
+
+_N_LOOKS_MAX = 256
+"""Of all directories together: what hangs in some leaves others the rest. For what is beyond it there is the crew."""
+_LINGER_S = 0.1
+"""For a walk's next batch; then its ring is given up."""
+
+_log = logging.getLogger(__name__)
+
+
+class Rings:
+    """The rings of a mount. To be used with the tables' lock."""
+
+    def __init__(self, gate: Gate, wanted: Wanted, n_in_flight: int, n_fds: int, *, has_handles: bool) -> None:
+        """Begin with none.
+
+        wanted       extended attributes that are looked for too
+        n_in_flight  looks at a time, of one ring
+        n_fds        that all of them may have open for a moment
+        """
+        self._gate = gate
+        self.wanted = wanted
+        self._n_at_a_time = min(n_in_flight, _N_LOOKS_MAX)
+        self._n_rings_max = min(_N_LOOKS_MAX, n_fds // DEPTH) // self._n_at_a_time
+        self._has_handles = has_handles
+        self._rings: dict[Walk, _Ring] = {}
+        self._is_told = False
+
+    def fetch(self, walk: Walk, batch: Batch) -> bool:
+        """Have something looked at; False: threads have to. A ring is made for many names, if no thread is at it."""
+        if self.wanted.is_list or not self._n_rings_max or not self._are_possible():
+            return False
+        ring = self._rings.get(walk)
+        if ring is None:
+            is_worth_it = batch.n_left >= self._n_at_a_time and not walk.n_helpers
+            if not is_worth_it or len(self._rings) == self._n_rings_max:
+                return False
+            try:
+                ring = _Ring(self, walk)
+            except (OSError, RuntimeError):  # no fds, or no threads, for more
+                return False
+            self._rings[walk] = ring
+        batch.has_ring = True
+        ring.add(batch)
+        return True
+
+    def n_at_work(self, walk: Walk) -> int:
+        """Looks that are under way for a walk."""
+        ring = self._rings.get(walk)
+        return 0 if ring is None else min(ring.n_under_way, self._n_at_a_time)
+
+    def _are_possible(self) -> bool:
+        are_they = are_possible()
+        if not self._is_told:
+            self._is_told = True
+            _log.info("attributes are fetched ahead by %s", "io_uring" if are_they else "threads: no io_uring here")
+        return are_they
+
+    def peeks(self, bell: Fd) -> Peeks[tuple[Batch, bytes]] | None:
+        """A ring for the thread that asks; None: there is none to be had now."""
+        with suppress(OSError):
+            return Peeks(bell, self._n_at_a_time, self.wanted.of, has_handles=self._has_handles)
+        return None
+
+    def is_over(self, walk: Walk, batches: deque[Batch]) -> bool:
+        """Whether a walk has nothing more to be fetched: its ring is then no more. Without the tables' lock."""
+        with self._gate.lock:
+            if not batches:
+                del self._rings[walk]
+            return not batches
+
+
+class _Ring:
+    """A walk's own, and the thread that has it."""
+
+    def __init__(self, rings: Rings, walk: Walk) -> None:
+        """Begin. Raises  OSError, RuntimeError: there is no fd, or no thread, for it"""
+        self._rings = rings
+        self._walk = walk
+        self._batches: deque[Batch] = deque()
+        self.n_under_way = 0
+        """Looks that were begun, and have not ended; its thread's to change."""
+        self._bell = Fd(os.eventfd(0, os.EFD_CLOEXEC))
+        try:
+            threading.Thread(target=self._work, daemon=True, name="ring").start()
+        except RuntimeError:
+            self._bell.close()
+            raise
+
+    def add(self, batch: Batch) -> None:
+        """Have something looked at; with the tables' lock."""
+        self._batches.append(batch)
+        os.eventfd_write(self._bell, 1)
+
+    def _work(self) -> None:
+        with self._bell:
+            peeks = self._rings.peeks(self._bell)
+            if peeks is not None:
+                with peeks:
+                    self._look(peeks)
+            else:
+                self._look_alone()
+
+    def _look(self, peeks: Peeks[tuple[Batch, bytes]]) -> None:
+        while True:
+            self._begin(peeks)
+            self.n_under_way = peeks.n_under_way
+            if self.n_under_way:
+                self._tell(peeks.ended())
+            elif not self._batches and not peeks.ended(_LINGER_S) and self._rings.is_over(self._walk, self._batches):
+                return
+
+    def _begin(self, peeks: Peeks[tuple[Batch, bytes]]) -> None:
+        """As many as there is room for."""
+        while self._batches and peeks.has_room():
+            batch = self._batches[0]
+            following = batch.next_name()
+            if following is None:
+                self._batches.popleft()
+            else:
+                dir_fd, name = following
+                peeks.begin(dir_fd, name, (batch, name), is_close=bool(self._rings.wanted))
+
+    def _tell(self, ended: Sequence[tuple[tuple[Batch, bytes], Seen | None]]) -> None:
+        found: dict[Batch, dict[bytes, Seen | None]] = {}
+        for (batch, name), one in ended:
+            found.setdefault(batch, {})[name] = one
+        for batch, names in found.items():
+            batch.tell(names)
+
+    def _look_alone(self) -> None:
+        """Too many fds are open, or memory is short: one name after the other, then."""
+        while not self._rings.is_over(self._walk, self._batches):
+            self._batches[0].work()
+            self._batches.popleft()

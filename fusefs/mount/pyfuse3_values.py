@@ -1,0 +1,220 @@
+"""Between the vfs's values and pyfuse3's, and from any exception to an errno: the only place that does."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from enum import Enum
+from time import perf_counter_ns
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from pyfuse3 import EntryAttributes, FUSEError, SetattrFields, StatvfsData
+
+from fusefs.mount.counters import CELL_OF, Stats
+from fusefs.mount.pyfuse3_threads import Hands
+from fusefs.mount.readdir import Listed
+from fusefs.mount.reply_patching import NAME_ONLY_GENERATION
+from fusefs.mount.tables_lock import Gate, WouldWait
+from fusefs.mount.validity import Known, Lasting, shown_number
+from fusefs.mount.vfs_write import Changes
+
+P = ParamSpec("P")
+R = TypeVar("R")
+D = TypeVar("D")
+
+_log = logging.getLogger(__name__)
+_STATVFS = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax")
+
+
+class NotYet(Enum):
+    """Says that there is no answer yet."""
+
+    NOT_YET = 0
+
+
+class Serving(Protocol):
+    """The object that these are handlers of."""
+
+    @property
+    def gate(self) -> Gate:
+        """The tables' lock, and whether the backing filesystem is slow."""
+
+    @property
+    def hands(self) -> Hands:
+        """The threads for operations, if it is."""
+
+    @property
+    def stats(self) -> Stats:
+        """Where they are counted."""
+
+    def told_stale(self, caller: object) -> None:
+        """A process, if the kernel says which, is told ESTALE: see mount/estale_retries.py."""
+
+
+S = TypeVar("S", bound=Serving)
+
+
+def answered(
+    handler: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """A handler that is counted and timed, and raises nothing but FUSEError: anything else would end the mount."""
+    made: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = _handler(handler.__name__, handler, None, None, None)
+    return made
+
+
+def done(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """A handler of a plain function, by the thread that suits it: one coroutine is quicker than one in another."""
+    made: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = _handler(act.__name__, None, act, None, None)
+    return made
+
+
+def told(
+    tell: Callable[[S, D], R], *, recall: Callable[Concatenate[S, P], D | None] | None = None
+) -> Callable[[Callable[Concatenate[S, P], D]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
+    """A handler of a plain function where the kernel is told something else than what that returns.
+
+    tell    what it is told; on the loop's own thread, as the answer goes out
+    recall  see `recalled`
+    """
+    return lambda act: _handler(act.__name__, None, act, tell, recall)
+
+
+def recalled(
+    recall: Callable[Concatenate[S, P], R | None],
+) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
+    """A handler of a plain function, answered from memory on a slow filesystem unless recall returns None."""
+    return lambda act: _handler(act.__name__, None, act, None, recall)
+
+
+def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
+    """Either a handler that may suspend, or a plain function with what was told of it; types are the callers'."""
+    cell = CELL_OF[name]
+
+    @functools.wraps(handler or act)
+    async def answering(self: Serving, /, *args: Any) -> Any:
+        has_failed, waits = True, False
+        begun_ns = perf_counter_ns()
+        try:
+            if handler is not None:
+                answer = await handler(self, *args)
+            elif (gate := self.gate).is_slow:
+                answer = self.hands.recall(recall, self, *args) if recall is not None else None
+                if answer is None:
+                    answer = await self.hands.wait_for(act, self, *args)
+                if tell is not None:
+                    answer = tell(self, answer)
+            else:
+                try:
+                    with gate.lock:
+                        answer = act(self, *args)
+                        if tell is not None:
+                            answer = tell(self, answer)
+                except WouldWait:
+                    waits = True
+                if waits:
+                    answer = await self.hands.outwait(act, self, *args)
+                    if tell is not None:
+                        answer = tell(self, answer)
+            has_failed = False
+            return answer
+        except FUSEError:
+            raise
+        except Exception as error:
+            number = _number_of(error, name)
+            if number == errno.ESTALE:
+                self.told_stale(args[-1])
+            raise FUSEError(number) from None
+        finally:
+            with self.gate.lock:
+                self.stats.count(cell, perf_counter_ns() - begun_ns, has_failed=has_failed)
+
+    return answering
+
+
+def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | int:
+    """What a request is answered, or the errno that it has failed with. Raises  WouldWait"""
+    try:
+        return act(*args, **kwargs)
+    except WouldWait:
+        raise
+    except Exception as error:
+        return _number_of(error, act)
+
+
+def attempt_step(steps: Generator[None, D, R], word: D) -> R | int | NotYet:
+    """What one step of a request is answered, or the errno that it failed with; NotYet: it was not the last."""
+    try:
+        steps.send(word)
+    except StopIteration as end:
+        answer: R = end.value
+        return answer
+    except Exception as error:
+        return _number_of(error, steps)
+    return NotYet.NOT_YET
+
+
+def _number_of(error: Exception, failed: object) -> int:
+    """The errno for the client; what is no OSError is a fault of ours, and in the log."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    _log.exception("%s failed", failed)
+    return errno.EIO
+
+
+def entry_of(known: Known, lasting: Lasting) -> EntryAttributes:
+    """What the kernel is told of a node; not to be changed."""
+    if not known.nodeid:
+        return _missing(known.timeout_s)
+    entry = EntryAttributes()
+    fill(entry, known, lasting)
+    return entry
+
+
+@functools.lru_cache(maxsize=8)
+def _missing(timeout_s: float) -> EntryAttributes:
+    """That nothing has a name: the same answer again and again, on a local filesystem."""
+    entry = EntryAttributes()
+    field: Any = entry
+    field.st_ino, field.entry_timeout = 0, timeout_s
+    return entry
+
+
+def fill(entry: EntryAttributes, known: Known, lasting: Lasting) -> None:
+    """Write what is known of a node to a given entry: one serves for a whole listing, as readdir_reply copies it."""
+    field: Any = entry
+    attributes = known.attributes
+    (
+        _dev, _ino, field.st_mode, field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_size,
+        field.st_blocks, field.st_blksize, field.st_atime_ns, field.st_mtime_ns, field.st_ctime_ns, _btime,
+    ) = attributes  # fmt: skip
+    field.st_ino = shown_number(known)  # the nodeid, too; the root's goes without saying
+    field.entry_timeout, field.attr_timeout = lasting.lifetimes(known)
+    field.generation = 0
+
+
+def name_only(entry: EntryAttributes, listed: Listed) -> None:
+    """What the kernel is told of an entry whose name alone is known: see reply_patching.leave_out_nodes."""
+    field: Any = entry
+    field.st_ino, field.st_mode, field.generation = listed.ino, listed.kind << 12, NAME_ONLY_GENERATION
+
+
+def statvfs_of(numbers: object) -> StatvfsData:
+    """The numbers of os.statvfs for statfs."""
+    data = StatvfsData()
+    for field in _STATVFS:
+        setattr(data, field, getattr(numbers, field))
+    return data
+
+
+def changes_of(attr: EntryAttributes, fields: SetattrFields) -> Changes:
+    """What setattr is to change."""
+    return Changes(
+        mode=attr.st_mode if fields.update_mode else None,
+        uid=attr.st_uid if fields.update_uid else None,
+        gid=attr.st_gid if fields.update_gid else None,
+        size=attr.st_size if fields.update_size else None,
+        atime_ns=attr.st_atime_ns if fields.update_atime else None,
+        mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+    )

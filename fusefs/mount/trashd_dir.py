@@ -1,0 +1,208 @@
+"""What `.trashd` is inside the mount: found by name, hidden from listings, never remembered; and `.trashd/drop`.
+
+`.trashd/drop` is a link that no disk has: to each user it leads to their own drop folder. So `mv DIR .trashd/drop/` is
+all that a container needs that sees nothing but the mount. Its nodeid depends on the user and on where it leads: the
+kernel keeps an inode for each, with the target, and looks again at each use which it is: no name in here is remembered.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from zlib import crc32
+
+from fusefs.core.errors import NoStore, TrashdError
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, Zone
+from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE, RelPath, join
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_caller import Caller
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.statx import look_at
+from fusefs.linux.thread_credentials import Identity, call_as
+from fusefs.store.backing_and_mount import Sides
+from fusefs.store.layout import DROP, Store, UserFolder, is_stores_own, open_store
+from fusefs.store.make_folder import make_proven, make_user
+from fusefs.store.make_store import make_store
+from fusefs.store.user_folders import open_user
+
+_HOLD_TRASH = frozenset([DROP, *(state.value.encode() for state in State)])
+_DROPS = 0x6000_0000_0000_0000
+"""The lowest nodeid of a link; beyond any that core.inodes gives, which counts its own up from half of that."""
+_UID_BITS, _DIGEST_BITS = 32, 29
+_DROPS_END = _DROPS + (1 << _UID_BITS + _DIGEST_BITS)
+_PRIVATE = 0o077
+_LINK = stat.S_IFLNK | 0o777
+
+
+def zone_in(above: Zone, name: bytes) -> Zone:
+    """Where lies what has a name in a directory that lies there.
+
+    A store further down counts as well: a volume has one where the highest can't take a directory.
+    """
+    if above is Zone.OUTSIDE:
+        return Zone.STORE if name.startswith(STORE) and is_stores_own(name) else above
+    return Zone.TRASH if name in _HOLD_TRASH else above
+
+
+def is_below(nodes: InodeTable, node: Node) -> bool:
+    """Whether a node is a store or lies in one: what commands do there, they do behind the mount."""
+    return nodes.zone_of(node) is not Zone.OUTSIDE
+
+
+def holds_trash(nodes: InodeTable, directory: Node) -> bool:
+    """Whether what lies in this directory is in a container or a drop folder: a reaper works there behind the mount."""
+    return nodes.zone_of(directory) is Zone.TRASH
+
+
+def is_drop_folder(nodes: InodeTable, node: Node) -> bool:
+    """Whether a directory is some user's drop folder, in which the same names come again."""
+    return node.name == DROP and is_below(nodes, node)
+
+
+def is_hidden(directory: Node, name: bytes, *, shows_trash: bool) -> bool:
+    """Whether a listing leaves a name out: `.trashd` in the root's, or backups, searches and `rm -rf *` find it."""
+    return name == STORE and directory.nodeid in ROOTS and not shows_trash
+
+
+def is_drop(directory: Node, name: bytes) -> bool:
+    """Whether a name is the link; nothing else can be made, renamed or removed under it (EPERM)."""
+    above = directory.parent
+    return name == DROP and directory.name == STORE and above is not None and above.nodeid in ROOTS
+
+
+def drop_of(uid: int, target: bytes) -> NodeId:
+    """The nodeid of a user's link that leads there: no node stands behind it, its references are not counted."""
+    digest = crc32(target) >> 32 - _DIGEST_BITS
+    return NodeId(_DROPS | digest << _UID_BITS | uid)
+
+
+def user_of(nodeid: int) -> int | None:
+    """The user whose link a nodeid is; None if it is none."""
+    return nodeid & (1 << _UID_BITS) - 1 if _DROPS <= nodeid < _DROPS_END else None
+
+
+class Stored:
+    """What the kernel was told of since the last `take` that lies in stores. Touched as the tables are."""
+
+    def __init__(self, nodes: InodeTable) -> None:
+        """nodes: of which it is told"""
+        self._nodes = nodes
+        self.tell: Callable[[], object] = lambda: None
+        """Called when there is something, on whatever thread; forget_stored.forget_stored wants to know."""
+        self._has_moved = False
+        self._seen: dict[Node, None] = {}
+        self.is_known_anew = True
+        """Whether nothing lasts any more that was told of directories before they were moved there."""
+
+    def moved(self, directory: Node, node: Node) -> None:
+        """A node was moved into a directory; if that is in a store, so is all that is known in it."""
+        if holds_trash(self._nodes, directory):
+            if node.is_directory:
+                self._has_moved, self.is_known_anew = True, False
+            self.add(node)
+
+    def seen(self, directory: Node, node: Node) -> None:
+        """A client was told of a node in a directory."""
+        if holds_trash(self._nodes, directory):
+            self.add(node)
+
+    def add(self, node: Node) -> None:
+        """A client was told of a node in a directory that holds trash."""
+        self._seen[node] = None
+        self.tell()
+
+    def take(self, left: Sequence[Node]) -> list[Node]:
+        """What may lie in a store, the oldest first. left: of the last time"""
+        seen, self._seen = self._seen, {}
+        has_moved, self._has_moved = self._has_moved, False
+        return list(self._nodes) if has_moved else [*dict.fromkeys([*left, *seen])]
+
+    def looked_through(self) -> None:
+        """What was taken last was told to be asked for anew."""
+        self.is_known_anew = not self._has_moved
+
+
+class Drops:
+    """The links of all users. All methods raise OSError only."""
+
+    def __init__(self, kernel: Kernel, root: Fd) -> None:
+        """root: the backing tree's directory, which stays its owner's."""
+        self._kernel = kernel
+        self._root = root
+
+    def look(self, uid: int, caller: Caller) -> Attributes:
+        """A user's link; what it leads to is made if that user asks and it is missing.
+
+        Raises  ENOENT without a store, or if another one asks for what was never made; what making it met
+        """
+        with self._open(uid, caller) as folder:
+            seen, target = look_at(folder.fd), _target(folder)
+        return seen._replace(ino=drop_of(uid, target), mode=_LINK, nlink=1, size=len(target), blocks=0, rdev=0)
+
+    def readlink(self, uid: int, caller: Caller) -> bytes:
+        """Where it leads, relative to `.trashd`; errors as for `look`."""
+        with self._open(uid, caller) as folder:
+            return _target(folder)
+
+    def _open(self, uid: int, caller: Caller) -> UserFolder:
+        with self._open_store() as store:
+            folder = open_user(store, uid)
+            if folder is None:
+                if caller.uid != uid:
+                    raise _no_entry()
+                # Whatever the umask: it is the user's alone, who has to get in.
+                uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
+                who = Identity(*uid_gid, umask=_PRIVATE)
+                try:
+                    folder = _made_by_root(store, uid) or call_as(who, make_user, store, uid, waits=False)
+                except TrashdError as error:
+                    raise OSError(error.errno, os.strerror(error.errno)) from error
+        return folder
+
+    def _open_store(self) -> Store:
+        """Raises  ENOENT if there is none, or none that we trust."""
+        base = self._kernel.open_beneath(self._root, b".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            store = open_store(self._kernel, Sides(base), b"")
+        except TrashdError as error:
+            raise OSError(error.errno, os.strerror(error.errno)) from error
+        if store is None:
+            raise _no_entry()
+        return store
+
+
+def _made_by_root(store: Store, uid: int) -> UserFolder | None:
+    """A folder that root makes for a user, proven at once; None where that user must make it."""
+    if not store.is_roots_to_keep():
+        return None
+    with suppress(OSError, NoStore):
+        return make_proven(store, uid)
+    return None
+
+
+def _target(folder: UserFolder) -> RelPath:
+    return join(folder.area, folder.name, DROP)
+
+
+def _no_entry() -> OSError:
+    return OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSError | None:
+    """See to it, before mounting, that there is a store: clients that see only the mount can't make one.
+
+    root    the backing tree's directory, which stays its owner's; path, for people
+    Returns what is in the way: reason for a word in the log, not for staying unmounted
+    """
+    flags = os.O_PATH | os.O_DIRECTORY
+    try:
+        store = open_store(kernel, Sides(kernel.open_beneath(root, b".", flags)), path)
+        (store or make_store(kernel, Sides(kernel.open_beneath(root, b".", flags)), path)).__exit__()
+    except (TrashdError, OSError) as error:
+        return error
+    return None

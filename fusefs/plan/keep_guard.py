@@ -1,0 +1,180 @@
+"""What people and programs want left alone: directories with a `.trashd-keep`, and whatever is locked by flock(2)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from fusefs.core.names import Name
+from fusefs.core.sweep_result import Sums
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import Sides
+from fusefs.sweep.request import Action, Ended, Here, Identified, Taken
+
+KEEP_FILE = Name(b".trashd-keep")
+LOCKED, KEPT = "locked", f"holds {KEEP_FILE.decode()}"
+_READING = os.O_RDONLY | os.O_NONBLOCK
+"""To wait for nobody: neither for a FIFO's writer nor for the holder of a lease."""
+_NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
+"""NFS makes of a flock one that wants an fd open for writing. Source  flock(2), NOTES"""
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+class Keepers(NamedTuple):
+    """A guard of directories; see sweep.request.Guard.
+
+    holds  a directory stays locked while it is listed, so that a program which locks it first has it whole; otherwise
+           it is only looked at
+    """
+
+    holds: bool
+
+    def spares(self, kernel: Kernel, sides: Sides, _upper: bytes) -> str | None:
+        """See Guard."""
+        if has_keep_file(kernel, sides.fd):
+            return KEPT
+        if not lock(kernel, sides.fd, holds=self.holds):
+            return LOCKED
+        return None if sides.mounted is None else why_locked(kernel, sides.mounted, Name(b"."))
+
+
+def has_keep_file(kernel: Kernel, directory: Fd) -> bool:
+    """Whether there is something of that name in a directory; whatever it is."""
+    try:
+        kernel.stat(directory, KEEP_FILE)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    return True
+
+
+def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
+    """Whether no other process has a flock, of either kind, on what an fd holds; none has where there are no locks.
+
+    holds   now we have one ourselves, as long as the fd is open
+    Raises  OSError
+    """
+    try:
+        if not kernel.lock(fd):
+            return False
+    except OSError as error:
+        if error.errno in _NO_EXCLUSIVE:
+            return not _is_locked_exclusively(fd)
+        if error.errno not in _NO_LOCKS:
+            raise
+        return True
+    if not holds:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def _is_locked_exclusively(fd: Fd) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    return False
+
+
+class Locking:
+    """An action that leaves files that another process has locked, and holds a lock itself on those that it takes."""
+
+    def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False) -> None:
+        """Stand before an action.
+
+        holds       False where the action is only told what it would take
+        is_guarded  directories have been asked for already, by a guard who may hold them
+        """
+        self._action = action
+        self._holds = holds
+        self._is_guarded = is_guarded
+
+    @property
+    def takes_dirs(self) -> bool:
+        """See Action."""
+        return self._action.takes_dirs
+
+    @property
+    def is_single(self) -> bool:
+        """See Action."""
+        return self._action.is_single
+
+    @property
+    def avoided(self) -> frozenset[Identified]:
+        """See Action."""
+        return self._action.avoided
+
+    def take(self, here: Here, names: Sequence[str]) -> Taken:
+        """See Action."""
+        if here.are_dirs and self._is_guarded:
+            return self._action.take(here, names)
+        with ExitStack() as locks:
+            spared = [(name, why) for name in names if (why := self._look(here, name, locks)) is not None]
+            if not spared:
+                return self._action.take(here, names)
+            left_alone = {name for name, _why in spared}
+            free = [name for name in names if name not in left_alone]
+            taken = self._action.take(here, free) if free else Taken()
+            # What is offered again is looked at again: of the names from the first of those on nothing is told yet.
+            begins = names.index(free[-taken.n_left]) if taken.n_left else len(names)
+            told = [one for one in spared if names.index(one[0]) < begins]
+            return taken._replace(spared=(*taken.spared, *told), n_left=len(names) - begins)
+
+    def end(self, sums: Sums) -> Ended:
+        """See Action."""
+        return self._action.end(sums)
+
+    def _look(self, here: Here, name: str, locks: ExitStack) -> str | None:
+        """Why something is left alone; None if it isn't, and then it is locked as long as `locks` are."""
+        there = Name(os.fsencode(name))
+        kept = locks if self._holds else None
+        why = why_locked(here.kernel, here.sides.fd, there, kept)
+        if why is None and here.sides.mounted is not None:
+            # What is locked through a mount of ours is locked in the mount alone: pyfuse3 hands no flock on.
+            why = why_locked(here.kernel, here.sides.mounted, there, kept)
+        return why
+
+
+def why_locked(kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None) -> str | None:
+    """Why a file or directory should be left alone; None if no process has a lock on it, or it is gone.
+
+    locks  takes our own lock on it; None: it is only looked at
+    """
+    try:
+        with kernel.open_beneath(directory, path) as found:
+            return why_held(kernel, found, kernel.fstat(found), locks)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EXDEV):
+            return None  # whoever acts on it is told the same
+        return _unsure(error)
+
+
+def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | None = None) -> str | None:
+    """Why a file or directory that is open, if only for its path (O_PATH), should be left alone; as `why_locked`."""
+    if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
+        return None  # to open a tape would rewind it; and a link can't be locked
+    # One with more names is not held: by its other name it would look as if somebody else had it.
+    holds = locks is not None and st.st_nlink == 1
+    try:
+        with ExitStack() as owned:
+            fd = owned.enter_context(kernel.reopen(found, _READING))
+            if not lock(kernel, fd, holds=holds):
+                return LOCKED
+            if locks is not None and holds:
+                locks.push(owned.pop_all())
+    except OSError as error:
+        return LOCKED if error.errno == errno.EWOULDBLOCK else _unsure(error)  # by a lease
+    return None
+
+
+def _unsure(error: OSError) -> str:
+    return f"nobody can say whether it is locked: {error.strerror}"

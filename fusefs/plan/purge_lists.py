@@ -1,0 +1,289 @@
+"""Lists of what a plan will take, one for each user, written some time ahead.
+
+`<user>.list` belongs to that user, who alone may read it beside us. A line is a time, a tab and a path.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+
+from fusefs.core.errors import NotFound, Refused, from_os
+from fusefs.core.names import Name, printable
+from fusefs.linux.act_as_user import user_name
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
+from fusefs.sweep.open_directories import Directory, found_directory
+from fusefs.sweep.request import Identified, identify
+
+_DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENDING, _NEW = b".list", b".list.new"
+_MODE = 0o640
+_BUFFER_MAX_BYTES = 1 << 20
+_HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
+"""By this first line a list of ours is known: one that says something else is of somebody else."""
+_LACKING = b"# Not complete: not all could be looked at this time.\n"
+
+
+class Counted:
+    """Lists that are only counted: what a dry run has.
+
+    way       where they are, and each directory above that
+    is_whole  nothing is lacking that could not be looked at
+    """
+
+    def __init__(self, way: frozenset[Identified] = frozenset()) -> None:
+        self._users: set[int] = set()
+        self.way = way
+        self.is_whole = True
+        self.n_entries = 0
+
+    def add(self, uid: int, _path: bytes, _goes_ns: int) -> None:
+        """See PurgeLists."""
+        self._users.add(uid)
+        self.n_entries += 1
+
+    def lack(self) -> None:
+        """See PurgeLists."""
+        self.is_whole = False
+
+    def publish(self) -> int:
+        """See PurgeLists."""
+        return len(self._users)
+
+
+class PurgeLists:
+    """The lists of one directory, which is for them alone. way, is_whole: see Counted"""
+
+    def __init__(self, kernel: Kernel, directory: Fd, path: bytes, way: frozenset[Identified] = frozenset()) -> None:
+        """directory: as `open_lists` gives it; path: what it is called when something is told of it"""
+        self.way = way
+        self.is_whole = True
+        self._kernel = kernel
+        self._directory = directory
+        self._path = path
+        self._lines: dict[int, list[bytes]] = {}
+        self._begun: dict[int, Name] = {}
+        self._n_bytes = 0
+        self._error: OSError | None = None
+        self.n_entries = 0
+
+    def add(self, uid: int, path: bytes, goes_ns: int) -> None:
+        """Note that a user's file, or unit, goes at a time, in nanoseconds since the epoch.
+
+        What stands against writing it is told by `publish`: no sweep ends for it
+        """
+        if self._error is not None:
+            return
+        line = b"%s\t%s\n" % (_time(goes_ns), line_path(path))
+        self._lines.setdefault(uid, []).append(line)
+        self._n_bytes += len(line)
+        self.n_entries += 1
+        if self._n_bytes > _BUFFER_MAX_BYTES:
+            try:
+                self._flush()
+            except OSError as error:
+                self._error = error
+
+    def lack(self) -> None:
+        """Note that something could not be looked at: each list says then that it is not complete."""
+        self.is_whole = False
+
+    def publish(self) -> int:
+        """Put all lists in place, and take away those of users who have none any more; how many there are.
+
+        While something is lacking, it can't be told which user has none any more: an earlier list stays.
+
+        Raises  OSError: those that were there before are there still, or some are new
+                Refused: there is a file now that would be lost
+        """
+        if self._error is not None:
+            raise self._error
+        _check_ours(self._kernel, self._directory, self._path)
+        self._flush()
+        for uid, new in self._begun.items():
+            with self._open(new, os.O_WRONLY | os.O_APPEND) as fd:
+                if not self.is_whole:
+                    os.write(fd, _LACKING)
+                if os.geteuid() == 0:
+                    self._kernel.chown(fd, uid, -1)
+                os.fchmod(fd, _MODE)
+                self._kernel.fsync(fd)
+            self._kernel.rename(self._directory, new, self._directory, _file_name(uid) + _ENDING)
+        published = {_file_name(uid) + _ENDING for uid in self._begun}
+        for name in self._kernel.list(self._directory):
+            is_over = name.endswith(_NEW) or (self.is_whole and name.endswith(_ENDING))
+            if is_over and name not in published:
+                self._kernel.unlink(self._directory, name)
+        self._kernel.fsync(self._directory)
+        n_users = len(self._begun)
+        self._begun = {}
+        return n_users
+
+    def drop(self) -> None:
+        """Take away what is not published."""
+        for new in self._begun.values():
+            with suppress(FileNotFoundError):
+                self._kernel.unlink(self._directory, new)
+        self._begun = {}
+
+    def _flush(self) -> None:
+        """Write what is collected: many users have a few lines each, so that none keeps a file open."""
+        for uid, lines in self._lines.items():
+            with self._begin(uid) as fd, open(fd, "ab", closefd=False) as file:
+                file.writelines(lines)
+        self._lines = {}
+        self._n_bytes = 0
+
+    def _begin(self, uid: int) -> Fd:
+        """A user's new list, opened to be written on.
+
+        Its name is no other run's: of two at once, one's lists are published, and the other is told that its are gone.
+        """
+        new = self._begun.get(uid)
+        if new is not None:
+            return self._open(new, os.O_WRONLY | os.O_APPEND)
+        new = Name(b"%s.%s%s" % (_file_name(uid), os.urandom(6).hex().encode(), _NEW))
+        with ExitStack() as owned:
+            fd = owned.enter_context(self._kernel.create(self._directory, new, os.O_WRONLY | os.O_APPEND))
+            self._begun[uid] = new
+            os.write(fd, _HEAD)
+            owned.pop_all()
+        return fd
+
+    def _open(self, name: bytes, flags: int) -> Fd:
+        return self._kernel.open_beneath(self._directory, name, flags | os.O_NOFOLLOW)
+
+
+@contextmanager
+def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLists | Counted]:
+    """The lists of a directory; what is not published is dropped in the end.
+
+    writes  it is made if it is missing; otherwise nothing is touched
+    Raises  Refused: others could put links there, or have files there that would be lost
+            NotFound: nor is there the directory that it would be in; or what the kernel said
+    """
+    try:
+        fd = _open(kernel, path, makes=writes)
+    except OSError as error:
+        if not writes and error.errno == errno.ENOENT:
+            yield Counted(_way_to(kernel, path))
+            return
+        raise from_os(error, path) from error
+    with fd:
+        try:
+            _check_ours(kernel, fd, path)
+        except OSError as error:
+            if writes or error.errno != errno.EACCES:  # who only looks may read no list but his own
+                raise from_os(error, path) from error
+        way = _way_to(kernel, path)
+        if not writes:
+            yield Counted(way)
+            return
+        lists = PurgeLists(kernel, fd, path, way)
+        try:
+            yield lists
+        finally:
+            lists.drop()
+
+
+def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
+    """The directory, which nobody else can write in, or exchange for another one. Raises  Refused, OSError"""
+    upper, name = os.path.split(path.rstrip(b"/"))
+    with _found_above(kernel, upper) as above:
+        st = kernel.fstat(above.fd)
+        if not _is_ours(st) or (st.st_mode & OTHERS_WRITE and not st.st_mode & stat.S_ISVTX):
+            raise _others_can_change(above.path)
+        is_made = False
+        if makes:
+            with suppress(FileExistsError):
+                kernel.mkdir(above.fd, name)
+                is_made = True
+        fd = Fd(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above.fd))
+        with ExitStack() as owned:
+            owned.enter_context(fd)
+            st = kernel.fstat(fd)
+            if not _is_ours(st) or st.st_mode & OTHERS_WRITE:
+                raise _others_can_change(path)
+            if is_made:
+                kernel.chmod(fd, 0o755)  # its users come for their lists, whatever our umask
+            owned.pop_all()
+        return fd
+
+
+def _way_to(kernel: Kernel, path: bytes) -> frozenset[Identified]:
+    """A directory, if it is there, and all that are above it, whatever they are called."""
+    upper, name = os.path.split(path.rstrip(b"/"))
+    way: set[Identified] = set()
+    with ExitStack() as owned:
+        fd = owned.enter_context(_found_above(kernel, upper)).fd
+        with suppress(FileNotFoundError):
+            fd = owned.enter_context(Fd(os.open(name, _DIR, dir_fd=fd)))
+        while (here := identify(kernel, fd)) not in way:
+            way.add(here)
+            fd = owned.enter_context(Fd(os.open(b"..", _DIR, dir_fd=fd)))
+    return frozenset(way)
+
+
+@contextmanager
+def _found_above(kernel: Kernel, path: bytes) -> Iterator[Directory]:
+    """The directory that the lists' own is in, by a way that nobody else can change. Raises  NotFound, Refused"""
+    with ExitStack() as owned:
+        try:
+            above = owned.enter_context(found_directory(kernel, path))
+        except Refused as error:
+            if error.hint == os.strerror(errno.ENOENT):  # a part of the way is missing: nothing is refused
+                raise NotFound(error.detail, "make it: of the way to the purge lists only the end is made") from error
+            raise
+        yield above
+
+
+def _check_ours(kernel: Kernel, directory: Fd, path: bytes) -> None:
+    """Nothing with a list's name is anybody else's: it would be replaced, or taken away. Raises  Refused, OSError"""
+    for name in kernel.list(directory):
+        with suppress(FileNotFoundError):
+            if name.endswith((_ENDING, _NEW)) and not _is_list(kernel, directory, name):
+                hint = "name another directory for the purge lists: what ends in .list there is replaced or removed"
+                raise Refused(f"{printable(os.path.join(path, name))} is no purge list of trashd's", hint)
+
+
+def _is_list(kernel: Kernel, directory: Fd, name: bytes) -> bool:
+    """Whether a file begins as ours do; one that was not published may end before. Raises  OSError"""
+    with kernel.open_beneath(directory, name) as found:
+        if not stat.S_ISREG(kernel.fstat(found).st_mode):
+            return False  # and it is not opened: a pipe would never answer
+        with kernel.reopen(found, os.O_RDONLY) as fd:
+            begins = kernel.read(fd, len(_HEAD))
+    return begins == _HEAD or (name.endswith(_NEW) and _HEAD.startswith(begins))
+
+
+def _is_ours(st: os.stat_result) -> bool:
+    return st.st_uid in (0, os.geteuid())
+
+
+def _others_can_change(path: bytes) -> Refused:
+    hint = "chown it to root and chmod go-w, or name another one: it is for these lists alone"
+    return Refused(f"others can change {printable(path)}, where the purge lists belong", hint)
+
+
+def line_path(path: bytes) -> bytes:
+    r"""A path on a line: as it is, but for control characters, bad UTF-8 (`\xNN`) and backslashes (`\\`)."""
+    return printable(path.replace(b"\\", b"\\\\")).encode()
+
+
+def _file_name(uid: int) -> bytes:
+    name = os.fsencode(user_name(uid))
+    is_plain = name and b"/" not in name and not name.startswith(b".")
+    return name if is_plain and not name.isdigit() else b"%d" % uid  # digits are for who has no name
+
+
+def _time(ns: int) -> bytes:
+    """UTC to the second. A time that no calendar has is told as the last one that it has."""
+    try:
+        return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+    except (ValueError, OverflowError):
+        return b"9999-12-31T23:59:59Z"

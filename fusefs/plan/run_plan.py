@@ -1,0 +1,334 @@
+"""Rules carried out, or only looked at: one after the other, directory by directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from heapq import nlargest, nsmallest
+from typing import NamedTuple
+
+from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, from_os
+from fusefs.core.names import printable
+from fusefs.core.plan_rules import Delete, Done, Listed, Move, NotDone, Rule, Told, Trash
+from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.core.selection import KINDS, Matcher, Selection
+from fusefs.core.slice_budget import AT_ONCE, Tempo
+from fusefs.core.sweep_result import Match, Spared, Sums, Swept
+from fusefs.core.timestamps import SECOND_NS
+from fusefs.engine.foreground_pacing import led_in
+from fusefs.engine.slice_pace import Leads
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.plan.keep_guard import Keepers, Locking
+from fusefs.plan.purge_lists import Counted, PurgeLists, open_lists
+from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, time_of
+from fusefs.store.backing_and_mount import Scope, Sides
+from fusefs.store.locate import scope_of
+from fusefs.store.stage import Options
+from fusefs.sweep.open_directories import Directory, Passed, find_directories
+from fusefs.sweep.request import (
+    Action,
+    Here,
+    Identified,
+    IfExists,
+    Request,
+    ToCount,
+    ToDelete,
+    ToMove,
+    ToPrint,
+    ToTrash,
+    Wishes,
+    identify,
+)
+from fusefs.sweep.run import NOTHING_SPECIAL, run
+
+_HOW_TO_COPY = "copy = true copies, verifies each copy, and then removes the original"
+_ALL = Selection(types=frozenset(KINDS))
+_TOLD = 5
+
+
+class How(NamedTuple):
+    """How rules are carried out.
+
+    runs    otherwise nothing is touched: it is told what would be done
+    now_ns  the time from which their ages are counted
+    most    that it may be
+    tell    called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
+    """
+
+    runs: bool
+    now_ns: int
+    wishes: Wishes = NOTHING_SPECIAL
+    most: Tempo = AT_ONCE
+    tell: Callable[[str], None] | None = None
+
+
+def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]:
+    """Do what the rules say, in their order, and tell each directory of each.
+
+    If it is stopped, the purge lists are as they were. A directory that fails holds up no list: what it might have
+    told is lacking, which the lists say.
+    Raises  TrashdError, before anything is touched: a directory for purge lists is not to be had
+    """
+    with ExitStack() as owned:
+        paths = dict.fromkeys(rule.purge.directory for rule in rules if rule.purge is not None)
+        lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
+        leaders = _Leaders(kernel, how, owned)
+        ways = {path: one.way for path, one in lists.items()}
+        for rule in rules:
+            listed = Counted() if rule.purge is None else lists[rule.purge.directory]
+            for told in _carry_out(kernel, rule, how, leaders, listed, ways):
+                if rule.purge is not None and isinstance(told, NotDone) and _hides_something(told):
+                    listed.lack()
+                yield told
+            if how.wishes.stops():
+                return
+        for path, one in lists.items():
+            yield _publish(path, one)
+
+
+def _hides_something(told: NotDone) -> bool:
+    """Whether there may be something to list that was not seen. A directory that is gone has nothing any more."""
+    return told.error is not None and not isinstance(told.error, NotFound)
+
+
+def _publish(path: bytes, lists: PurgeLists | Counted) -> Listed:
+    try:
+        return Listed(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
+    except TrashdError as error:
+        return Listed(path, 0, 0, error)
+    except OSError as error:
+        return Listed(path, 0, 0, from_os(error, path))
+
+
+class _Leaders:
+    """Who leads on each filesystem: what is felt on one is nothing to another."""
+
+    def __init__(self, kernel: Kernel, how: How, owned: ExitStack) -> None:
+        """owned: keeps them until all is done"""
+        self._kernel = kernel
+        self._how = how
+        self._owned = owned
+        self._leads: dict[int, Leads] = {}
+
+    def on(self, directory: Fd) -> Leads:
+        """Who leads where a directory is."""
+        device = self._kernel.fstat(directory).st_dev
+        if device not in self._leads:
+            fd = self._owned.enter_context(self._kernel.reopen(directory, os.O_PATH | os.O_DIRECTORY))
+            leads = led_in(self._kernel, fd, self._how.most, self._how.tell)
+            self._leads[device] = self._owned.enter_context(leads)
+        return self._leads[device]
+
+
+def _carry_out(
+    kernel: Kernel,
+    rule: Rule,
+    how: How,
+    leaders: _Leaders,
+    lists: PurgeLists | Counted,
+    ways: Mapping[bytes, frozenset[Identified]],
+) -> Iterator[Done | NotDone]:
+    """One rule, in each of its directories. ways: to the purge lists of all rules"""
+    is_any = False
+    for found in find_directories(kernel, rule.directory):
+        if how.wishes.stops():
+            return
+        is_any = True
+        if isinstance(found, Passed):
+            yield NotDone(rule, found.path, found.why)
+            continue
+        try:
+            with scope_of(kernel, found.fd, found.path) as scope:
+                _check_holds_none(kernel, scope, ways)
+                there = how._replace(wishes=how.wishes._replace(leads=leaders.on(found.fd)))
+                one = _Rule(kernel, rule, there, lists, found, scope)
+                yield Done(rule, one.units() if rule.is_unit else one.entries())
+                if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
+                    one.list_soon()
+        except OtherFilesystem as error:
+            told: TrashdError = OtherFilesystem(error.detail, _HOW_TO_COPY)
+            yield NotDone(rule, found.path, told.message(), told)
+        except TrashdError as error:
+            yield NotDone(rule, found.path, error.message(), error)
+        except OSError as error:
+            told = from_os(error, found.path)
+            yield NotDone(rule, found.path, told.message(), told)
+    if not is_any:
+        yield NotDone(rule, rule.directory, "there is no such directory")
+
+
+def _check_holds_none(kernel: Kernel, scope: Scope, ways: Mapping[bytes, frozenset[Identified]]) -> None:
+    """No purge lists lie in a directory, by whatever path. Raises  Refused: they would be taken, or told of"""
+    for side in scope.sides:
+        here = None if side is None else identify(kernel, side)
+        for path, way in ways.items():
+            if here in way:
+                hint = "name a directory for them where no rule goes, such as /var/spool/trashd"
+                raise Refused(f"the purge lists of {printable(path)} lie in it", hint)
+
+
+class _Rule:
+    """One rule in one directory."""
+
+    def __init__(
+        self, kernel: Kernel, rule: Rule, how: How, lists: PurgeLists | Counted, found: Directory, scope: Scope
+    ) -> None:
+        self._kernel = kernel
+        self._rule = rule
+        self._how = how
+        self._lists = lists
+        self._scope = scope
+        self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
+        # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
+        here = identify(kernel, scope.sides.names())
+        self._request = Request(found.path, rule.selection, _act(rule), most=rule.most, inode=here)
+
+    def entries(self) -> Swept:
+        """Each entry by itself, at any depth."""
+        request = self._request._replace(guard=Keepers(holds=self._how.runs), wraps=self._locking(is_guarded=True))
+        if not self._how.runs:
+            request = request._replace(act=ToCount(_act(self._rule)))
+        return run(self._kernel, request, self._how.wishes)
+
+    def list_soon(self) -> None:
+        """Note what of that goes soon."""
+        guard = Keepers(holds=False)
+        listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None, guard=guard)
+        seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
+        if seen.sums.n_failed or seen.why:
+            self._lists.lack()
+
+    def units(self) -> Swept:
+        """Each of the directory's own entries as a whole."""
+        assert self._rule.age is not None
+        sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
+        with open_quietly(self._kernel, sides.fd, b".") as fd:
+            why = Keepers(holds=self._how.runs).spares(self._kernel, Sides(fd, sides.mounted), b"")
+            if why is not None:
+                return Swept(self._scope.path(), Sums(n_spared=1), spared=(Spared(b"", why),))
+            sieve = _Sieve(self._scope.path(), age.before_ns, self._due_ns, self._lists)
+            soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
+            judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops)
+            swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
+            if swept.is_limited or swept.why:
+                self._lists.lack()  # those after it were not judged
+            return swept
+
+    def _take(self, sieve: _Sieve, judged: Iterator[Judged]) -> Swept:
+        wraps = self._locking(is_guarded=False)
+        request = self._request._replace(selection=_ALL, names=sieve.due(judged), late=True, wraps=wraps)
+        return sieve.told(run(self._kernel, request, self._how.wishes))
+
+    def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
+        return partial(Locking, holds=self._how.runs, is_guarded=is_guarded)
+
+    def _list(self, here: Here, names: Sequence[str]) -> list[tuple[str, int]]:
+        """Note what goes soon; in a dry run without what would be gone by now."""
+        assert self._rule.age is not None
+        fields, before_ns = self._rule.age
+        refused: list[tuple[str, int]] = []
+        for name in names:
+            try:
+                with here.kernel.open_beneath(here.sides.fd, os.fsencode(name)) as fd:
+                    st = here.kernel.fstat(fd)
+                    time_ns = time_of(here.kernel, fields, fd, st)
+            except OSError as error:
+                refused.append((name, error.errno or errno.EIO))
+                continue
+            if self._how.runs or time_ns >= before_ns:
+                path = os.path.join(self._scope.path(), here.upper, os.fsencode(name))
+                self._lists.add(st.st_uid, path, self._due_ns(time_ns))
+        return refused
+
+    def _due_ns(self, time_ns: int) -> int:
+        """When something of a time goes: at its age, or now if it is older."""
+        assert self._rule.age is not None
+        return max(time_ns + self._how.now_ns - self._rule.age.before_ns, self._how.now_ns)
+
+
+def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
+    match rule.act:
+        case Trash(keep_for_s):
+            return ToTrash(Options(retention_s=keep_for_s, note=f"plan {rule.place}"))
+        case Delete():
+            return ToDelete(recursive=rule.is_unit)
+        case Move(target, flat, if_exists, copy):
+            return ToMove(target, flat, IfExists(if_exists), copy)
+
+
+class _Sieve:
+    """The units of one directory, as far as they were judged."""
+
+    def __init__(
+        self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: PurgeLists | Counted
+    ) -> None:
+        """Be ready.
+
+        before_ns  a unit that has nothing of that time or later is due; the others that are given go soon
+        due_ns     when something of a time goes
+        """
+        self._directory = directory
+        self._before_ns = before_ns
+        self._due_ns = due_ns
+        self._lists = lists
+        self._sums = Sums()
+        self._failures: list[Failure] = []
+        self._spared: list[Spared] = []
+        self._largest: list[Match] = []
+        self._oldest: list[Match] = []
+
+    def due(self, judged: Iterator[Judged]) -> Iterator[bytes]:
+        """The names of those that are due."""
+        return (unit.name for unit in self._due(judged))
+
+    def _due(self, judged: Iterator[Judged]) -> Iterator[Unit]:
+        for one in judged:
+            match one:
+                case Unit() if one.newest_ns < self._before_ns:
+                    self._sums = self._sums.plus(Sums(n_bytes=one.n_bytes))
+                    yield one
+                case Unit():
+                    path = os.path.join(self._directory, one.name)
+                    self._lists.add(one.uid, path, self._due_ns(one.newest_ns))
+                case Young():
+                    pass
+                case Spared():
+                    self._sums = self._sums.plus(Sums(n_spared=1))
+                    self._spared = [*self._spared, one][:MAX_FAILURES]
+                case Failure():
+                    self._lists.lack()
+                    self._sums = self._sums.plus(Sums(n_failed=1))
+                    self._failures = [*self._failures, one][:MAX_FAILURES]
+
+    def told(self, swept: Swept) -> Swept:
+        """What a sweep of the due ones did, with what it was not given."""
+        vanished = swept.sums.n_vanished + swept.sums.n_missing  # each was there when it was judged
+        return swept._replace(
+            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0).plus(self._sums),
+            failures=(*self._failures, *swept.failures)[:MAX_FAILURES],
+            spared=(*self._spared, *swept.spared)[:MAX_FAILURES],
+            looks=True,
+        )
+
+    def would_take(self, judged: Iterator[Judged], most: int | None, stops: Callable[[], bool]) -> Swept:
+        """What a sweep of the due ones would do. most: of them"""
+        n_matched = n_bytes = 0
+        is_stopped = is_limited = False
+        for unit in self._due(judged):
+            is_stopped, is_limited = stops(), n_matched == most
+            if is_stopped or is_limited:
+                break
+            n_matched += 1
+            n_bytes += unit.n_bytes
+            match = Match(unit.name, unit.n_bytes, unit.newest_ns)
+            self._largest = nlargest(_TOLD, [*self._largest, match], key=lambda one: one.n_bytes)
+            self._oldest = nsmallest(_TOLD, [*self._oldest, match], key=lambda one: one.time_ns)
+        sums = Sums(n_seen=n_matched, n_matched=n_matched, n_done=n_matched)
+        would = self.told(Swept(self._directory, sums, is_stopped=is_stopped or stops(), is_limited=is_limited))
+        return would._replace(
+            sums=would.sums._replace(n_bytes=n_bytes), largest=tuple(self._largest), oldest=tuple(self._oldest)
+        )

@@ -1,0 +1,106 @@
+"""Paced removal looks at files before they go: it counts their bytes, and cuts the large ones in steps.
+
+A large file is cut only when no other process sees it: a write lease says that none has it open, and after the
+unlink no link is left. Without the second look a link made in between would lose its content (measured).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from fusefs.core.freed_space import STAT_BLOCK_BYTES
+from fusefs.core.slice_budget import CUT_BYTES, Budget
+from fusefs.core.slices import raw
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+
+_FOR_WRITING = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+_FOR_LOOKING = os.O_PATH | os.O_NOFOLLOW
+
+
+class Large(NamedTuple):
+    """A large file that has no name any more and is ours to cut."""
+
+    fd: Fd
+    n_bytes: int
+
+
+class LargeFiles:
+    """The bytes of one slice: what went so far, and what is cut."""
+
+    def __init__(self, kernel: Kernel, budget: Budget) -> None:
+        self._kernel = kernel
+        self._budget = budget
+        self.n_bytes = 0
+
+    def n_entries_left(self, n_removed: int) -> int:
+        """How many entries may go before the budget is spent."""
+        most = self._budget.n_entries
+        return 1 << 30 if most is None else max(most - n_removed, 0)
+
+    def is_spent(self, n_removed: int) -> bool:
+        """Whether either limit is reached."""
+        most = self._budget.n_bytes
+        return (most is not None and self.n_bytes >= most) or self.n_entries_left(n_removed) == 0
+
+    def look(self, dir_fd: Fd, name: str) -> Large | None:
+        """Count a file's bytes before it is unlinked; if it is large it may be unlinked here, to be cut."""
+        try:
+            st = self._kernel.stat(dir_fd, raw(name))
+        except OSError:
+            return None  # the unlink will say what is wrong
+        if stat.S_ISDIR(st.st_mode) or st.st_nlink != 1:
+            return None
+        n_bytes = st.st_blocks * STAT_BLOCK_BYTES
+        if stat.S_ISREG(st.st_mode) and n_bytes > CUT_BYTES:
+            fd = self._take(dir_fd, name, st)
+            if fd is not None:
+                return Large(fd, st.st_size)
+        self.n_bytes += n_bytes
+        return None
+
+    def _take(self, dir_fd: Fd, name: str, seen: os.stat_result) -> Fd | None:
+        """Unlink a file that is to be cut; None if it may not be: its name is left, or gone with the file's content."""
+        try:
+            fd = self._open(dir_fd, name)
+        except OSError:
+            return None
+        try:
+            self._kernel.lease(fd)
+            st = self._kernel.fstat(fd)
+            if os.path.samestat(st, seen) and st.st_nlink == 1:
+                self._kernel.unlink(dir_fd, raw(name))
+                if self._is_ours(fd):
+                    return fd
+        except OSError:
+            pass  # EAGAIN: somebody has it open; EINVAL: no leases here. It goes in one piece.
+        fd.close()
+        return None
+
+    def _open(self, dir_fd: Fd, name: str) -> Fd:
+        try:
+            return self._kernel.open_beneath(dir_fd, raw(name), _FOR_WRITING)
+        except PermissionError:
+            with self._kernel.open_beneath(dir_fd, raw(name), _FOR_LOOKING) as fd:
+                if self._kernel.fstat(fd).st_nlink == 1:
+                    self._kernel.chmod(fd, stat.S_IRUSR | stat.S_IWUSR)
+            return self._kernel.open_beneath(dir_fd, raw(name), _FOR_WRITING)
+
+    def _is_ours(self, fd: Fd) -> bool:
+        """Whether a file has no link, and no process waits in open(2) for our lease to end."""
+        return self._kernel.fstat(fd).st_nlink == 0 and self._kernel.has_lease(fd)
+
+    def cut(self, fd: Fd, size: int) -> int:
+        """Cut one step off the end of a file; the size that is left, 0 when it is done with."""
+        left = max(size - CUT_BYTES, 0)
+        try:
+            if not self._is_ours(fd):
+                return 0
+            before = self._kernel.fstat(fd).st_blocks
+            self._kernel.truncate(fd, left)
+            self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * STAT_BLOCK_BYTES
+        except OSError:
+            return 0  # it has no name any more: what is left of it goes with the fd
+        return left

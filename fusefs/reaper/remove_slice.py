@@ -1,0 +1,502 @@
+"""One slice of a removal: a directory emptied by its fd, one component at a time, never through a link, over a
+mount, or up again (I6).
+
+What is named is unlinked first and asked afterwards: the kernel says EISDIR of a directory, so that no file costs
+a stat, and nothing that lies about its type is ever descended into.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, suppress
+from itertools import islice
+from typing import NamedTuple
+
+from fusefs.core.names import join
+from fusefs.core.record import MAX_ENTERED, Entered, Failure
+from fusefs.core.report import CAME_IN, add_failures
+from fusefs.core.slice_budget import NAMES_AT_ONCE, Budget
+from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
+from fusefs.engine.strategy import Strategy, in_order
+from fusefs.engine.xfs_groups import Groups
+from fusefs.linux.directory_metadata import thaw
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.inner_store_stop import InnerStores
+from fusefs.reaper.large_files import LargeFiles
+from fusefs.reaper.late_arrivals import Given
+from fusefs.store.backing_and_mount import DIRECTORY
+from fusefs.store.layout import HOISTED
+
+_CHUNK = 1024
+_MOST_FRAMES = 400
+"""Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
+_LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
+_DENIED = (errno.EACCES, errno.EPERM)
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+_NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+
+
+class Stripper:
+    """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        container: Fd,
+        strategy: Strategy,
+        groups: Groups,
+        given: Given,
+        *,
+        by_force: bool = False,
+        with_stores: bool = False,
+    ) -> None:
+        """Be ready for slices.
+
+        groups       the filesystem's allocation groups, where workers had better not meet in one
+        by_force     flags (immutable, append-only) that forbid something are taken off: an administrator asked for it
+        with_stores  stores in it that hold something go too, but for what is pinned in them
+        """
+        self.by_force = by_force
+        self.given = given
+        self.inner_stores = InnerStores(kernel, container, with_stores=with_stores)
+        self.groups = groups
+        self.kernel = kernel
+        self.container = container
+        self.strategy = strategy
+
+    def run(self, work: Slice, budget: Budget) -> Outcome:
+        """Do a slice. Raises nothing: what the kernel refuses is in the outcome."""
+        return _Run(self, work, budget).run()
+
+
+class _Frame:
+    """An open directory on the way down, or a large file that is being cut."""
+
+    __slots__ = ("fd", "is_opened_up", "name", "path", "work")
+
+    def __init__(self, name: str, fd: Fd, path: bytes, work: Work) -> None:
+        self.name = name
+        self.fd = fd
+        self.path = path
+        self.work = work
+        self.is_opened_up = False
+
+
+class _Run:
+    """One run of one slice."""
+
+    def __init__(self, stripper: Stripper, work: Slice, budget: Budget) -> None:
+        self._kernel = stripper.kernel
+        self._container = stripper.container
+        self._strategy = stripper.strategy
+        self._by_force = stripper.by_force
+        self._given = stripper.given
+        self._inner_stores = stripper.inner_stores
+        self._groups = stripper.groups
+        self._slice = work
+        self._large = LargeFiles(stripper.kernel, budget) if budget.is_paced() else None
+        self._frames = [_Frame("", Fd(work.fd), work.path, work.work)]
+        self._began_at = time.monotonic()
+        self._ends_at = self._began_at + budget.seconds
+        self._removed = 0
+        self._failures: list[Failure] = []
+        self._n_failed = 0
+        self._hoisted: list[str] = []
+        self._made_hoisted = False
+        self._entered: list[Entered] = []
+
+    def run(self) -> Outcome:
+        try:
+            while not self._step() and not self._is_over():
+                pass
+        except BaseException:
+            for frame in self._frames[1:]:
+                frame.fd.close()
+            raise
+        bottom, *above = self._frames
+        return Outcome(
+            self._removed,
+            self._large.n_bytes if self._large is not None else 0,
+            tuple(self._failures),
+            self._n_failed,
+            bottom.work,
+            tuple(Left(frame.name, frame.fd, frame.work) for frame in above),
+            tuple(self._hoisted),
+            self._made_hoisted,
+            tuple(self._entered),
+            time.monotonic() - self._began_at,
+        )
+
+    def _is_over(self) -> bool:
+        """Whether the slice has done what it may."""
+        is_spent = self._large is not None and self._large.is_spent(self._removed)
+        return is_spent or time.monotonic() >= self._ends_at
+
+    def _step(self) -> bool:
+        """Do the next thing; whether the slice is done."""
+        frame = self._frames[-1]
+        work = frame.work
+        if work.cut_bytes:
+            assert self._large is not None
+            work.cut_bytes = self._large.cut(frame.fd, work.cut_bytes)
+        elif work.emptied:
+            self._rmdir_or_enter(frame, *work.emptied.pop())
+        elif work.names:
+            # From the end, where taking away costs nothing; the listing put the first ones there.
+            names = work.names[: -NAMES_AT_ONCE - 1 : -1]
+            del work.names[-NAMES_AT_ONCE:]
+            with self._groups.alone_in(frame.fd):
+                self._unlink(frame, names)
+        elif work.bundles:
+            work.names = unpack(work.bundles.pop())
+        elif work.subdirs:
+            self._enter(frame, work.subdirs.pop())
+        elif not work.is_listed:
+            self._list(frame)
+        elif len(self._frames) == 1:
+            return True  # whether to look again is the plan's to say: others may be at entries of this directory
+        else:
+            work.look_again()
+            if work.is_listed:
+                self._leave(frame)
+        return False
+
+    # Files.
+
+    def _unlink(self, frame: _Frame, names: list[str]) -> None:
+        if self._large is not None:
+            n_left = self._large.n_entries_left(self._removed)
+            frame.work.names += names[n_left:][::-1]
+            names = self._look_at(frame, names[:n_left])
+        refused = self._kernel.unlink_all(frame.fd, names)
+        n_removed = len(names) - len(refused)
+        if refused:
+            n_removed += self._refused(frame, refused)
+        self._removed += n_removed
+        frame.work.is_productive |= n_removed > 0
+
+    def _refused(self, frame: _Frame, refused: list[tuple[str, int]]) -> int:
+        """Deal with what unlink refused; how many went after all."""
+        may_again = any(number == errno.EACCES for _name, number in refused) and self._open_up(frame)
+        again = [name for name, number in refused if may_again and number == errno.EACCES]
+        final = self._kernel.unlink_all(frame.fd, again)
+        n_removed = len(again) - len(final)
+        final += [(name, number) for name, number in refused if not (may_again and number == errno.EACCES)]
+        for name, number in final:
+            if number == errno.EISDIR:
+                frame.work.subdirs.append(name)
+            elif number == errno.EPERM and self._by_force:
+                n_removed += self._unlink_by_force(frame, name)
+            elif number != errno.ENOENT:
+                self._fail(frame, name, number, "unlink")
+        return n_removed
+
+    def _unlink_by_force(self, frame: _Frame, name: str) -> bool:
+        try:
+            _unlink_flagged(self._kernel, frame.fd, name)
+        except OSError as error:
+            self._fail(frame, name, error.errno or errno.EIO, "unlink")
+            return False
+        return True
+
+    def _look_at(self, frame: _Frame, names: list[str]) -> list[str]:
+        """Paced: count the bytes of each, and begin with a large one; those that may be unlinked now."""
+        assert self._large is not None
+        for at, name in enumerate(names):
+            large = self._large.look(frame.fd, name)
+            if large is not None:
+                self._removed += 1
+                frame.work.is_productive = True
+                frame.work.names += names[at + 1 :][::-1]
+                path = join(frame.path, raw(name))
+                self._frames.append(_Frame(name, large.fd, path, Work(cut_bytes=large.n_bytes)))
+                return names[:at]
+            if self._large.is_spent(self._removed + at + 1):
+                frame.work.names += names[at + 1 :][::-1]
+                return names[: at + 1]
+        return names
+
+    # Directories.
+
+    def _rmdir_or_enter(self, frame: _Frame, name: str, n_passes: int) -> None:
+        """Remove a directory that should be empty; if the kernel doubts it, look what came into it."""
+        if not self._rmdir_unseen(frame, name):
+            self._enter(frame, name, n_passes)
+
+    def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
+        if self._is_held_store(frame, name):  # before it is renamed up, where nobody knows it by its name
+            return
+        if len(self._frames) > self._slice.max_depth:
+            if self._hoist(frame, name):
+                frame.work.is_productive = True
+                return
+            if len(self._frames) > _MOST_FRAMES:
+                self._fail(frame, name, errno.EMFILE, "open")
+                return
+        try:
+            fd = self._open(frame, name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno in _NOT_A_DIRECTORY:
+                self._swapped(frame, name)
+            elif error.errno not in _DENIED or not self._rmdir_unseen(frame, name):
+                self._fail(frame, name, error.errno or errno.EIO, "open")
+            return
+        if fd is None:
+            # Who can move an empty one can remove it.
+            if not self._rmdir_unseen(frame, name):
+                self._fail(frame, name, errno.EPERM, CAME_IN)
+            return
+        if frame.work.subdirs and self._groups.is_crowded(fd):
+            frame.work.subdirs.insert(0, name)
+            fd.close()
+            return
+        self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), Work(is_listed=False, n_passes=n_passes)))
+
+    def _is_held_store(self, frame: _Frame, name: str) -> bool:
+        """Whether a directory stays as a store that holds something; told, if it does."""
+        try:
+            stop = self._inner_stores.stop_at(frame.fd, frame.path, name)
+        except OSError as error:
+            self._fail(frame, name, error.errno or errno.EIO, "open")
+            return True
+        if stop is not None:
+            self._fail(frame, name, errno.EBUSY, stop.why, stop.way)
+        return stop is not None
+
+    def _rmdir_unseen(self, frame: _Frame, name: str) -> bool:
+        """Remove a directory without a look into it, whether it is empty is the kernel's to say; whether it went."""
+        try:
+            self._kernel.rmdir(frame.fd, raw(name))
+        except OSError:
+            return False
+        self._removed += 1
+        frame.work.is_productive = True
+        return True
+
+    def _swapped(self, frame: _Frame, name: str) -> None:
+        """Something else has the name of a directory now: unlink that, but don't play this game for ever."""
+        frame.work.n_passes += 1
+        if frame.work.n_passes < MAX_PASSES:
+            frame.work.names.append(name)
+        else:
+            self._fail(frame, name, errno.ENOTDIR, "open")
+
+    def _open(self, frame: _Frame, name: str) -> Fd | None:
+        """A directory for reading, None if it is in doubt; its owner gives himself what its mode forbids him."""
+        try:
+            return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
+        except PermissionError:
+            pass
+        for is_last in (False, True):
+            try:
+                seen = self._taken(frame, name, self._kernel.open_beneath(frame.fd, raw(name), DIRECTORY))
+                break
+            except PermissionError:
+                if is_last or not self._open_up(frame):
+                    raise
+        if seen is None:
+            return None
+        seen.close()
+        return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
+
+    def _taken(self, frame: _Frame, name: str, fd: Fd) -> Fd | None:
+        """An open directory of that name, the reaper's own now if it was given; None, and closed, if it is in doubt."""
+        with ExitStack() as owned:
+            owned.enter_context(fd)
+            if not self._given.takes(fd, join(frame.path, raw(name))):
+                return None
+            owned.pop_all()
+        return fd
+
+    def _list(self, frame: _Frame) -> None:
+        """Find what is to be done in a directory; in a large one only as much as memory allows."""
+        work = frame.work
+        work.is_productive = False
+        # Those that are not remembered by name are at the front, as nothing before them is left.
+        n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
+        try:
+            with self._kernel.scan(frame.fd) as entries:
+                found = _read_window(islice(entries, n_passed, None), work.failed, self._strategy)
+        except OSError as error:
+            work.is_listed = True
+            self._fail(frame, "", error.errno or errno.EIO, "getdents")
+            return
+        work.bundles += pack(found.names)
+        work.subdirs += found.subdirs
+        work.n_passes += found.is_all
+        work.is_listed = found.is_all
+
+    def _leave(self, frame: _Frame) -> None:
+        """Nothing is left to do in a directory: rmdir it, unless something in it failed. A file is gone already."""
+        if frame.work.cut_bytes is None:
+            parent = self._frames[-2]
+            with self._groups.alone_in(frame.fd):
+                if not frame.work.n_failed and not self._rmdir(parent, frame):
+                    return
+            if frame.work.n_failed:
+                parent.work.fail(frame.name)
+                if len(self._entered) < MAX_ENTERED:
+                    with suppress(OSError):
+                        self._entered += self._given.note([frame.fd])
+        frame.fd.close()
+        self._frames.pop()
+
+    def _rmdir(self, parent: _Frame, frame: _Frame) -> bool:
+        """Remove an empty directory; whether we are done with it, gone or failed."""
+        name = raw(frame.name)
+        for is_last in (False, True):
+            try:
+                self._kernel.rmdir(parent.fd, name)
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                if error.errno in _NOT_EMPTY and frame.work.n_passes < MAX_PASSES:
+                    frame.work.is_listed = False
+                    return False
+                if not is_last and self._may_rmdir_now(error.errno, parent, frame):
+                    continue
+                self._fail(frame, "", error.errno or errno.EIO, "rmdir")
+                return True
+            else:
+                self._removed += 1
+                parent.work.is_productive = True
+                return True
+        return True
+
+    def _may_rmdir_now(self, number: int | None, parent: _Frame, frame: _Frame) -> bool:
+        if number == errno.EPERM and self._by_force:
+            return _take_flags_off(self._kernel, parent.fd, frame.fd)
+        return number == errno.EACCES and self._open_up(parent)
+
+    def _hoist(self, frame: _Frame, name: str) -> bool:
+        """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it).
+
+        The first one becomes the directory that the others go to: a full volume has no room for a new one. One that
+        can't be made the reaper's own stays: from there it could not be told that it was given.
+        """
+        try:
+            deep = self._open(frame, name)
+            if deep is None:
+                return False
+            with deep:
+                if not self._given.is_own(deep):
+                    return False
+        except OSError:
+            return False
+        try:
+            with self._kernel.open_dir(self._container, HOISTED) as hoisted:
+                # By chance, as a number could meet one of an earlier, killed run, or of another worker.
+                new = os.urandom(8).hex()
+                if not self._rename_up(frame, name, hoisted, raw(new)):
+                    return False
+        except FileNotFoundError:
+            went = self._rename_up(frame, name, self._container, HOISTED)
+            self._made_hoisted |= went
+            return went
+        except OSError:
+            return False
+        if self._slice.is_hoisted:
+            self._frames[0].work.subdirs.append(new)
+        else:
+            self._hoisted.append(new)
+        return True
+
+    def _rename_up(self, frame: _Frame, name: str, target: Fd, new: bytes) -> bool:
+        for is_last in (False, True):
+            try:
+                self._kernel.rename_free(frame.fd, raw(name), target, new)
+            except OSError as error:
+                if is_last or error.errno not in _DENIED:
+                    return False
+                self._open_up(frame)
+            else:
+                return True
+        return False
+
+    # What stands in the way.
+
+    def _open_up(self, frame: _Frame) -> bool:
+        """Give ourselves all permissions in a directory of ours, once."""
+        if not frame.is_opened_up:
+            frame.is_opened_up = True
+            with suppress(OSError):
+                self._kernel.chmod(frame.fd, stat.S_IRWXU)
+                return True
+        return False
+
+    def _fail(self, frame: _Frame, name: str, number: int, call: str, way: bytes = b"") -> None:
+        """Note a failure of an entry, or (without a name) of the directory itself. way: to what is told instead"""
+        self._n_failed += 1
+        if name:
+            frame.work.fail(name)
+        else:
+            frame.work.n_failed += 1
+        add_failures(self._failures, [Failure(join(frame.path, way or raw(name)), number, call)])
+
+
+class _Window(NamedTuple):
+    """Entries of a directory, to be taken from the end.
+
+    names    to unlink; directories too where listings don't tell types
+    subdirs  directories
+    is_all   nothing else is in there
+    """
+
+    names: list[str]
+    subdirs: list[str]
+    is_all: bool
+
+
+def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy) -> _Window:
+    """The first entries that are not passed over: bounded by their number, and by the length of their names."""
+    if passed:
+        entries = (entry for entry in entries if entry.name not in passed)
+    names: list[str] = []
+    subdirs: list[str] = []
+    inos: list[int] = []
+    n_chars = 0
+    # Entries are let go of chunk by chunk: each takes as much memory as four names.
+    while len(names) + len(subdirs) < strategy.window and n_chars < strategy.window_chars:
+        chunk = list(islice(entries, _CHUNK))
+        files = [e for e in chunk if not e.is_dir(follow_symlinks=False)] if strategy.tells_types else chunk
+        if len(files) < len(chunk):
+            subdirs += [e.name for e in chunk if e.is_dir(follow_symlinks=False)]
+        found = [e.name for e in files]
+        names += found
+        n_chars += sum(map(len, found))
+        if strategy.by_inode:
+            inos += [e.inode() for e in files]
+        if len(chunk) < _CHUNK:
+            break
+    return _Window(in_order(names, inos, by_inode=strategy.by_inode), subdirs, next(entries, None) is None)
+
+
+def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
+    """Unlink a file, its own flags and its directory's taken off.
+
+    Raises  OSError: EPERM for a file with other names too: they would lose its flags with this one
+    """
+    thaw(kernel, dir_fd)
+    with kernel.open_beneath(dir_fd, raw(name), _LOOKED_AT) as seen:
+        st = kernel.fstat(seen)
+        # Only these have flags; to open a device or a FIFO would act on it.
+        if stat.S_ISREG(st.st_mode) and st.st_nlink == 1:
+            with kernel.reopen(seen, os.O_RDONLY | os.O_NONBLOCK) as fd:
+                thaw(kernel, fd)
+    kernel.unlink(dir_fd, raw(name))
+
+
+def _take_flags_off(kernel: Kernel, *directories: Fd) -> bool:
+    """Take the flags off directories; whether any had some."""
+    found = False
+    for fd in directories:
+        with suppress(OSError):
+            found |= thaw(kernel, fd)
+    return found

@@ -1,0 +1,146 @@
+"""The removal of one container's contents: slices handed out until nothing is left, or it is stopped."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from fusefs.core.freed_space import Survey
+from fusefs.core.record import Entered
+from fusefs.core.report import Progress, Report
+from fusefs.core.slice_budget import Budget
+from fusefs.core.slices import Outcome, Plan, Slice, Work
+from fusefs.engine.run_slices import Drive
+from fusefs.engine.slice_pace import FULL_SPEED, Leads, Pace
+from fusefs.engine.strategy import Strategy, choose
+from fusefs.engine.xfs_groups import Groups
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.pressure import Queue
+from fusefs.reaper.late_arrivals import Given
+from fusefs.reaper.remove_slice import Stripper
+from fusefs.store.layout import HOISTED, TREE
+
+
+class Wishes(NamedTuple):
+    """What the caller wants of a removal beside that it happens.
+
+    n_workers  slices at a time; None: what is best on that filesystem
+    pace       how fast, asked before each slice; without one: as fast as the kernel
+    progress   told what was removed, after each slice
+    stops      asked between slices
+    parks      the same, for who has time: not while a large file is being cut, whose rest would go at once
+    by_force   immutable and append-only flags are taken off where they forbid something
+    without_doubt  what came in after the swap goes too (reaper/late_arrivals.py): a person says so now
+    with_stores  stores in it that hold something go too, but for what is pinned in them
+    counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
+    counting   told how the counting goes
+    waits      the caller will wait for the space: count, and look for what snapshots share too
+    """
+
+    n_workers: int | None = None
+    pace: Leads = FULL_SPEED
+    progress: Progress = lambda _entries, _bytes: None
+    stops: Callable[[], bool] = lambda: False
+    parks: Callable[[], bool] = lambda: False
+    by_force: bool = False
+    without_doubt: bool = False
+    with_stores: bool = False
+    counted: Callable[[Survey], None] | None = None
+    counting: Progress = lambda _entries, _bytes: None
+    waits: bool = False
+
+
+NOTHING_SPECIAL = Wishes()
+
+
+def remove_contents(
+    kernel: Kernel, container: Fd, given: Given, wishes: Wishes = NOTHING_SPECIAL
+) -> tuple[Report, tuple[Entered, ...]]:
+    """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
+
+    Returns  what was done; and what `given` has to be told of the next time
+    Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
+    """
+    strategy = choose(kernel, container, wishes.n_workers)
+    with ExitStack() as owned:
+        return _Removal(kernel, container, strategy, given, wishes, owned).run()
+
+
+class _Removal:
+    """One removal under way."""
+
+    def __init__(
+        self, kernel: Kernel, container: Fd, strategy: Strategy, given: Given, wishes: Wishes, owned: ExitStack
+    ) -> None:
+        self._kernel = kernel
+        self._container = container
+        self._strategy = strategy
+        self._given = given
+        self._wishes = wishes
+        self._owned = owned
+        groups = owned.enter_context(Groups(kernel, strategy.group_shift))
+        self._stripper = Stripper(
+            kernel, container, strategy, groups, given, by_force=wishes.by_force, with_stores=wishes.with_stores
+        )
+        self._plan = Plan(strategy.n_workers, splits_names=strategy.splits)
+        queue = Queue(container)
+        self._pace = Pace(wishes.pace, queue.is_busy, strategy.afterwork)
+        owned.callback(queue.close)
+        self._hoisted: int | None = None
+        owned.callback(self._close)
+
+    def run(self) -> tuple[Report, tuple[Entered, ...]]:
+        names = [TREE.decode()]
+        try:
+            self._open_hoisted()
+        except OSError:
+            names.append(HOISTED.decode())  # something else has its name
+        self._plan.add(self._container, b"", Work(names=names))
+        Drive(self._plan, self._stripper, self._strategy, self._pace, self._is_stopped, self._done).run()
+        stopped = not self._plan.is_dry()
+        if self._hoisted is not None and not stopped:
+            with suppress(OSError):  # what failed in there is told already
+                self._kernel.rmdir(self._container, HOISTED)
+                self._plan.count(1)
+        report = self._plan.report(paced=self._pace.was_always_limited, stopped=stopped)
+        self._note(self._plan.fds())
+        return report, self._plan.entered()
+
+    def _note(self, fds: list[int]) -> None:
+        """Remember directories that the next reap comes to again."""
+        with suppress(OSError):
+            self._plan.note(self._given.note(fds))
+
+    def _open_hoisted(self) -> None:
+        """Make what is too deep part of the plan, what a killed reaper left there too."""
+        if self._hoisted is None:
+            with suppress(FileNotFoundError):
+                fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
+                if not self._given.takes(fd, HOISTED):
+                    raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # put there while it was moved up
+                self._hoisted = self._plan.add(fd, HOISTED, Work(is_listed=False), is_hoisted=True)
+
+    def _is_stopped(self) -> bool:
+        """Whether it is to end here."""
+        return self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
+
+    def _done(self, work: Slice, budget: Budget, outcome: Outcome) -> None:
+        for fd, has_failed in self._plan.done(work, outcome):
+            if has_failed:
+                self._note([fd])
+            Fd(fd).close()
+        if outcome.hoisted or outcome.made_hoisted:
+            with suppress(OSError):  # taken away: whatever is left will be found when the container is removed
+                self._open_hoisted()
+            if self._hoisted is not None:
+                self._plan.push(self._hoisted, outcome.hoisted)
+        self._pace.done(budget, outcome)
+        self._wishes.progress(outcome.removed, outcome.n_bytes)
+
+    def _close(self) -> None:
+        for fd in self._plan.fds():
+            Fd(fd).close()

@@ -1,0 +1,266 @@
+"""What a volume's children answer, taken in: what is due when, what became of what, what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from fusefs.core.events import Kind
+from fusefs.core.names import ContainerId, printable
+from fusefs.core.orphan_age import Sight
+from fusefs.core.policy import Authority, Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
+from fusefs.core.record import Method
+from fusefs.linux.act_as_user import user_name
+from fusefs.linux.mountinfo import is_inside
+from fusefs.service.due_queue import Chosen
+from fusefs.service.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
+from fusefs.service.open_volume import Opened, Space
+from fusefs.service.shared_context import Context, boot_s, in_thread
+from fusefs.service.user_state import Part, Sofar, User
+from fusefs.service.volume_figures import Room, Tally
+from fusefs.store.claim import Lost
+from fusefs.store.list_orphans import explain_failure
+
+_LOG = logging.getLogger(__name__)
+
+TROUBLE = frozenset(
+    {errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, errno.ESHUTDOWN, errno.ENOTCONN}
+)
+"""What says that the volume is not well, not one user's folder."""
+_MOST_IO_ERRORS = 3
+"""Orphans in a row that met one of these inside: a disk that dies should be left alone."""
+_MOST_TRIES = 3
+_KINDS = {
+    Method.EXCHANGE: Kind.SWAPPED,
+    Method.TWO_RENAME: Kind.SWAPPED,
+    Method.REMOVED: Kind.REMOVED,
+    Method.DROPPED: Kind.DROPPED,
+    Method.SWEEP: Kind.SWEPT,
+}
+
+
+class Trouble(Exception):
+    """The volume is not well: it is left alone for a while. The text says why."""
+
+
+class ForRoot(NamedTuple):
+    """What its owner could not delete, and root shall: it is taken over first (store.seize).
+
+    by_force  flags are taken off
+    """
+
+    uid: int
+    base: bytes
+    id: ContainerId
+    by_force: bool
+
+
+class Intake:
+    """Takes in answers."""
+
+    def __init__(
+        self,
+        context: Context,
+        opened: Opened,
+        policy: VolumePolicy,
+        tally: Tally,
+        room: Room,
+        new_parts: Callable[[], None],
+    ) -> None:
+        """new_parts: called when a user has folders in stores that were not known."""
+        self._context = context
+        self._volume = opened.store.base_path
+        self._is_own = opened.own is not None
+        self._policy = policy
+        self._tally = tally
+        self._room = room
+        self._new_parts = new_parts
+        self._n_io_errors = 0
+        self.trouble = ""
+        self.for_root: list[ForRoot] = []
+
+    def check(self) -> None:
+        """Raises  Trouble, if there is any."""
+        if self.trouble:
+            raise Trouble(self.trouble)
+
+    def take(self, user: User, order: Order, answer: Answer) -> None:
+        """Take in one answer to an order."""
+        now_s = boot_s()
+        match answer:
+            case Tended():
+                if user.tended(base for base in answer.bases if is_inside(base, self._volume)):
+                    self._new_parts()
+                user.has_problems(now_s, is_so=bool(answer.problems))
+                for problem in answer.problems:
+                    self._fault(user, "something in his folder was kept as it is", problem)
+            case Page():
+                part = user.parts[answer.base]
+                part.n_orphans, part.n_quarantined = answer.n_orphans, answer.n_quarantined
+                for seen in answer.seen:
+                    self._note(user, part, seen)
+                for seen in answer.quarantined:
+                    if not seen.is_kept:  # the last service was killed before it could
+                        self._hand_over(user, part, seen.id, seen.origin)
+                if not (isinstance(order, Look) and order.ids is not None):
+                    part.looked(answer.last, now_s, self._context.clock().wall_ns)
+            case Ended():
+                self._ended(user, _part_of(user, order), answer, now_s)
+            case Measured():
+                known = _part_of(user, order).known
+                if answer.id in known:
+                    known[answer.id] = known[answer.id]._replace(size=Size(answer.n_entries, answer.n_bytes))
+            case Done():
+                pass
+
+    def _note(self, user: User, part: Part, seen: Seen) -> None:
+        """A container: when it is due."""
+        if seen.problem:
+            self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
+            return
+        if part.has_left(seen.id) and not seen.is_claimed:
+            return
+        clock = self._context.clock()
+        # By the clock that nobody sets it is as if we had been there: whoever set the other since, it is so old.
+        was_there = None if seen.boot_ns is None else Sight(seen.boot_ns, 0)
+        sight = was_there or part.sights.of(clock, seen.id, seen.created_ns)
+        identifier = ContainerId(seen.id)
+        known = Known(identifier, seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed, sight=sight)
+        rules = self._policy.rules_for(seen.origin)
+        wait_s = due_at_s(known, rules, clock, early=self._room.hurries)
+        if wait_s is None:
+            part.upcoming.remove(seen.id)
+        else:
+            part.upcoming.add(Chosen(seen.id, seen.retention_s), max(boot_s() + wait_s, user.not_before_s(seen.id)))
+        if self._has_quota():
+            before = part.known.get(seen.id)
+            part.known[seen.id] = known if before is None else known._replace(size=before.size)
+            if before is None:
+                part.to_measure.append(seen.id)
+        has_come = user.has_come(seen.id)
+        is_new = has_come or seen.created_ns > part.told_until_ns
+        if is_new and not seen.is_claimed and seen.method is not None and user.is_untold(seen.id):
+            is_older = seen.created_ns < self._context.started_ns and not has_come
+            kind = Kind.FOUND if is_older else _KINDS[seen.method]
+            self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
+
+    def _ended(self, user: User, part: Part, ended: Ended, now_s: float) -> None:
+        """What became of an orphan."""
+        chosen = part.pending.pop(ended.id, Chosen(ended.id, None))
+        if ended.error or ended.lost or ended.stopped or ended.n_failed:
+            user.not_ours(ended.id)
+        if ended.error:
+            part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
+            self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
+        elif ended.lost == Lost.CHANGED.value:
+            part.look_at(ended.id)  # its owner keeps it for longer, or for ever: look again
+        elif ended.lost == Lost.GONE.value and user.n_tries(ended.id) >= _MOST_TRIES:
+            user.forget(ended.id)
+        elif ended.lost:
+            # Gone it is as well while whoever threw it away replaces its record.
+            part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
+        elif ended.stopped:
+            user.parked(ended.id, _sofar(ended))
+            part.upcoming.add(chosen, now_s)
+        else:
+            self._reaped(user, part, ended)
+        user.begins(next(iter(part.pending), None))
+
+    def _reaped(self, user: User, part: Part, ended: Ended) -> None:
+        all_of_it = user.sofar(ended.id).plus(_sofar(ended))
+        user.forget(ended.id)
+        part.n_orphans = max(part.n_orphans - 1, 0)
+        why = _why(ended)
+        self._context.tell(
+            Kind.QUARANTINED if ended.n_failed else Kind.REAPED,
+            volume=self._volume,
+            uid=user.uid,
+            identifier=ended.id,
+            origin=ended.origin,
+            n_entries=all_of_it.n_removed,
+            n_bytes=all_of_it.n_bytes,
+            seconds=all_of_it.seconds,
+            detail=why,
+        )
+        if not ended.n_failed:
+            self._n_io_errors = 0
+            self._tally.reaped(all_of_it.n_removed)
+            return
+        part.n_quarantined += 1
+        if ended.failure is not None and ended.failure.errno in TROUBLE:
+            self._n_io_errors += 1
+        if self._n_io_errors >= _MOST_IO_ERRORS:
+            self.trouble = f"{self._n_io_errors} orphans in a row could not be read or written: {why}"
+        if not ended.is_kept:
+            self._hand_over(user, part, ended.id, ended.origin)
+
+    def _has_quota(self) -> bool:
+        return self._policy.quota != Quota()
+
+    def _hand_over(self, user: User, part: Part, identifier: str, origin: bytes | None) -> None:
+        """Have root take over what is in quarantine, where an administrator said so: into a store of root's own."""
+        if self._is_own:
+            return
+        rules = self._policy.rules_for(origin)
+        # Who he is, is asked last: far away, on some machines.
+        if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
+            self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
+
+    async def enforce_quota(self, space: Space, users: Iterable[User], limiter: trio.CapacityLimiter) -> None:
+        """Let the oldest go before their time where the trash is larger than it may be. Checkpoint
+
+        limiter  of the threads of this volume: to sort a hundred thousand would hold up all others
+        """
+        if not self._has_quota():
+            return
+        parts = [(user, part) for user in users for part in user.parts.values()]
+        clock = self._context.clock()
+        trash = [known for _user, part in parts for known in part.known.values()]
+        going = set(await in_thread(limiter, partial(beyond_quota, trash, self._policy, clock, space.total_bytes)))
+        now_s = boot_s()
+        for user, part in parts:
+            for identifier in going & part.known.keys() - part.pending.keys():
+                at_s = max(now_s, user.not_before_s(identifier))
+                part.upcoming.add(Chosen(identifier, part.known[identifier].retention_s), at_s)
+
+    def failed(self, user: User, number: int, what: str, detail: str) -> None:
+        """Something of a user's went wrong."""
+        self._fault(user, what, detail)
+        if number in TROUBLE:
+            self.volume_failed(number, what)
+        else:
+            user.failed(boot_s())
+
+    def volume_failed(self, number: int, what: str) -> None:
+        """The volume is not well."""
+        self.trouble = f"{what}: {os.strerror(number)}"
+
+    def _fault(self, user: User, what: str, detail: str = "") -> None:
+        """Note what went wrong. Everybody may read the status: names are in the log alone."""
+        if not self._context.lets_tell(user.uid):
+            return
+        _LOG.warning("%s: uid %d: %s%s", printable(self._volume), user.uid, what, f": {detail}" if detail else "")
+        self._tally.fault(self._context.clock().wall_ns, f"uid {user.uid}: {what}")
+
+
+def _part_of(user: User, order: Order) -> Part:
+    assert not isinstance(order, Tend)
+    return user.parts[order.base]
+
+
+def _sofar(ended: Ended) -> Sofar:
+    return Sofar(ended.n_removed, ended.n_bytes, ended.seconds)
+
+
+def _why(ended: Ended) -> str:
+    """The first thing that could not be removed, and how many more."""
+    if ended.failure is None:
+        return ""
+    why = explain_failure(ended.failure)
+    return why if ended.n_failed == 1 else f"{why}, and {ended.n_failed - 1:,} more"

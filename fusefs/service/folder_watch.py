@@ -1,0 +1,145 @@
+"""What inotify tells of one user's folders, as things to look at: what fell in, what was restored, what was dropped."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from fusefs.core.events import Kind
+from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE, Name, is_container_id, join
+from fusefs.linux.fd import Fd
+from fusefs.linux.inotify import Event, Happened
+from fusefs.linux.mountinfo import below
+from fusefs.service.shared_context import Context, boot_s
+from fusefs.service.user_state import Part, User
+from fusefs.store.backing_and_mount import DIRECTORY
+from fusefs.store.layout import DROP, Store, open_areas
+from fusefs.store.user_folders import find_user
+
+_LOG = logging.getLogger(__name__)
+_COPY_S = 30.0
+"""What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
+
+
+class Sentry:
+    """Watches the folders of one user in all stores that he uses."""
+
+    def __init__(self, context: Context, volume: bytes, user: User, wake: Callable[[], None]) -> None:
+        """wake: called when there is something to do."""
+        self._context = context
+        self._volume = volume
+        self.user = user
+        self._wake = wake
+        self._watches: dict[bytes, list[int]] = {}
+        self._blind: set[bytes] = set()
+
+    def post(self, store: Store) -> None:
+        """Watch what is not watched yet, as far as it can be."""
+        for base in self.user.parts.keys() - self._watches.keys():
+            self._watches[base] = []
+            try:
+                self._watch(store, self.user.parts[base])
+            except OSError as error:
+                if base not in self._blind:
+                    _LOG.warning("a folder of uid %d can't be watched: %s", self.user.uid, error.strerror)
+                self._blind.add(base)
+                self._leave(base)
+            else:
+                if base in self._blind:
+                    self._blind.discard(base)
+                    self.user.look_again()  # who knows what happened meanwhile
+        for base in self._watches.keys() - self.user.parts.keys():
+            self._leave(base)
+
+    def is_complete(self) -> bool:
+        """Whether all that happens will be told."""
+        return self._watches.keys() == self.user.parts.keys()
+
+    def dismiss(self) -> None:
+        """Watch nothing any more."""
+        for base in list(self._watches):
+            self._leave(base)
+
+    def _leave(self, base: bytes) -> None:
+        for number in self._watches.pop(base):
+            self._context.watcher.remove(number)
+
+    def _watch(self, store: Store, part: Part) -> None:
+        """Watch the folders in one store."""
+        with self._open_folder(store, part.base) as folder:
+            watched = (
+                (State.ORPHANS, Happened.MOVED_TO | Happened.MOVED_FROM | Happened.ATTRIB, self._on_orphans),
+                (State.RESTORING, Happened.DELETE, self._on_restoring),
+                (State.REAPING, Happened.MOVED_TO | Happened.DELETE, self._on_reaping),
+            )
+            for state, wanted, notice in watched:
+                self._add(store, folder, Name(state.value.encode()), wanted, part, notice)
+            self._add(store, folder, DROP, Happened.MOVED_TO | Happened.CREATE, part, self._on_drop)
+
+    def _open_folder(self, store: Store, base: bytes) -> Fd:
+        """The user's folder in that store or in one below it. His own pointer leads there: through no link."""
+        kernel = store.kernel
+        with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
+            areas = open_areas(kernel, fd)
+        with areas:
+            found = find_user(kernel, areas, self.user.uid)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "he has no folder there")
+        return found.fd
+
+    def _add(
+        self, store: Store, folder: Fd, name: Name, wanted: Happened, part: Part, notice: Callable[[Part, Event], None]
+    ) -> None:
+        with store.kernel.open_beneath(folder, name, DIRECTORY) as fd:
+            number = self._context.watcher.add(fd, wanted, partial(self._on, part, notice))
+        self._watches[part.base].append(number)
+
+    def _on(self, part: Part, notice: Callable[[Part, Event], None], event: Event) -> None:
+        if event.happened & Happened.OVERFLOW:
+            self.user.look_again()
+        elif event.happened & (Happened.IGNORED | Happened.DELETE_SELF | Happened.MOVE_SELF | Happened.UNMOUNT):
+            if part.base in self._watches:
+                self._leave(part.base)  # posted again with the next look, if there is still something there
+        else:
+            notice(part, event)
+        self._wake()
+
+    def _on_orphans(self, part: Part, event: Event) -> None:
+        identifier = _id(event)
+        if identifier is None:
+            return
+        if event.happened & Happened.MOVED_TO:
+            self.user.came(identifier)
+        if event.happened & (Happened.MOVED_TO | Happened.ATTRIB):
+            part.look_at(identifier)  # new, or somebody gave it another term (`trashd keep`)
+        else:
+            part.leaves(identifier)
+
+    def _on_restoring(self, _part: Part, event: Event) -> None:
+        identifier = _id(event)
+        if identifier is not None:
+            self.user.forget(identifier)
+            self._context.tell(Kind.RESTORED, volume=self._volume, uid=self.user.uid, identifier=identifier)
+
+    def _on_reaping(self, part: Part, event: Event) -> None:
+        identifier = _id(event)
+        if identifier is None or self.user.is_ours(identifier):
+            return
+        if event.happened & Happened.MOVED_TO:
+            part.look_at(identifier)  # somebody left it to us (`trashd swap --wait`), or reaps it himself
+            return
+        self.user.forget(identifier)
+        detail = "not by this service"
+        self._context.tell(Kind.REAPED, volume=self._volume, uid=self.user.uid, identifier=identifier, detail=detail)
+
+    def _on_drop(self, _part: Part, event: Event) -> None:
+        wait_s = _COPY_S if event.happened & Happened.CREATE else 0.0
+        self.user.tend_at_s = boot_s() + wait_s
+
+
+def _id(event: Event) -> str | None:
+    text = event.name.decode("ascii", "replace")
+    return text if is_container_id(text) else None

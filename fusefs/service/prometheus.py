@@ -1,0 +1,187 @@
+"""Metrics for Prometheus, made of the service's status and its events; imported only where they are switched on.
+
+Amounts and their sums, no rates: those Prometheus makes itself, over the time that is looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fusefs.core.events import Event
+from fusefs.core.names import printable
+from fusefs.core.service_status import Phase, Status, VolumeStatus
+from fusefs.linux.atomic_files import replace_file
+from fusefs.service.hooks import Tally
+
+_LOG = logging.getLogger(__name__)
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+
+
+class _Row(NamedTuple):
+    """A metric of each volume; it is absent where its value is not known.
+
+    adds  the sum of a user's own stores is told as his: which he has, and how many, is nobody else's business
+    """
+
+    name: str
+    help: str
+    value: Callable[[VolumeStatus], float | None]
+    adds: bool = False
+
+
+_GAUGES = (
+    _Row("trashd_users", "Users who have a folder in the volume's store.", lambda v: v.n_users),
+    _Row("trashd_orphans", "Orphans in the store, those being reaped among them.", lambda v: v.n_orphans, adds=True),
+    _Row("trashd_due_orphans", "Orphans that may go now.", lambda v: v.n_due, adds=True),
+    _Row(
+        "trashd_quarantined_orphans",
+        "Orphans of which something could not be removed.",
+        lambda v: v.n_quarantined,
+        adds=True,
+    ),
+    _Row(
+        "trashd_tempo_entries_per_second",
+        "Entries a second that the reaper allows itself; +Inf: as fast as the kernel.",
+        lambda v: math.inf if v.tempo_entries_per_s is None else v.tempo_entries_per_s,
+    ),
+    _Row("trashd_probe_seconds", "Time that a small durable write took lately.", lambda v: _of(v.probe_ms, 1e3)),
+    _Row("trashd_unlink_seconds", "Time that one unlink took lately.", lambda v: _of(v.unlink_us, 1e6)),
+    _Row("trashd_eta_seconds", "Time until all that is due is gone.", lambda v: v.eta_s),
+    _Row("trashd_overdue_seconds", "How long the oldest orphan could have been gone.", lambda v: v.oldest_overdue_s),
+    _Row("trashd_free_bytes", "Free space of the volume.", lambda v: v.free_bytes),
+    _Row("trashd_size_bytes", "Size of the volume.", lambda v: v.total_bytes),
+    _Row("trashd_free_inodes", "Free inodes of the volume.", lambda v: v.free_inodes),
+    _Row("trashd_inodes", "Inodes that the volume can have.", lambda v: v.total_inodes),
+)
+_COUNTERS = (
+    _Row("trashd_removed_entries_total", "Entries removed.", lambda v: v.removed_entries, adds=True),
+    _Row(
+        "trashd_freed_bytes_total",
+        "Bytes that they took, where they were looked at.",
+        lambda v: v.freed_bytes,
+        adds=True,
+    ),
+    _Row("trashd_reaped_orphans_total", "Orphans that are gone for good.", lambda v: v.n_reaped, adds=True),
+)
+_HOOKS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
+    ("trashd_hooks_total", "Hooks that ran.", lambda t: t.n_run),
+    ("trashd_failed_hooks_total", "Hooks that failed, or were killed at their time limit.", lambda t: t.n_failed),
+    ("trashd_dropped_hooks_total", "Hooks that did not run as too many waited.", lambda t: t.n_dropped),
+)
+
+
+class Metrics(Collector):
+    """All metrics of a service; `registry` holds them."""
+
+    def __init__(self, textfile: bytes | None = None) -> None:
+        """textfile: for node_exporter's textfile collector; its name must end in `.prom`."""
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._textfile = textfile
+        self._status: Status | None = None
+        self._hooks = Tally()
+        self._events: Counter[tuple[str, str]] = Counter()
+        self._is_broken = False
+        self.registry.register(self)
+
+    def __call__(self, event: Event, *, is_own: bool = False) -> None:
+        """Count an event. is_own: in a store of its user's own"""
+        name = _own(event.uid) if is_own else printable(event.volume or b"")
+        self._events[name, event.kind.value] += 1
+
+    def publish(self, status: Status, hooks: Tally) -> None:
+        """From now on these are the values; the text file is written."""
+        self._status, self._hooks = status, hooks
+        if self._textfile is None:
+            return
+        try:
+            # For node_exporter, which takes no name but `*.prom`.
+            replace_file(self._textfile, generate_latest(self.registry), 0o644, whatever_umask=True)
+            self._is_broken = False
+        except OSError as error:
+            if not self._is_broken:
+                _LOG.warning("metrics: %s can't be written: %s", printable(self._textfile), error.strerror)
+            self._is_broken = True
+
+    def close(self) -> None:
+        """Take the text file away: values of a service that is not there would be taken for its last word."""
+        if self._textfile is not None:
+            with suppress(OSError):
+                os.unlink(self._textfile)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics with their values of now."""
+        if self._status is not None:
+            yield from _of_service(self._status)
+            for row in _GAUGES:
+                yield _filled(GaugeMetricFamily(row.name, row.help, labels=["volume"]), row, self._status)
+            for row in _COUNTERS:
+                yield _filled(CounterMetricFamily(row.name, row.help, labels=["volume"]), row, self._status)
+            yield from _shares(self._status)
+        for name, explained, count in _HOOKS:
+            yield CounterMetricFamily(name, explained, value=count(self._hooks))
+        events = CounterMetricFamily("trashd_events_total", "What happened, by kind.", labels=["volume", "event"])
+        for labels, n in sorted(self._events.items()):
+            events.add_metric(labels, n)
+        yield events
+
+
+def _of_service(status: Status) -> Iterator[Metric]:
+    info = GaugeMetricFamily("trashd_info", "The service that runs.", labels=["version"])
+    info.add_metric([status.version], 1)
+    yield info
+    started_s, updated_s = status.started_ns / 1e9, status.updated_ns / 1e9
+    yield GaugeMetricFamily("trashd_start_time_seconds", "When the service started.", value=started_s)
+    yield GaugeMetricFamily("trashd_update_time_seconds", "When these values were true.", value=updated_s)
+
+
+def _shares(status: Status) -> Iterator[Metric]:
+    """What has one more label."""
+    stalls = GaugeMetricFamily(
+        "trashd_stall_ratio", "Share of the time in which somebody waited (PSI).", labels=["volume", "resource"]
+    )
+    phases = GaugeMetricFamily(
+        "trashd_phase", "What the volume's reaper does: 1 for that, 0 for all else.", labels=["volume", "phase"]
+    )
+    for volume in status.volumes:
+        if volume.owner is not None:
+            continue
+        name = printable(volume.root())
+        for resource, share in (("io", volume.io), ("memory", volume.memory), ("cpu", volume.cpu)):
+            if share is not None:
+                stalls.add_metric([name, resource], share)
+        for phase in Phase:
+            phases.add_metric([name, phase.value], float(volume.phase is phase))
+    yield stalls
+    yield phases
+
+
+def _filled(family: _Family, row: _Row, status: Status) -> _Family:
+    sums: Counter[int] = Counter()
+    for volume in status.volumes:
+        value = row.value(volume)
+        if volume.owner is not None:
+            sums[volume.owner] += int(value or 0) if row.adds else 0
+        elif value is not None:
+            family.add_metric([printable(volume.root())], value)
+    for owner, total in sorted(sums.items()) if row.adds else ():
+        family.add_metric([_own(owner)], total)
+    return family
+
+
+def _own(uid: int | None) -> str:
+    """The label of all stores of a user's own."""
+    return f"uid {uid}"
+
+
+def _of(value: float | None, parts: float) -> float | None:
+    return None if value is None else value / parts

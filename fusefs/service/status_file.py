@@ -1,0 +1,36 @@
+"""The service's status as a file in its runtime directory: written by the service, read by everybody."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from fusefs.core.service_status import Seen, Status, age_s, decode, encode
+from fusefs.linux.atomic_files import replace_file
+from fusefs.linux.boot_id import boot_id
+from fusefs.linux.service_lock import is_held
+
+FILE = b"status.json"
+
+
+def write_status(directory: bytes, status: Status) -> None:
+    """Put the status where others find it, stamped with the clock that can't be set; at once or not at all.
+
+    Not durable: after a power failure there is no service that it could speak of.
+    Raises  OSError
+    """
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    text = encode(msgspec.structs.replace(status, updated_boot_ns=now_ns))
+    replace_file(directory + b"/" + FILE, text, 0o644, whatever_umask=True)
+
+
+def read_status(directory: bytes) -> Seen | None:
+    """The last status of a directory's service; None if none ever ran there. Raises  TrashdError, OSError"""
+    try:
+        with open(directory + b"/" + FILE, "rb") as file:
+            status = decode(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    age = age_s(status, boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
+    return Seen(status, is_held(directory, status.pid), age)

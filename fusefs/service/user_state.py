@@ -1,0 +1,365 @@
+"""One user of a volume as the service knows him: what is to be looked at, what is due, and what to do next; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from fusefs.core.orphan_age import Sights
+from fusefs.core.policy import Known
+from fusefs.service.due_queue import Chosen, Upcoming
+from fusefs.service.messages import Look, Measure, Order, Reap, Tend
+
+BATCH = 20
+"""Orphans in one order: most are small, and each order costs a round trip."""
+_ENOUGH_DUE = 500
+"""With so many due it is time to reap, and to look on later."""
+_PATIENCE_S, _MOST_PATIENCE_S = 2.0, 60.0
+"""What one orphan may take before the next one of its user has its turn, and after some turns."""
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 3600.0
+"""What was swapped just now may be locked by whoever did it still; what stays locked is asked for ever less often."""
+_FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
+_FIRST_TEND_S = 5.0
+_MOST_REMEMBERED = 1000
+_SLACK_NS = 5_000_000_000
+"""What was made while a page was read may be on it or not."""
+
+
+class Sofar(NamedTuple):
+    """What was done of an orphan: entries, bytes (None: not all were looked at), time."""
+
+    n_removed: int = 0
+    n_bytes: int | None = 0
+    seconds: float = 0.0
+
+    def plus(self, more: Sofar) -> Sofar:
+        """Both."""
+        known = self.n_bytes is not None and more.n_bytes is not None
+        n_bytes = (self.n_bytes or 0) + (more.n_bytes or 0) if known else None
+        return Sofar(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
+
+
+class Part:
+    """His folder in one store: most have one, users of lower stores several."""
+
+    def __init__(self, base: bytes, most: int, told_until_ns: int) -> None:
+        """Begin with a look.
+
+        base  the directory that holds the store
+        most  so many orphans are remembered
+        told_until_ns  wall time: what was made later is not told yet
+        """
+        self.base = base
+        self.upcoming = Upcoming(most)
+        self.fresh: set[str] = set()
+        self.pending: dict[str, Chosen] = {}
+        self._pending_since_s = math.inf
+        self.known: dict[str, Known] = {}  # all, where a quota wants their sizes
+        self.to_measure: list[str] = []
+        self.sights = Sights(_MOST_REMEMBERED)
+        self.told_until_ns = told_until_ns
+        self._looked_since_ns = told_until_ns
+        self.n_orphans = 0
+        self.n_quarantined = 0
+        self._left: dict[str, None] = {}
+        self._after: str | None = ""
+        self._is_new = True
+
+    def look_at(self, identifier: str) -> None:
+        """Look at one that is new or has changed; at all of it where they are too many to remember."""
+        self._left.pop(identifier, None)
+        if len(self.fresh) < _MOST_REMEMBERED:
+            self.fresh.add(identifier)
+        else:
+            self.fresh.clear()
+            self.look_again()
+
+    def leaves(self, identifier: str) -> None:
+        """It is no orphan any more: restored, or claimed."""
+        self.fresh.discard(identifier)
+        self.upcoming.remove(identifier)
+        self.known.pop(identifier, None)
+        self._left[identifier] = None
+        _bound(self._left)
+
+    def has_left(self, identifier: str) -> bool:
+        """Whether it went since the last look began, which may have seen it before."""
+        return identifier in self._left
+
+    def look_again(self) -> None:
+        """Look at all of it from the beginning: what is known may not be true any more."""
+        self._after = ""
+        self.upcoming.clear()
+
+    def is_looking(self) -> bool:
+        """Whether a look is not at its end."""
+        return self._after is not None
+
+    def looked(self, last: str, now_s: float, wall_ns: int) -> None:
+        """A page was read, up to that id; empty: the last one."""
+        if not self._after:
+            self._looked_since_ns = wall_ns - _SLACK_NS
+        if not last:
+            self.told_until_ns = max(self.told_until_ns, self._looked_since_ns)
+        is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
+        self._after = None if is_full_of_due else last or None  # there is no room for what comes later
+
+    def next_order(self, now_s: float) -> Order | None:
+        """What is to be done now, if anything."""
+        if self.fresh:
+            ids = sorted(self.fresh)[:BATCH]
+            self.fresh.difference_update(ids)
+            self._left.clear()
+            return Look(self.base, ids=ids)
+        if self.upcoming.must_look():
+            self.look_again()
+        n_due = self.upcoming.n_due(now_s)
+        if self._after is not None and n_due < _ENOUGH_DUE:
+            is_first, self._is_new = self._is_new, False
+            if not self._after:
+                self.upcoming.clear()
+            self._left.clear()
+            return Look(self.base, after=self._after, and_quarantined=is_first)
+        if n_due:
+            self._pending_since_s = _or_never(self.upcoming.next_at_s())
+            chosen = self.upcoming.take(now_s, BATCH)
+            self.pending = {one.id: one for one in chosen}
+            return Reap(self.base, chosen)
+        if self.to_measure:
+            ids, self.to_measure = self.to_measure[:BATCH], self.to_measure[BATCH:]
+            return Measure(self.base, ids)
+        return None
+
+    def wants(self, now_s: float) -> bool:
+        """Whether `next_order` has one."""
+        return bool(
+            self.fresh
+            or self._after is not None
+            or self.upcoming.must_look()
+            or self.upcoming.n_due(now_s)
+            or self.to_measure
+        )
+
+    def due_at_s(self) -> float:
+        """When the next one is due, or was: of those that are being reaped too; infinity for never."""
+        return min(self._pending_since_s if self.pending else math.inf, _or_never(self.upcoming.next_at_s()))
+
+    def put_back(self, at_s: float) -> None:
+        """What was ordered and not done is due again at that time."""
+        for chosen in self.pending.values():
+            self.upcoming.add(chosen, at_s)
+        self.pending = {}
+
+
+class User:
+    """What is known of one user, and what went wrong with him."""
+
+    def __init__(self, uid: int, base: bytes, most: Callable[[], int], told_until_ns: int) -> None:
+        """Begin with a look at everything.
+
+        base  of the store that he was found in
+        most  how many orphans may be remembered of a part
+        told_until_ns  wall time: what was made later is not told yet
+        """
+        self.uid = uid
+        self.parts = {base: Part(base, most(), told_until_ns)}
+        self.tend_at_s = 0.0
+        self.current: str | None = None
+        self.had_s = 0.0
+        self.n_removed = 0
+        self._ours: dict[str, None] = {}
+        self._came: dict[str, None] = {}
+        self._told: dict[str, None] = {}
+        self._told_until_ns = told_until_ns
+        self._most = most
+        self._base = base
+        self._retry_at_s = 0.0
+        self._n_strikes = 0
+        self._n_untended = 0
+        self._n_parked: dict[str, int] = {}
+        self._n_tries: dict[str, int] = {}
+        self._not_before_s: dict[str, float] = {}
+        self._sofar: dict[str, Sofar] = {}
+
+    def tended(self, bases: Iterable[bytes]) -> bool:
+        """His folders are in order, and in these stores; whether some were not known."""
+        wanted = set(bases) | {self._base}
+        new = wanted - self.parts.keys()
+        for base in new:
+            self.parts[base] = Part(base, self._most(), self._told_until_ns)
+        for base in self.parts.keys() - wanted:
+            del self.parts[base]
+        return bool(new)
+
+    def has_problems(self, now_s: float, *, is_so: bool) -> None:
+        """Something could not be settled or taken in: it is tried again, later each time. Or nothing, any more."""
+        self._n_untended = min(self._n_untended + 1, 20) if is_so else 0
+        if is_so:
+            wait_s = min(_FIRST_TEND_S * 2.0 ** (self._n_untended - 1), _LAST_RETRY_S)
+            self.tend_at_s = min(self.tend_at_s, now_s + wait_s)
+
+    def look_again(self) -> None:
+        """Look at everything from the beginning."""
+        self.tend_at_s = 0.0
+        for part in self.parts.values():
+            part.look_again()
+
+    def next_order(self, now_s: float) -> Order | None:
+        """What is to be done for him now, if anything."""
+        if now_s < self._retry_at_s:
+            return None
+        if now_s >= self.tend_at_s:
+            self.tend_at_s = math.inf
+            return Tend()
+        orders = (part.next_order(now_s) for part in self.parts.values() if part.wants(now_s))
+        return next((order for order in orders if order is not None), None)
+
+    def give_back(self, order: Order) -> None:
+        """An order was not carried out: it is to be given again."""
+        match order:
+            case Tend():
+                self.tend_at_s = 0.0
+            case Look():
+                self.parts[order.base].fresh.update(order.ids or ())
+            case Measure():
+                self.parts[order.base].to_measure += order.ids
+            case Reap():
+                pass  # what is pending is put back anyway
+
+    def wants(self, now_s: float) -> bool:
+        """Whether `next_order` has one."""
+        if now_s < self._retry_at_s:
+            return False
+        return now_s >= self.tend_at_s or any(part.wants(now_s) for part in self.parts.values())
+
+    def next_at_s(self) -> float:
+        """When he wants something next, as far as is known; infinity for never."""
+        times = [self.tend_at_s]
+        for part in self.parts.values():
+            if part.fresh or part.is_looking() or part.upcoming.must_look() or part.to_measure:
+                times.append(0.0)
+            times.append(_or_never(part.upcoming.next_at_s()))
+        return max(min(times), self._retry_at_s)
+
+    def due_at_s(self) -> float:
+        """When his next orphan is due, or was; infinity for never."""
+        return min(part.due_at_s() for part in self.parts.values())
+
+    def n_due(self, now_s: float) -> int:
+        """His orphans that may be reaped now, as far as they are known."""
+        return sum(part.upcoming.n_due(now_s) + len(part.pending) for part in self.parts.values())
+
+    def ordered(self, identifiers: Iterable[str]) -> None:
+        """These are being reaped for him, by us."""
+        self._ours.update(dict.fromkeys(identifiers))
+        _bound(self._ours)
+
+    def is_ours(self, identifier: str) -> bool:
+        """Whether it was we who reaped it; asked when it is gone."""
+        return identifier in self._ours
+
+    def not_ours(self, identifier: str) -> None:
+        """We did not reap it to its end: the next one to do so may be another reaper."""
+        self._ours.pop(identifier, None)
+
+    def came(self, identifier: str) -> None:
+        """It came into orphans/ while we watched."""
+        self._came[identifier] = None
+        _bound(self._came)
+
+    def has_come(self, identifier: str) -> bool:
+        """Whether it came while we watched, lately."""
+        return identifier in self._came
+
+    def is_untold(self, identifier: str) -> bool:
+        """Whether an orphan has not been told of; from now on it has."""
+        if identifier in self._told:
+            return False
+        self._told[identifier] = None
+        _bound(self._told)
+        return True
+
+    def begins(self, identifier: str | None) -> None:
+        """An orphan is being reaped now; None: none."""
+        self.current = identifier
+        self.had_s = 0.0
+        self.n_removed = 0
+
+    def has_had_enough(self, now_s: float) -> bool:
+        """Whether the current orphan should make way for another one of his."""
+        if self.current is None or not self._has_other_work(now_s):
+            return False
+        patience_s = _PATIENCE_S * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
+        return self.had_s >= min(patience_s, _MOST_PATIENCE_S)
+
+    def _has_other_work(self, now_s: float) -> bool:
+        """Whether something waits behind the current orphan; what fell in meanwhile must be looked at first."""
+        return now_s >= self.tend_at_s or any(
+            part.wants(now_s) or len(part.pending) > 1 for part in self.parts.values()
+        )
+
+    def parked(self, identifier: str, sofar: Sofar) -> None:
+        """It made way; next time it has longer."""
+        _count(self._n_parked, identifier)
+        self._sofar[identifier] = self.sofar(identifier).plus(sofar)
+        _bound(self._sofar)
+
+    def sofar(self, identifier: str) -> Sofar:
+        """What was done of it before it made way."""
+        return self._sofar.get(identifier, Sofar())
+
+    def failed(self, now_s: float) -> float:
+        """His process or his folder failed: he waits, longer each time; how long."""
+        wait_s = min(_FIRST_PAUSE_S * 2.0**self._n_strikes, _LAST_RETRY_S)
+        self._n_strikes = min(self._n_strikes + 1, 20)
+        self._retry_at_s = now_s + wait_s
+        return wait_s
+
+    def succeeded(self, now_s: float) -> None:
+        """Something went well; after a while there is no grudge."""
+        if now_s > self._retry_at_s + _GRUDGE_S:
+            self._n_strikes = 0
+
+    def retry_at_s(self, identifier: str, now_s: float) -> float:
+        """When to try an orphan again that a process holds, or that failed; later each time."""
+        wait_s = min(_FIRST_RETRY_S * 2.0 ** (_count(self._n_tries, identifier) - 1), _LAST_RETRY_S)
+        self._not_before_s[identifier] = now_s + wait_s
+        _bound(self._not_before_s)
+        return now_s + wait_s
+
+    def not_before_s(self, identifier: str) -> float:
+        """When it may be tried again, whatever its record says; 0 for now."""
+        return self._not_before_s.get(identifier, 0.0)
+
+    def n_tries(self, identifier: str) -> int:
+        """How often it was tried in vain."""
+        return self._n_tries.get(identifier, 0)
+
+    def forget(self, identifier: str) -> None:
+        """It is gone."""
+        self._came.pop(identifier, None)
+        self._n_parked.pop(identifier, None)
+        self._sofar.pop(identifier, None)
+        self._n_tries.pop(identifier, None)
+        self._not_before_s.pop(identifier, None)
+        for part in self.parts.values():
+            part.upcoming.remove(identifier)
+            part.known.pop(identifier, None)
+            part.sights.forget(identifier)
+
+
+def _count(counts: dict[str, int], identifier: str) -> int:
+    """One more; the oldest are forgotten when there are too many."""
+    counts[identifier] = counts.pop(identifier, 0) + 1
+    _bound(counts)
+    return counts[identifier]
+
+
+def _bound(remembered: dict[str, Any]) -> None:
+    while len(remembered) > _MOST_REMEMBERED:
+        del remembered[next(iter(remembered))]
+
+
+def _or_never(at_s: float | None) -> float:
+    return math.inf if at_s is None else at_s

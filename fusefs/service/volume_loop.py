@@ -1,0 +1,496 @@
+"""The life of one volume in the service: opened when something is to be done there, let go of when not."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from fusefs.core.errors import NoStore, TrashdError, from_os
+from fusefs.core.events import Kind
+from fusefs.core.names import printable
+from fusefs.core.policy import VolumePolicy
+from fusefs.core.service_status import PassedOver, Phase
+from fusefs.core.time_windows import opens_in_s
+from fusefs.linux.inotify import Event, Happened
+from fusefs.service.child_answers import TROUBLE, Trouble
+from fusefs.service.folder_watch import Sentry
+from fusefs.service.forker import ForkerLost
+from fusefs.service.open_own_store import unseen
+from fusefs.service.open_volume import (
+    ByRules,
+    Elsewhere,
+    Opened,
+    Space,
+    Unproven,
+    open_own,
+    open_volume,
+    own_space,
+    space_at,
+)
+from fusefs.service.own_store_limits import Berth
+from fusefs.service.pause_files import Pause
+from fusefs.service.shared_context import Context, boot_s, in_thread, in_time
+from fusefs.service.user_state import User
+from fusefs.service.volume_figures import Room, Tally
+from fusefs.service.work_session import Session, Tells
+from fusefs.store.layout import Store
+from fusefs.store.refused_folders import tell
+from fusefs.store.registry_targets import Word
+from fusefs.store.user_folders import Census, whose
+
+_LOG = logging.getLogger(__name__)
+_MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
+"""Orphans of a volume whose time is known, some megabytes; of one user at least so many."""
+_FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
+_ELSEWHERE_S = 60.0
+_GONE_FOR_GOOD = 3
+"""Looks in vain, at least ten minutes apart, after which a volume that nobody named is forgotten."""
+_HUNG_S, _TURN_S = 10.0, 30.0
+"""How long a user's own store may take to open, and how long it stays open while others of them wait."""
+_NEVER_S = 10 * 365 * 86_400.0
+_WINDOW_S = 1800.0
+"""The clocks may change: a window is looked at again at least that often."""
+_ROOM_S = 60.0
+"""Between two looks at the free space of a volume where nothing is done, if there is trash to give up."""
+
+
+class Own(NamedTuple):
+    """A user's own store, and what root's service has for it."""
+
+    word: Word
+    by_rules: ByRules
+    berth: Berth
+
+
+class Keeper:
+    """One volume, by the path of the directory that holds its store."""
+
+    def __init__(self, context: Context, path: bytes, *, stays: bool, own: Own | None = None) -> None:
+        """Be ready to keep it.
+
+        stays  it is waited for where it is not mounted
+        own    root's service: a user's own store, and what that may take
+        """
+        self.path = path
+        self.told_path = path if own is None else unseen(own.word)
+        self.owner = None if own is None else own.word.uid
+        self._own = own
+        self._is_left = False
+        self._stays = stays
+        self._n_gone = 0
+        self.tally = Tally()
+        self.room = Room()
+        self.users: dict[int, User] = {}
+        self.session: Session | None = None
+        self.volume_id = ""
+        self.filesystem = ""
+        self.phase = Phase.LOOKING
+        self.why = ""
+        self._context = context
+        self._limiter = trio.CapacityLimiter(3) if own is None else own.berth.threads
+        self._woken = trio.Event()
+        self._pause: Pause | None = None
+        self._must_find = True
+        self._must_open = False
+        self._sentries: dict[int, Sentry] = {}
+        self._folders: dict[int, int] = {}
+        self.refused: tuple[PassedOver, ...] = ()
+        self._area_watches: list[int] = []
+        self._n_breaks = 0
+        self._n_blind = 0
+        self._watch_at_s = math.inf  # when to try again what could not be watched; later each time
+        self._rests_until_s = 0.0
+        self._polled_at_s = 0.0
+        self._looked_at_s = 0.0
+
+    # From outside
+
+    def wake(self) -> None:
+        """Something may have changed: look."""
+        self._woken.set()
+        if self.session is not None:
+            self.session.wake()
+
+    def reconfigure(self) -> None:
+        """Another policy, or the volume may have come back: stop, look at everything again, go on."""
+        self._must_find = True
+        self._rests_until_s = self._looked_at_s = 0.0
+        for user in self.users.values():
+            user.look_again()
+        if self.session is not None:
+            self.session.stop()
+        self.wake()
+
+    def look_again(self) -> None:
+        """Something was mounted or unmounted: look whether it was here; a session comes to its end first."""
+        self._must_open = True
+        if self.session is None:
+            self.wake()
+
+    def paths(self) -> tuple[bytes, ...]:
+        """By what people may know it."""
+        return (self.path,) if self._own is None else (self.path, self._own.by_rules.path)
+
+    def renew(self, own: Own) -> None:
+        """Its owner's registry says something else of it, or it is shown by another mount."""
+        assert self._own is not None
+        if (own.word, own.by_rules) != (self._own.word, self._own.by_rules):
+            self._own = own._replace(berth=self._own.berth)
+            self.reconfigure()
+
+    def leave(self) -> None:
+        """Its owner vouches for it no more: let go of it for good."""
+        self._is_left = True
+        if self.session is not None:
+            self.session.stop()
+        self.wake()
+
+    def set_pause(self, pause: Pause | None) -> None:
+        """Pause it, or let it go on."""
+        if pause == self._pause:
+            return
+        kind, detail = (Kind.PAUSED, pause.why) if pause else (Kind.RESUMED, "")
+        self._context.tell(kind, volume=self.path, uid=self.owner, detail=detail)
+        self._pause = pause
+        if pause and self.session is not None:
+            self.session.stop()
+        self.wake()
+
+    # The life
+
+    async def run(self) -> None:
+        """Serve the volume until cancelled or left, or until it is gone for good. Raises  ForkerLost. Checkpoint
+
+        One that the configuration names is waited for; others are found again when they are mounted.
+        """
+        while not self._is_left and (self._stays or self._n_gone < _GONE_FOR_GOOD):
+            policy = self._policy()
+            wait_s = await self._watch_room(policy)
+            held_s = self._held_back_s(policy)
+            if held_s > 0:
+                wait_s = min(wait_s, held_s)
+            else:
+                try:
+                    await self._work(policy)
+                    wait_s = min(wait_s, self._idle_s())
+                except (Trouble, TrashdError, OSError) as error:
+                    wait_s = self._failed(error)
+            with trio.move_on_after(wait_s):
+                await self._woken.wait()
+            self._woken = trio.Event()
+        self._forget()
+
+    def _policy(self) -> VolumePolicy:
+        config = self._context.config
+        return config.volume(self.path) if self._own is None else config.inside(*self._own.by_rules)
+
+    async def _watch_room(self, policy: VolumePolicy) -> float:
+        """Look at the free space where nothing is open; until when that need not be done again."""
+        parts = [part for user in self.users.values() for part in user.parts.values()]
+        # Outside its window nobody has looked yet what there is.
+        is_unknown = not self.volume_id and policy.windows
+        is_empty = not is_unknown and not any(part.n_orphans or part.fresh for part in parts)
+        if is_empty or (policy.blocks is None and policy.inodes is None):
+            return _NEVER_S
+        now_s = boot_s()
+        if now_s >= self._looked_at_s + _ROOM_S:
+            self._looked_at_s = now_s  # also if it fails: not at once again
+            with suppress(OSError, TrashdError):
+                space = await self._space()
+                if space is not None:
+                    self._look_at_space(space)
+        return self._looked_at_s + _ROOM_S - now_s
+
+    def _look_at_space(self, space: Space) -> None:
+        """Take in what is free: whether to hurry."""
+        self._looked_at_s = boot_s()
+        if not self.room.look(space, self._policy(), self._looked_at_s):
+            return
+        if self.room.hurries:
+            share = space.free_share() or 0.0
+            detail = f"{share:.1%} of it are free: the oldest go before their time"
+            self._context.tell(Kind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
+        for user in self.users.values():
+            for part in user.parts.values():
+                part.look_again()
+
+    def _held_back_s(self, policy: VolumePolicy) -> float:
+        """For how long nothing may be done here, and why; 0 if it may."""
+        now_s = boot_s()
+        if self._pause is not None and self._pause.left_s(time.time()) <= 0.0:
+            self.set_pause(None)
+        if self._pause is not None:
+            self._be(Phase.PAUSED, self._pause.why)
+            return max(self._pause.left_s(time.time()), 0.1)
+        if not policy.is_served:
+            self._be(Phase.PAUSED, "the configuration says: serve = false")
+            return _NEVER_S
+        if now_s < self._rests_until_s:
+            return self._rests_until_s - now_s
+        local = time.localtime()
+        opens_s = opens_in_s(policy.windows, local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec)
+        if opens_s and not self.room.hurries:
+            self._be(Phase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
+            return min(float(opens_s), _WINDOW_S)
+        return 0.0
+
+    def _be(self, phase: Phase, why: str = "") -> None:
+        if (phase, why) != (self.phase, self.why):
+            self.phase, self.why = phase, why
+            self._context.changed()
+
+    async def _work(self, policy: VolumePolicy) -> None:
+        """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
+        now_s = boot_s()
+        is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
+        must_open = self._must_find or self._must_open or is_poll or now_s >= self._watch_at_s
+        if not must_open and not any(user.wants(now_s) for user in self.users.values()):
+            return
+        self._be(Phase.LOOKING)
+        if self._own is None:
+            await self._work_opened(policy, is_poll=is_poll)
+            return
+        async with self._own.berth.taken():
+            if self._held_back_s(policy) <= 0 and not self._is_left:  # who knows how long it waited
+                await self._work_opened(policy, is_poll=is_poll)
+
+    async def _open(self) -> Opened:
+        """Open it; a user's own store soon or not at all. Raises  TrashdError; OSError"""
+        kernel = self._context.kernel
+        if self._own is None:
+            return await in_thread(self._limiter, partial(open_volume, kernel, self.path))
+        opening = partial(open_own, kernel, self._own.word)
+        opened = await in_time(self._limiter, _HUNG_S, opening, lambda late: late.owned.close())
+        if opened is None:
+            raise NoStore(self.path, "its disk does not answer; it is looked at again now and then")
+        return opened
+
+    async def _space(self) -> Space | None:
+        """What is free, if the disk answers. Raises  TrashdError; OSError"""
+        if self._own is None:
+            return await in_thread(self._limiter, partial(space_at, self.path))
+        looking = partial(own_space, self._context.kernel, self._own.word)
+        return await in_time(self._limiter, _HUNG_S, looking, lambda _late: None)
+
+    async def _work_opened(self, policy: VolumePolicy, *, is_poll: bool) -> None:
+        with await self._open() as opened:
+            self.told_path = opened.told_path or self.path
+            await self._begin(opened, is_poll=is_poll)
+            self.session = Session(
+                self._context,
+                opened,
+                policy,
+                self.users,
+                self.tally,
+                self.room,
+                self._limiter,
+                Tells(
+                    self._look_at_space,
+                    partial(self._post_sentries, opened.store),
+                    partial(self._find_users, opened),
+                ),
+            )
+            self._context.changed()
+            try:
+                await self._run_session(self.session, policy)
+            finally:
+                self.session = None
+                self.tally.rest()
+                self._context.changed()
+        if self._n_breaks:
+            self._n_breaks = 0
+            self._context.tell(Kind.MENDED, volume=self.path, uid=self.owner)
+
+    async def _run_session(self, session: Session, policy: VolumePolicy) -> None:
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._close_in_time, session, policy)
+            try:
+                await session.work()
+            except (Trouble, TrashdError, OSError, ForkerLost) as error:
+                failed = error
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+    async def _close_in_time(self, session: Session, policy: VolumePolicy) -> None:
+        """Stop when the window ends; or when others wait, and it has had its turn, or has nothing to do."""
+        began_s = boot_s()
+        while self._held_back_s(policy) <= 0:
+            await trio.sleep(1.0)
+            if self._own is not None and self._own.berth.is_wanted():
+                now_s = boot_s()
+                if now_s >= began_s + _TURN_S or not any(user.wants(now_s) for user in self.users.values()):
+                    break
+        session.stop()
+
+    async def _begin(self, opened: Opened, *, is_poll: bool) -> None:
+        """See to it that this is the volume that we know, and whom it has."""
+        store = opened.store
+        self._must_open = False
+        self._n_gone = 0
+        if store.volume.id != self.volume_id:
+            if self.volume_id and self._lets_tell():
+                _LOG.warning("%s is another volume now: all of it is looked at anew", printable(self.path))
+            self._forget()
+            self.volume_id = store.volume.id
+            self.filesystem = opened.filesystem
+        if is_poll:
+            self._polled_at_s = boot_s()
+            for uid, user in self.users.items():
+                sentry = self._sentries.get(uid)
+                # Other hosts' doings come by no inotify, nor what is in a folder that could not be watched.
+                if not store.kernel.is_local(store.fd) or sentry is None or not sentry.is_complete():
+                    user.look_again()
+        self._must_find |= is_poll
+        if self._must_find:
+            await self._find_users(opened)
+        else:
+            self._post_sentries(store)  # where a watch was lost
+
+    async def _find_users(self, opened: Opened) -> None:
+        """See which users the volume has, if there may be new ones."""
+        if not self._must_find:
+            return
+        self._must_find = False
+        if not self._area_watches:
+            wanted = Happened.CREATE | Happened.MOVED_TO | Happened.MOVED_FROM | Happened.DELETE
+            for _name, area in opened.store.areas.all():
+                with suppress(OSError):
+                    self._area_watches.append(self._context.watcher.add(area, wanted, self._on_users))
+        try:
+            census = await in_thread(self._limiter, opened.users)
+        except BaseException:
+            self._must_find = True  # the session ended meanwhile: the next one finds them
+            raise
+        self._tell_refused(census)
+        for uid in self.users.keys() - census.inos.keys():
+            self._drop(uid)
+        for uid, ino in census.inos.items():
+            if uid not in self.users:
+                self.users[uid] = User(uid, self.path, self._most_remembered, self._context.since_ns)
+            elif self._folders.get(uid, ino) != ino:
+                self._renew(uid)
+        self._folders = census.inos
+        self._post_sentries(opened.store)
+
+    def _tell_refused(self, census: Census) -> None:
+        """Note what is no user's folder though it is called so; it is not served."""
+        refused = tuple(PassedOver(*problem) for problem in tell(self.told_path, census.refused))
+        if refused == self.refused:
+            return
+        self.refused = refused
+        self._context.changed()
+        if refused and self._context.lets_tell(census.refused[0].owner or 0):
+            told = "; ".join(f"{one.where}: {one.what}" for one in refused)
+            _LOG.warning("%s", told)
+
+    def _post_sentries(self, store: Store) -> None:
+        """Watch the folders of all users that are not watched yet."""
+        for uid in self._sentries.keys() - self.users.keys():
+            self._sentries.pop(uid).dismiss()
+        for uid, user in self.users.items():
+            sentry = self._sentries.get(uid)
+            if sentry is None or sentry.user is not user:
+                if sentry is not None:
+                    sentry.dismiss()
+                sentry = self._sentries[uid] = Sentry(self._context, self.path, user, self.wake)
+            sentry.post(store)
+        self._n_blind = 0 if all(one.is_complete() for one in self._sentries.values()) else self._n_blind + 1
+        self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
+
+    def _renew(self, uid: int) -> None:
+        """A user has another folder than before: all that is known of the old one is void."""
+        self.users[uid].look_again()
+        self._leave(uid)
+
+    def _on_users(self, event: Event) -> None:
+        """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
+        if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
+            self._leave_areas()
+        elif not event.happened & Happened.OVERFLOW and whose(event.name) is None:
+            return
+        self._must_find = True
+        if self.session is None:
+            self.wake()
+        else:
+            self.session.look_around()
+
+    def _most_remembered(self) -> int:
+        if self._own is not None:
+            return self._own.berth.most_remembered()
+        return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)
+
+    def _idle_s(self) -> float:
+        """All is done: for how long nothing is due."""
+        self._be(Phase.IDLE)
+        if self._must_find or self._must_open:
+            return 0.0
+        now_s = boot_s()
+        poll_s = self._polled_at_s + self._context.config.poll_s
+        return max(min([poll_s, self._watch_at_s, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
+
+    def _failed(self, error: Exception) -> float:
+        """What went wrong, and how long to leave it alone."""
+        known = from_os(error, self.path) if isinstance(error, OSError) else error
+        why = known.message() if isinstance(known, TrashdError) else str(known)
+        why = why.replace(printable(self.path), printable(self.told_path))  # everybody may read it
+        self._must_find = True
+        if isinstance(known, Elsewhere):
+            self._be(Phase.ELSEWHERE, "another reaper works on it")
+            return _ELSEWHERE_S
+        if isinstance(known, Unproven):
+            self._forget()
+            self._be(Phase.UNPROVEN, f"{why} ({known.hint})")
+            return float(self._context.config.poll_s)
+        if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
+            self._forget()
+            self._n_gone += 1
+            self._be(Phase.GONE, why)
+            return float(self._context.config.poll_s)
+        return self.broke(why)
+
+    def broke(self, why: str) -> float:
+        """Leave the volume alone for a while, longer each time; how long."""
+        rest_s = min(_FIRST_REST_S * 2.0**self._n_breaks, _LONGEST_REST_S)
+        self._n_breaks += 1
+        self._rests_until_s = boot_s() + rest_s
+        self._be(Phase.BROKEN, f"{why}; it is tried again every now and then")
+        self.tally.fault(time.time_ns(), why)
+        detail = f"{why}; it is tried again in {rest_s:.0f} s"
+        self._context.tell(Kind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
+        return rest_s
+
+    def _lets_tell(self) -> bool:
+        """Whether one more thing may be told that its owner can bring about as often as he likes."""
+        return self.owner is None or self._context.lets_tell(self.owner)
+
+    def _forget(self) -> None:
+        """Nothing of what is known is true any more."""
+        self.refused = ()
+        for uid in list(self.users):
+            self._drop(uid)
+        self._leave_areas()
+        self._must_find = True
+
+    def _leave_areas(self) -> None:
+        for number in self._area_watches:
+            self._context.watcher.remove(number)
+        self._area_watches.clear()
+
+    def _drop(self, uid: int) -> None:
+        del self.users[uid]
+        self._leave(uid)
+
+    def _leave(self, uid: int) -> None:
+        """End all watching and work in the folder that a user had; he may make another one at once."""
+        if uid in self._sentries:
+            self._sentries.pop(uid).dismiss()
+        if self.session is not None:
+            self.session.renew(uid)

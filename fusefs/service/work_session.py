@@ -1,0 +1,397 @@
+"""Work on an opened volume: whose turn it is, what is done in it and how fast, until nothing is due any more."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import TrashdError
+from fusefs.core.events import Kind
+from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.core.policy import VolumePolicy
+from fusefs.core.slice_budget import HOLD, Tempo
+from fusefs.engine.pressure_pacer import Pacer
+from fusefs.linux.act_as_user import person
+from fusefs.linux.subuid import read_subordinates
+from fusefs.service.child_answers import Intake
+from fusefs.service.child_handle import Deputy, DeputyLost
+from fusefs.service.fair_turns import Turns
+from fusefs.service.forker import ForkerLost
+from fusefs.service.messages import Beat, Measure, Order, Reap
+from fusefs.service.open_volume import Opened, Space
+from fusefs.service.root_takeover import take_over
+from fusefs.service.shared_context import Context, boot_s, in_thread
+from fusefs.service.user_state import User
+from fusefs.service.volume_figures import Room, Tally
+
+_LOG = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+_QUANTUM_S = 0.5
+"""Of one user's turn where others wait."""
+_AROUND_S, _AROUND_LEAST_S = 2.0, 0.5
+"""Between two looks at the free space and for new users; sooner for these, but anybody makes names in u/ all day."""
+_MOST_HELD = 16
+"""Removals that are held half-way at a time: more are parked."""
+_MOST_IDLE = 4
+"""Children that wait for something to do, at a time."""
+_PARKING_S = 0.4
+"""What is being done has so long to come to a clean end when the service stops."""
+_DYING_S = 0.2
+"""Killed, a child lives on until it gets a processor."""
+_ROOTS_MOST = 1000
+"""Orphans of root's that are remembered of a store where he had none before."""
+_LINGER_S = 2.0
+"""A volume stays open so long after the last work: things are seldom thrown away one by one."""
+
+
+class Tells(NamedTuple):
+    """Whom a session tells what it finds.
+
+    space   what is free, every few seconds
+    parts   a user has folders in stores that were not known
+    around  every few seconds: there may be users who were not known
+    """
+
+    space: Callable[[Space], None]
+    parts: Callable[[], None]
+    around: Callable[[], Awaitable[None]]
+
+
+class Session:
+    """One volume while it is open. All that lasts longer is its keeper's."""
+
+    def __init__(
+        self,
+        context: Context,
+        opened: Opened,
+        policy: VolumePolicy,
+        users: dict[int, User],
+        tally: Tally,
+        room: Room,
+        limiter: trio.CapacityLimiter,
+        tells: Tells,
+    ) -> None:
+        """Be ready to work.
+
+        users    whom to serve; new ones may come while it works
+        limiter  of the threads that touch this volume
+        """
+        self._context = context
+        self._opened = opened
+        self._policy = policy
+        self._users = users
+        self._tally = tally
+        self._room = room
+        self._limiter = limiter
+        self._tells = tells
+        caps = Caps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
+        self.pacer = Pacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
+        self.tempo = HOLD
+        self._turns = Turns(read_subordinates().holder_of)
+        self._deputies: dict[int, Deputy] = {}
+        self._busy: set[int] = set()
+        self._counted: dict[int, Beat] = {}
+        self._woken = trio.Event()
+        self._may_be_news = trio.Event()
+        self._stale: set[int] = set()
+        self._is_stopping = False
+        self._is_probing = False
+        self._by_force: set[str] = set()
+        self._intake = Intake(context, opened, policy, tally, room, tells.parts)
+
+    # From outside
+
+    def wake(self) -> None:
+        """Something changed: look again whose turn it is."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Come to an end soon; what is being reaped is parked."""
+        self._is_stopping = True
+        self.wake()
+
+    def renew(self, uid: int) -> None:
+        """A user's folder is not the one that his child has: his next order goes to another child."""
+        self._stale.add(uid)
+
+    def look_around(self) -> None:
+        """There may be a new user: see to it soon."""
+        self._may_be_news.set()
+
+    def current(self) -> list[User]:
+        """Those of whom an orphan is being reaped, held ones too."""
+        return [user for user in self._users.values() if user.current is not None]
+
+    # The work
+
+    async def work(self) -> None:
+        """Do all that is due, and come back when nothing is any more, or when stopped.
+
+        Raises  Trouble; ForkerLost
+        Checkpoint  yes
+        """
+        lost: ForkerLost | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_around)
+            try:
+                await self._take_turns(nursery)
+            except ForkerLost as error:
+                lost = error
+            finally:
+                self._is_stopping = True
+                with trio.move_on_after(_PARKING_S, shield=True):
+                    await self._park()
+                await self._let_go()
+                self.pacer.close()
+                nursery.cancel_scope.cancel()
+        if lost is not None:
+            raise lost
+        self._intake.check()
+
+    async def _take_turns(self, nursery: trio.Nursery) -> None:
+        worked_at_s = boot_s()
+        while not (self._is_stopping or self._intake.trouble):
+            await self._serve_root()
+            now_s = boot_s()
+            wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.wants(now_s)]
+            if wanting:
+                uid = self._turns.next(wanting)
+                began_s = boot_s()
+                await self._turn(nursery, self._users[uid])
+                worked_at_s = boot_s()
+                self._turns.charge(uid, worked_at_s - began_s)
+            elif now_s < worked_at_s + _LINGER_S:
+                soon_s = min((user.next_at_s() for user in self._users.values()), default=math.inf)
+                await self._wait(max(min(worked_at_s + _LINGER_S, soon_s) - now_s, 0.0))
+            else:
+                return
+
+    async def _serve_root(self) -> None:
+        """One thing that its user could not delete, and root shall: from now on it is root's own."""
+        if self._intake.for_root:
+            wanted = self._intake.for_root.pop()
+            try:
+                taken = await in_thread(self._limiter, partial(take_over, self._opened, wanted))
+            except (TrashdError, OSError) as error:
+                _LOG.warning("%s stays in quarantine: %s", wanted.id, error)
+                return
+            if taken is not None and wanted.by_force:
+                self._by_force.add(taken)
+            self._root().look_again()
+
+    def _root(self) -> User:
+        if 0 not in self._users:
+            self._users[0] = User(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
+        return self._users[0]
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for something to change, at most so long."""
+        with trio.move_on_after(seconds):
+            await self._woken.wait()
+        self._woken = trio.Event()
+
+    async def _turn(self, nursery: trio.Nursery, user: User) -> None:
+        """Let one user's child work, until it has nothing to do, or others have waited long enough."""
+        deputy = await self._deputy(nursery, user)
+        if deputy is None:
+            return
+        began_s = last_s = boot_s()
+        while not (self._is_stopping or self._intake.trouble):
+            if user.uid not in self._busy:
+                order = user.next_order(boot_s())
+                if order is None:
+                    break
+                self._busy.add(user.uid)
+                order = self._narrowed(order)
+                nursery.start_soon(self._carry_out, user, deputy, order)
+            deputy.lead(self._tick(nursery))
+            await self._wait(self.pacer.next_tick_s() if self._policy.paced else _TICK_S)
+            now_s = boot_s()
+            user.had_s, last_s = user.had_s + now_s - last_s, now_s
+            for one in self._deputies.values():
+                one.look_after()
+            if self._deputies.get(user.uid) is not deputy:
+                return
+            if user.has_had_enough(now_s):
+                deputy.park()
+            if now_s - began_s >= _QUANTUM_S and self._others_want(user.uid, now_s):
+                break
+        if user.uid in self._busy:
+            deputy.lead(HOLD)
+            if len(self._busy) > _MOST_HELD:
+                deputy.park()
+        elif len(self._deputies) > _MOST_IDLE and not user.wants(boot_s()):
+            self._dismiss(deputy)
+
+    def _narrowed(self, order: Order) -> Order:
+        """The order; of orphans that root took over with the right to take flags off first those alone.
+
+        Where space is low one at a time: no more go before their time than have to.
+        """
+        if not isinstance(order, Reap):
+            return order
+        forced = [one for one in order.chosen if one.id in self._by_force]
+        chosen = forced or order.chosen
+        return Reap(order.base, chosen[:1] if self._room.hurries else chosen, by_force=bool(forced))
+
+    def _others_want(self, uid: int, now_s: float) -> bool:
+        return any(other != uid and (other in self._busy or user.wants(now_s)) for other, user in self._users.items())
+
+    async def _deputy(self, nursery: trio.Nursery, user: User) -> Deputy | None:
+        """A child for a user; None if he has no folder any more."""
+        deputy = self._deputies.get(user.uid)
+        if deputy is not None and user.uid in self._stale - self._busy:
+            self._dismiss(deputy)
+            user.look_again()  # what it told meanwhile was of the folder that he had
+            deputy = None
+        if deputy is None:
+            self._stale.discard(user.uid)
+            try:
+                deputy = await self._appoint(user)
+            except (TrashdError, OSError) as error:
+                self._intake.failed(user, error.errno or errno.EIO, "nobody can be found to work for him", str(error))
+            if deputy is None:
+                return None
+            self._deputies[user.uid] = deputy
+            nursery.start_soon(_listen, deputy)
+        return deputy
+
+    async def _appoint(self, user: User) -> Deputy | None:
+        """A new child for a user; None, and he is forgotten, if he has no folder any more."""
+        folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
+        if folder is None:
+            if self._users.get(user.uid) is user:  # nobody saw it while we looked
+                del self._users[user.uid]
+            return None
+        with folder:
+            who = await in_thread(self._limiter, partial(person, user.uid))
+            return Deputy(user.uid, await self._context.forker.fork(folder, who))
+
+    def _dismiss(self, deputy: Deputy) -> None:
+        self._count()
+        self._counted.pop(deputy.uid, None)
+        del self._deputies[deputy.uid]
+        deputy.close()
+
+    async def _park(self) -> None:
+        for uid in self._busy:
+            deputy = self._deputies.get(uid)
+            if deputy is not None:
+                deputy.park(now=True)
+        while self._busy:
+            await self._wait(_TICK_S)
+
+    async def _let_go(self) -> None:
+        """End all children; until they have ended the volume is busy."""
+        deputies = list(self._deputies.values())
+        for deputy in deputies:
+            deputy.kill("no longer needed")
+        with trio.move_on_after(_DYING_S, shield=True):
+            for deputy in deputies:
+                await deputy.ended()
+        for deputy in deputies:
+            self._dismiss(deputy)
+
+    async def _carry_out(self, user: User, deputy: Deputy, order: Order) -> None:
+        """Have one order done, whatever comes of it."""
+        try:
+            if isinstance(order, Reap):
+                user.ordered(order.ids())
+                user.begins(order.chosen[0].id)
+            # What was done is told, even if the service ends: then the session parks its deputies and dismisses them.
+            with trio.CancelScope(shield=True):
+                async with aclosing(deputy.answers(order)) as answers:
+                    async for answer in answers:
+                        self._intake.take(user, order, answer)
+            all_measured = isinstance(order, Measure) and not user.parts[order.base].to_measure
+            if all_measured or (isinstance(order, Reap) and self._room.hurries):
+                await self._look_at_space()
+            user.succeeded(boot_s())
+        except DeputyLost as lost:
+            user.give_back(order)
+            if not self._is_stopping:
+                self._dismiss(deputy)
+                pause_s = user.failed(boot_s())
+                detail = f"{lost}; the next one begins in {format_duration(round(pause_s))}"
+                self._context.tell(Kind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail)
+        except OSError as error:
+            user.give_back(order)
+            self._intake.failed(user, error.errno or errno.EIO, "his folder can't be worked in", error.strerror or "")
+        finally:
+            for part in user.parts.values():
+                part.put_back(boot_s())
+            user.begins(None)
+            self._busy.discard(user.uid)
+            self.wake()
+
+    def _tick(self, nursery: trio.Nursery) -> Tempo:
+        """How fast whoever has the turn may go now."""
+        self._count()
+        now_s = boot_s()
+        self._tally.look(now_s)
+        if self._policy.paced:
+            n_due = sum(user.n_due(now_s) for user in self._users.values())
+            backlog = Backlog(int(n_due * self._tally.usual_entries), self._overdue_s(now_s), self._room.hurries)
+            done = Done(self._tally.n_entries, self._tally.n_bytes, self._tally.busy_s)
+            self.tempo = self.pacer.tick(done, backlog)
+            if self.pacer.wants_probe() and not self._is_probing:
+                self._is_probing = True
+                nursery.start_soon(self._probe)
+        else:
+            self.tempo = Tempo(self._policy.max_entries_per_s, self._policy.max_bytes_per_s)
+        return self.tempo
+
+    def _overdue_s(self, now_s: float) -> float:
+        return max([0.0, *(now_s - user.due_at_s() for user in self._users.values())])
+
+    def _count(self) -> None:
+        """Add up what the children told since the last time."""
+        for uid, deputy in self._deputies.items():
+            last, sums = self._counted.get(uid, Beat(0, 0, 0.0)), deputy.sums
+            self._counted[uid] = sums
+            if uid in self._users:
+                self._users[uid].n_removed += sums.n_entries - last.n_entries
+            self._tally.add(sums.n_entries - last.n_entries, sums.n_bytes - last.n_bytes, sums.busy_s - last.busy_s)
+
+    async def _probe(self) -> None:
+        try:
+            await in_thread(self._limiter, self.pacer.probe)
+        except OSError as error:
+            self._intake.volume_failed(error.errno or errno.EIO, "the probe")
+        finally:
+            self._is_probing = False
+
+    async def _look_around(self) -> None:
+        """Look at what no child tells: free space, new users."""
+        while True:
+            try:
+                await self._look_at_space()
+                await self._tells.around()
+            except OSError as error:
+                self._intake.volume_failed(error.errno or errno.EIO, "looking around")
+            self.wake()
+            await trio.sleep(_AROUND_LEAST_S)
+            with trio.move_on_after(_AROUND_S - _AROUND_LEAST_S):
+                await self._may_be_news.wait()
+            self._may_be_news = trio.Event()
+
+    async def _look_at_space(self) -> None:
+        """See what is free, and whether something has to go before its time."""
+        space = await in_thread(self._limiter, self._opened.space)
+        self._tells.space(space)
+        await self._intake.enforce_quota(space, self._users.values(), self._limiter)
+
+
+async def _listen(deputy: Deputy) -> None:
+    """Take in what a child says until its deputy is dismissed, whatever is cancelled meanwhile. Checkpoint"""
+    with trio.CancelScope(shield=True):
+        await deputy.listen()

@@ -1,0 +1,129 @@
+"""Whose work it is: what lies in a user's folder is read and changed by a process with that user's uid (I13)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
+from fusefs.linux.act_as_user import Ask, call_as, user_name
+from fusefs.linux.child_processes import ChildLost
+from fusefs.store.container import Held
+from fusefs.store.layout import Store, UserFolder
+from fusefs.store.make_folder import make_roots
+from fusefs.store.root_rename import ITS_OWNERS, Answer, Hand, Question
+from fusefs.store.stage import restock
+from fusefs.store.swap_path import own_folder
+from fusefs.store.user_folders import open_user
+from fusefs.store.victim_rename import Direct, Move, Visible
+
+T = TypeVar("T")
+
+
+class _Outcome(msgspec.Struct):
+    """What comes back from the child: a result, or an error to be raised here as what it was there."""
+
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    detail: str = ""
+    hint: str = ""
+    errno: int = 0
+
+
+def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any, visible: Direct | None = None) -> T:
+    """The result of `body`, run by us if the folder is ours, else (root) in a process of its owner.
+
+    body     gets who does the renames at a visible name: ourselves, or root on the child's request
+    kind     the result's type, as msgspec decodes it: the child's word is checked like a user's
+    visible  the one name that root will change for the child
+    Raises   what `body` raises; AuthorityLost; NotPermitted if it is somebody else's folder and we are not root
+    """
+    uid = os.geteuid()
+    if folder.uid == uid:
+        return body(visible)
+    if uid != 0:
+        raise NotPermitted(folder.path())
+    hand = Hand(folder, visible)
+    return ask_owner(folder.uid, lambda ask: body(None if visible is None else _Asked(ask)), kind, hand.answer)
+
+
+def make_folder_of(store: Store, uid: int) -> UserFolder:
+    """A user's folder in a store, made by root if missing; needs root.
+
+    Where root can't give it away (a network filesystem), its user makes it; what a killed command of his left in it is
+    completed or undone.
+    Raises  AuthorityLost, or what making it met
+    """
+
+    if store.is_roots_to_keep():
+        with suppress(OSError, NoStore):
+            make_roots(store, uid).fd.close()
+
+    def body(_ask: Ask) -> None:
+        with own_folder(store) as folder:
+            restock(folder)
+
+    ask_owner(uid, body, None, lambda _question: b"")
+    folder = open_user(store, uid)
+    if folder is None:
+        raise NoStore(store.base_path)
+    return folder
+
+
+def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
+    """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
+    try:
+        message = call_as(uid, lambda ask: _run(body, ask), answer)
+    except ChildLost as error:
+        raise AuthorityLost(user_name(uid)) from error
+    outcome = msgspec.json.decode(message, type=_Outcome)
+    if outcome.error == "OSError":
+        raise OSError(outcome.errno, os.strerror(outcome.errno), outcome.detail)
+    if outcome.error == KernelRefused.__name__:
+        raise KernelRefused(outcome.detail, outcome.hint, outcome.errno)
+    if outcome.error:
+        raise BY_NAME[outcome.error](outcome.detail, outcome.hint)
+    result: T = msgspec.json.decode(outcome.result, type=kind)
+    return result
+
+
+def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
+    try:
+        outcome = _Outcome(msgspec.Raw(msgspec.json.encode(body(ask))))
+    except TrashdError as error:
+        outcome = _Outcome(error=type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
+    except OSError as error:
+        outcome = _Outcome(error="OSError", detail=str(error.filename or ""), errno=error.errno or errno.EIO)
+    return msgspec.json.encode(outcome)
+
+
+class _Asked:
+    """The visible name as the child has it: each step is root's, asked for through the channel."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def make(self, move: Move, held: Held) -> None:
+        """See Visible."""
+        self._put(Question(move.name, held.state, held.id, held.record.victim, held.record.method))
+
+    def found(self) -> tuple[int, int] | None:
+        """See Visible."""
+        return self._put(Question("found")).found
+
+    def refresh(self, held: Held) -> None:
+        """See Visible."""
+        self._put(Question("refresh", held.state, held.id))
+
+    def _put(self, question: Question) -> Answer:
+        answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=Answer)
+        if answer.refused:
+            raise Refused(answer.refused, ITS_OWNERS)
+        if answer.errno:
+            raise OSError(answer.errno, os.strerror(answer.errno))
+        return answer

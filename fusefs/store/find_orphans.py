@@ -1,0 +1,292 @@
+"""Containers across all stores and users that the caller may see, each looked at by its owner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
+from fusefs.core.names import STORE, join, printable, shell_word
+from fusefs.core.orphan_age import Clock
+from fusefs.linux.clocks import moment
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below, is_inside
+from fusefs.store.adopt import Problem
+from fusefs.store.as_owner import as_owner
+from fusefs.store.discover import discover, folders, with_lower
+from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
+from fusefs.store.list_orphans import Entry, entries
+from fusefs.store.pointers import lower_stores
+from fusefs.store.refused_folders import not_proven, tell
+from fusefs.store.set_aside import waiting
+from fusefs.store.swap_for_owner import give_what_is_left
+from fusefs.store.tidy_folder import prepared, tend, told
+from fusefs.store.user_folders import Refusal
+from fusefs.store.victim_rename import Direct, Visible
+
+_LEAST_CHARS = 4
+"""Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
+T = TypeVar("T")
+
+
+def each_folder(
+    stores: Iterable[Store],
+    body: Callable[[UserFolder], T],
+    kind: Any,
+    lost: list[TrashdError] | None = None,
+    refused: list[Problem] | None = None,
+    serves: Callable[[UserFolder], bool] | None = None,
+) -> Iterator[T]:
+    """`body` for each user's folder, lower stores included, each in a process of its owner.
+
+    stores  closed one after the other
+    kind    the result's type
+    lost    gets the errors of folders and stores that could not be looked at: one must not stop the command for all
+    refused gets what is called like a folder and is none, and what waits for its owner in a store that was set aside
+    serves  which of them; None for all
+    Raises  the first such error, when all folders are done, if nobody gave `lost`
+    """
+    errors: list[TrashdError] = [] if lost is None else lost
+    for store in stores:
+        strangers: list[Refusal] = []
+        with store:
+            try:
+                for folder in folders(store, strangers):
+                    with folder:
+                        if serves is not None and not serves(folder):
+                            continue
+                        try:
+                            results = as_owner(folder, partial(_all, folder, body), list[kind])
+                        except TrashdError as error:
+                            errors.append(error)
+                        except OSError as error:
+                            errors.append(from_os(error, folder.path()))
+                        else:
+                            yield from results
+                if refused is not None and store.owner == 0:
+                    strangers += waiting(store, os.geteuid() or None)
+            except OSError as error:
+                errors.append(from_os(error, store.base_path))
+        if refused is not None:
+            refused += tell(store.base_path, strangers)
+    if lost is None and errors:
+        raise errors[0]
+
+
+def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: Visible | None) -> list[T]:
+    return [body(one) for one in with_lower(folder)]
+
+
+def all_entries(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    lost: list[TrashdError] | None = None,
+    clocks: tuple[Clock, ...] = (),
+    silent: list[bytes] | None = None,
+) -> list[Entry]:
+    """The entries of all folders, oldest first.
+
+    A store reached by two ways is listed once, and a container that changes its state meanwhile is what it became.
+    clocks        what is remembered of the wall clock
+    lost, Raises  as for `each_folder`
+    silent        as for `discover`
+    """
+    now = moment(kernel, clocks)
+    found = {
+        (entry.path.rsplit(b"/", 2)[0], entry.id): entry
+        for part in each_folder(
+            discover(kernel, volumes, silent), lambda folder: list(entries(folder, now)), list[Entry], lost
+        )
+        for entry in part
+    }
+    return sorted(found.values(), key=lambda entry: entry.id)
+
+
+def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = ()) -> list[str]:
+    """Tend all folders that the caller may see; what could not be settled, in words. ended: as for `recover`"""
+    lost: list[TrashdError] = []
+    refused: list[Problem] = []
+    silent: list[bytes] = []
+    stores = (_with_lower_prepared(prepared(store, lost), lost) for store in discover(kernel, volumes, silent))
+
+    asker = os.geteuid()
+
+    def act(folder: UserFolder) -> list[str]:
+        if not _is_tended(folder, asker):
+            return []  # below one that is
+        return [*tend(folder, ended), *give_what_is_left(folder)]
+
+    settled = [
+        line
+        for part in each_folder(stores, act, list[str], lost, refused, lambda one: _is_tended(one, asker))
+        for line in part
+    ]
+    passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
+    return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused), *passed_over]
+
+
+def _with_lower_prepared(store: Store, lost: list[TrashdError]) -> Store:
+    """A store; those that pointers of its folders lead to are prepared too, as far as the caller may see them.
+
+    lost  gets the errors: one user must not keep root from looking at what others made
+    """
+    with suppress(OSError):  # whoever looks at the folders next tells it
+        for folder in folders(store):
+            with folder:
+                try:
+                    _prepare_lower(folder, lost)
+                except TrashdError as error:
+                    lost.append(error)
+                except OSError as error:
+                    lost.append(from_os(error, folder.path()))
+    return store
+
+
+def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
+    if folder.list(POINTERS):
+        for base in as_owner(folder, partial(_lower_bases, folder), list[bytes]):
+            with suppress(Untrusted):  # its owner's alone
+                lower = _beneath(folder.store, base, None)
+                if lower is not None:
+                    prepared(lower, lost).__exit__()
+
+
+def _lower_bases(folder: UserFolder, _visible: Visible | None) -> list[bytes]:
+    bases = []
+    for store in lower_stores(folder):
+        with store:
+            bases.append(store.base_path)
+    return bases
+
+
+def _is_tended(folder: UserFolder, asker: int) -> bool:
+    """Whether what its records say may be done for its user as somebody asks: recovery moves what they name.
+
+    Of a copy too: only the store's owner can have put there what lies in its `u/`.
+    """
+    is_in_u = folder.area == USERS and folder.store.areas.u_fd is not None and not folder.store.is_unknown()
+    return is_in_u or folder.is_served_by(asker)
+
+
+def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()) -> Entry:
+    """The one container with that id, or whose id begins or ends with it.
+
+    clocks  what is remembered of the wall clock
+    Raises  NotFound; UsageError if several have it, or it is too short to be meant
+    """
+    if len(identifier) < _LEAST_CHARS:
+        raise UsageError(
+            f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {_LEAST_CHARS} characters of it"
+        )
+    lost: list[TrashdError] = []
+    silent: list[bytes] = []
+    listed = all_entries(kernel, volumes, lost, clocks, silent)
+    exact = [entry for entry in listed if entry.id == identifier]
+    found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
+    if not found:
+        hint = f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
+        raise lost[0] if lost else NotFound(os.fsencode(identifier), hint)
+    if len({entry.id for entry in found}) > 1:
+        raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
+    return found[0] if len(found) == 1 else _the_one_in(volumes, found)
+
+
+def _the_one_in(volumes: Sequence[bytes], found: Sequence[Entry]) -> Entry:
+    """Of containers with one id, in copies of a volume, the one in a volume that was named.
+
+    Above a volume its copy may be mounted: to name one stands for those above it too, so that the nearest is meant.
+    Raises  UsageError if that does not tell them apart
+    """
+    named = [os.path.realpath(volume) for volume in volumes]
+    there = [entry for entry in found if any(is_inside(one, entry.base_path()) for one in named)]
+    depth = max((len(entry.base_path()) for entry in there), default=0)
+    nearest = [entry for entry in there if len(entry.base_path()) == depth]
+    if len(nearest) == 1 and len(named) == 1:
+        return nearest[0]
+    bases = sorted({entry.base_path() for entry in found})
+    if len(bases) == 1:
+        where = " and in ".join(printable(entry.path) for entry in found[:2])
+        raise UsageError(f"{found[0].id} is in {where}", "look at both with ls, and take one out with mv")
+    where = " and in ".join(map(printable, bases))
+    hint = " or ".join(f"--volume {shell_word(base)}" for base in bases)
+    raise UsageError(f"{found[0].id} is in {where}", f"one is a copy of the other; say which is meant: {hint}")
+
+
+def act_on(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    entry: Entry,
+    body: Callable[[UserFolder, Visible | None], T],
+    kind: Any,
+    visible: Direct | None = None,
+    *,
+    needs_proof: bool = False,
+) -> T:
+    """The result of `body` for the folder that an entry is in, run by its owner; arguments as for `as_owner`.
+
+    needs_proof  whether it must be certain that only its owner or root put it there; of one's own it need not
+    Raises       NotFound if that folder is not there any more; NotProven; what `body` raises
+    """
+    asker = os.geteuid()
+
+    def in_its_folder(folder: UserFolder, names: Visible | None) -> list[T]:
+        for one in with_lower(folder):
+            # Not by its path: root may have moved the folder to where it is proven since.
+            if one.store.base_path == entry.base_path():
+                if needs_proof and not one.is_served_by(asker):
+                    raise not_proven(one)
+                return [body(one, names)]
+        return []
+
+    for store in discover(kernel, volumes):
+        with store:
+            for folder in folders(store):
+                with folder:
+                    if folder.uid == entry.uid:
+                        act = partial(in_its_folder, folder)
+                        for result in as_owner(folder, act, list[kind], visible):
+                            return result
+    raise NotFound(entry.id)
+
+
+@contextmanager
+def opened_folder(
+    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, *, with_own: bool = False
+) -> Iterator[UserFolder]:
+    """The folder that an entry is in, opened by ourselves: for what root does with his own hands.
+
+    with_own  in a user's own store too, in which root makes nothing
+    Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
+    """
+    base = entry.base_path()
+    for upper in discover(kernel, volumes):
+        with upper:
+            of = entry.uid if with_own else None
+            store = _beneath(upper, base, of) if is_inside(base, upper.base_path) else None
+        if store is None:
+            continue
+        with store:
+            for folder in folders(store):
+                with folder:
+                    if folder.uid == entry.uid and folder.store.base_path == base:
+                        yield folder
+                        return
+    raise NotFound(entry.id)
+
+
+def _beneath(upper: Store, base: bytes, of: int | None) -> Store | None:
+    """The store in the directory of another one's or in one beneath it; None if no way leads there. of: or his own"""
+    way = below(base, upper.base_path)
+    try:
+        owner = None if of is None else upper.kernel.stat(upper.base.fd, join(way, STORE)).st_uid
+        sides = upper.base.beneath(upper.kernel, way)
+    except OSError:
+        return None  # another volume is mounted on the way, or somebody moved it
+    try:
+        return open_store(upper.kernel, sides, base, of=of if of == owner else None)
+    except Untrusted as error:
+        hint = f"root takes it over, with what is in it, by: trashd init {shell_word(base)}"
+        raise Untrusted(error.detail, hint) from error

@@ -1,0 +1,258 @@
+"""`trashd init`: the store of a directory is made, mended, or taken over from who is not to be trusted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import Busy, NoStore, Untrusted
+from fusefs.core.identity import Identity
+from fusefs.core.names import STORE, Name, VolumeId, printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import OUT_OF_REACH, READABLE, Sides
+from fusefs.store.layout import (
+    FIRST_FORMAT,
+    NEW,
+    OLD,
+    REGISTRY,
+    UNMOUNT,
+    USERS,
+    VOLUME,
+    VOLUME_MAX_BYTES,
+    Store,
+    Volume,
+    decode_volume,
+    is_regular,
+    is_roots_own,
+    open_store,
+    read_volume,
+)
+from fusefs.store.make_folder import discard_dead
+from fusefs.store.make_store import (
+    build_store,
+    discard_abandoned,
+    is_being_replaced,
+    is_wrong,
+    make_area,
+    own,
+    owner_of,
+    prove,
+    take_store,
+    vouched,
+    write_volume,
+)
+from fusefs.store.store_maker import Made, who_made
+from fusefs.store.upgrade_format import OWNERS, SHARED, is_first, tidied
+from fusefs.store.user_folders import MOUNTED, whose
+from fusefs.store.verify_folders import register_again
+
+_PLANTED = b".planted-"
+_KEPT_OF_NAME = 200
+_AREAS = (USERS, NEW, REGISTRY)
+
+
+class Initialised(NamedTuple):
+    """What `trashd init` did: the store's path, whether it was made now, and what was repaired."""
+
+    path: bytes
+    volume: Volume
+    made: bool
+    repaired: tuple[str, ...]
+
+
+def initialise(kernel: Kernel, base: Sides, base_path: bytes, *, is_known: bool = False) -> tuple[Store, Initialised]:
+    """Make the store of a directory, or check and repair the one that is there; takes over that directory.
+
+    What somebody else could change, or could have made of root's directories, root sets aside as it is, and makes a new
+    one: who moved what into the old one, or moved it as a whole, nobody can tell. Each owner's next command takes his
+    own folder out of it.
+    is_known  root says that he made the store which is there, where nothing shows that (another machine's, a copy)
+    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it
+    """
+    repaired: list[str] = []
+    with ExitStack() as owned:
+        owned.enter_context(base)
+        done = _see_to_it(kernel, base, base_path, repaired, is_known=is_known)
+        owned.pop_all()
+    store = open_store(kernel, base, base_path)
+    if store is None:
+        raise Untrusted(os.path.join(base_path, STORE))
+    store = vouched(store, done.identity)
+    with ExitStack() as owned:
+        owned.enter_context(store)
+        for _area, fd in store.areas.all():
+            discard_dead(kernel, fd, os.geteuid() or None)
+        if os.geteuid() == 0 and store.areas.new_fd is not None:
+            repaired += _name_rightly(kernel, store.areas.new_name, store.areas.new_fd)
+        owned.pop_all()
+    was = store.volume.format
+    store = tidied(store)
+    with ExitStack() as owned:
+        owned.enter_context(store)
+        if store.volume.format != was:
+            repaired.append(f"brought it up to date: format {store.volume.format}")
+        if os.geteuid() == 0:
+            repaired += register_again(store)
+        owned.pop_all()
+    return store, Initialised(os.path.join(base_path, STORE), store.volume, done.is_new, tuple(repaired))
+
+
+class _Done(NamedTuple):
+    """identity: of what is root's word from now on; None if it was so before, or is none of root's."""
+
+    is_new: bool
+    identity: Identity | None
+
+
+def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str], *, is_known: bool) -> _Done:
+    """See to it that there is a store of ours. repaired: gets what was"""
+    repaired += discard_abandoned(kernel, base)
+    fd = _open_anyones(kernel, base, base_path)
+    if fd is None:
+        if is_being_replaced(kernel, base):
+            raise Busy(os.path.join(base_path, STORE))
+        return _Done(True, build_store(kernel, base))
+    with fd, ExitStack() as owned:
+        old = _read_anyones(kernel, fd)
+        identifier = None if old is None else old.id
+        places = {base_path, os.readlink(base.fd.path())}
+        why = _why_not_kept(kernel, fd, old, places, is_known=is_known)
+        if not why:
+            if not take_store(kernel, fd, owned):
+                raise Busy(os.path.join(base_path, STORE))
+            _mend(kernel, fd, base_path, identifier, repaired)
+            return _Done(False, kernel.identify(fd))
+        made = build_store(kernel, base, identifier, replaces=fd)
+    repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
+    return _Done(True, made)
+
+
+def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
+    try:
+        return kernel.open_beneath(base.fd, STORE, READABLE)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in OUT_OF_REACH:
+            raise
+        where = os.path.join(base_path, STORE)
+        raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
+
+
+def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes], *, is_known: bool) -> str:
+    """Why root can't go on with the store of an opened `.trashd`; empty if he can. Users mend their own."""
+    if os.geteuid() != 0:
+        return ""
+    if _may_be_changed(kernel, fd):
+        return "which others could change"
+    # First whether it is of the first format: who brings that up to date at this moment vouches for it before.
+    if is_known or (old is not None and is_first(kernel, fd, old)) or who_made(kernel, fd, places) is not Made.UNKNOWN:
+        return ""
+    return "which others may have made of root's directories"
+
+
+def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
+    """Whether somebody else than root can have changed what is in a `.trashd`; an ACL's mask is in the mode.
+
+    Raises  NoStore if something is mounted in it; OSError
+    """
+    if not _is_roots(kernel.fstat(fd), sticky=False):
+        return True
+    for name in _AREAS:
+        try:
+            st = kernel.stat(fd, name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno == errno.EXDEV:  # by root, as nobody else may mount there
+                raise NoStore(os.path.join(os.readlink(fd.path()), name), f"{MOUNTED}: {UNMOUNT}") from error
+            raise  # a sound store would be set aside for it
+        if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name != REGISTRY):
+            return True
+    return False
+
+
+def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
+    shared = st.st_mode & 0o022 and not (sticky and st.st_mode & stat.S_ISVTX)
+    return st.st_uid == 0 and not shared
+
+
+def _mend(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None, repaired: list[str]) -> None:
+    """Make a store that nobody else could change what it should be."""
+    if os.geteuid() == 0:
+        if is_wrong(kernel, fd, OWNERS):
+            own(kernel, fd, OWNERS)
+            repaired.append("took back .trashd")
+        _make_way(kernel, fd, repaired)
+        names = kernel.list(fd)
+        if USERS not in names and NEW not in names:
+            make_area(kernel, fd, USERS, OWNERS)
+        for name in (one for one in _AREAS if one in names):
+            with kernel.open_dir(fd, name) as area:
+                mode = SHARED if kernel.fstat(area).st_mode & stat.S_IWOTH and name != REGISTRY else OWNERS
+                if is_wrong(kernel, area, mode):
+                    own(kernel, area, mode)
+                    repaired.append(f"took back .trashd/{name.decode()}")
+    repaired += _renew_volume(kernel, fd, base_path, identifier)
+
+
+def _name_rightly(kernel: Kernel, area: Name, area_fd: Fd) -> list[str]:
+    """Give what others have put to a user's name that of its owner. It is moved, and not changed."""
+    told = []
+    for name in kernel.list_anew(area_fd):
+        if owner_of(kernel, area_fd, name) is None:
+            continue  # its user mounted something there; the kernel would not let us move it either
+        st = kernel.stat(area_fd, name)
+        is_directory = stat.S_ISDIR(st.st_mode)
+        if name.isdigit() and whose(name) is not None and not (is_directory and name == b"%d" % st.st_uid):
+            aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else _PLANTED[:-1]))
+            kernel.rename_free(area_fd, name, area_fd, aside)
+            where = area.decode()
+            told.append(f"moved {where}/{name.decode()}, which belongs to uid {st.st_uid}, to {where}/{aside.decode()}")
+    return told
+
+
+def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
+    """See to it that all but the areas and old stores is files of root's, so that nothing is in our way."""
+    for name in kernel.list_anew(fd):
+        if name in _AREAS or name.startswith(OLD):
+            continue
+        st = kernel.stat(fd, name)
+        if not (stat.S_ISREG(st.st_mode) and st.st_uid == 0) and _PLANTED not in name:
+            aside = name[:_KEPT_OF_NAME] + _PLANTED + os.urandom(6).hex().encode()
+            kernel.rename_free(fd, name, fd, aside)
+            repaired.append(f"moved {printable(name)} to {printable(aside)}")
+
+
+def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
+    """volume.json whoever wrote it: its id is worth keeping, as the records of this store name it.
+
+    Raises  OSError: a file that can't be read now may say an id, and with another one all records are another store's
+    """
+    try:
+        if not stat.S_ISREG(kernel.stat(fd, VOLUME).st_mode):
+            return None
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EXDEV):
+            raise
+        return None
+    with kernel.open_beneath(fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+        is_sound = is_regular(kernel, file) or is_roots_own(kernel, file, fd)
+        return decode_volume(kernel.read(file, VOLUME_MAX_BYTES)) if is_sound else None
+
+
+def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None) -> list[str]:
+    """Write volume.json where it is missing, untrusted, not understood or a copy's, and prove again elsewhere."""
+    with suppress(FileNotFoundError, Untrusted):
+        known = read_volume(kernel, fd, base_path)
+        if known.format == FIRST_FORMAT:
+            return []  # it is brought up to date, and proven then
+        is_proven = known.unnamed is not None and known.strangers_refused is not None
+        if is_proven and known.filesystem == kernel.filesystem(fd) and known.store == kernel.identify(fd):
+            return []
+    write_volume(kernel, fd, prove(kernel, fd, identifier or VolumeId(os.urandom(16).hex())))
+    return ["wrote volume.json"]

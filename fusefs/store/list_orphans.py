@@ -1,0 +1,159 @@
+"""What the stores hold: found without walking a tree."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fusefs.core.errors import BadRecord
+from fusefs.core.events import show
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, is_container_id, printable
+from fusefs.core.orphan_age import Moment
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
+from fusefs.core.record_decoding import decode
+from fusefs.core.report import WORDS
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.lock_holders import flock_holders
+from fusefs.store.claim import open_record
+from fusefs.store.layout import UserFolder
+from fusefs.store.store_registry import is_vouched
+
+
+class Entry(NamedTuple):
+    """One container as a list shows it.
+
+    path      its directory
+    origin    full path that the tree came from; None for what was dropped
+    problem   why its record can't be read; the other fields are then empty
+    failures  why it is in quarantine, as far as the record had room; `n_failed` of them
+    partial     the reaper has begun on it
+    is_stopped  and nobody is at it now; never said where locks of other hosts are not seen
+    expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
+    is_proven   whether its folder is: only its user reaps it otherwise
+    is_vouched  whether somebody vouches for its store, so that it is no copy: only by its ID it is reaped otherwise
+    """
+
+    id: ContainerId
+    uid: int
+    state: State
+    path: bytes
+    origin: bytes | None
+    method: Method | None
+    created_ns: int
+    expires_ns: int | None
+    note: str
+    partial: bool
+    n_failed: int
+    problem: str
+    failures: tuple[Failure, ...] = ()
+    clock_set_ns: int = 0
+    is_proven: bool = True
+    is_vouched: bool = True
+    is_stopped: bool = False
+
+    def base_path(self) -> bytes:
+        """The directory that holds the store."""
+        return self.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/AREA/FOLDER/STATE/ID
+
+    def left_s(self, now_ns: int) -> int | None:
+        """Seconds until its term ends, negative if it has; None: never by itself."""
+        return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
+
+    def is_served_by(self, uid: int) -> bool:
+        """Whether it may go when that user asks for all that is due; as UserFolder has it."""
+        return self.is_proven or self.uid == uid != 0
+
+
+def entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
+    """The containers of one user in all states, oldest first; to be run as that user."""
+    vouched = is_vouched(folder.store)
+    for entry in _entries(folder, now):
+        yield entry._replace(is_vouched=vouched)
+
+
+def _entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
+    kernel = folder.store.kernel
+    for state in State:
+        names = folder.list(state)
+        if not names:
+            continue
+        with folder.open(state) as state_fd:
+            for name in names:
+                text = name.decode("ascii", "replace")
+                if not is_container_id(text):
+                    continue
+                try:
+                    with (
+                        kernel.open_dir(state_fd, name) as fd,
+                        open_record(kernel, fd, folder.uid) as record_fd,
+                    ):
+                        record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
+                        is_stopped = state is State.REAPING and _is_left(kernel, record_fd)
+                    yield _entry(folder, state, ContainerId(text), record, now)._replace(is_stopped=is_stopped)
+                except FileNotFoundError:
+                    continue  # moved meanwhile, or being made
+                except (BadRecord, OSError) as error:
+                    told = error.message() if isinstance(error, BadRecord) else str(error.strerror)
+                    yield unreadable(folder, state, name, told)
+
+
+def _is_left(kernel: Kernel, record_fd: Fd) -> bool:
+    """Whether nobody holds a record, without taking it even for a moment."""
+    return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd).st_ino)
+
+
+def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Moment) -> Entry:
+    base = folder.store.base_path
+    return Entry(
+        id=container,
+        uid=folder.uid,
+        state=state,
+        path=_path(folder, state, container.encode()),
+        origin=None if record.origin is None else os.path.join(base, record.origin) if record.origin else base,
+        method=record.method,
+        created_ns=record.created_ns,
+        expires_ns=record.expires_ns(now),
+        note=record.note,
+        partial=record.partial or state is State.REAPING,
+        n_failed=len(record.failures),
+        problem="",
+        failures=record.failures,
+        clock_set_ns=record.clock_set_ns(now),
+        is_proven=folder.is_proven,
+    )
+
+
+def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> Entry:
+    """The entry of what has a name in the directory of a state, and whose record nobody could, or did, read."""
+    return Entry(
+        ContainerId(printable(name)),
+        folder.uid,
+        state,
+        _path(folder, state, name),
+        None,
+        None,
+        0,
+        None,
+        "",
+        False,
+        0,
+        problem,
+        is_proven=folder.is_proven,
+    )
+
+
+def _path(folder: UserFolder, state: State, name: bytes) -> bytes:
+    return os.path.join(folder.path(), state.value.encode(), name)
+
+
+def explain_failure(failure: Failure) -> str:
+    """A reason for a quarantine, in words. They may be a user's own: any number, any text."""
+    if failure.call in WORDS:
+        return f"{printable(failure.name)}: {WORDS[failure.call]}"
+    known = failure.errno in errno.errorcode
+    reason = os.strerror(failure.errno) if known else f"error {failure.errno}"
+    return f"{show(failure.call)} {printable(failure.name or b'.')}: {reason}"

@@ -1,0 +1,212 @@
+"""A user's folder is made whole, and one for each user, whoever else makes names beside it meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from fusefs.core.errors import Busy, NoStore
+from fusefs.core.names import Name
+from fusefs.linux.act_as_user import person
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.folder_registry import LOCK, ensure_spare, read_registered, write_registered
+from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, open_areas
+from fusefs.store.user_folders import N_HEX, not_private, open_user, plain_name, whose, why_not
+
+_ATTEMPTS = 8
+_TURNS, _FIRST_TURN_S, _MOST_DOUBLED = 30, 0.01, 6
+"""How often first commands of one user make way for each other, and for how long at most; longer each time."""
+_LOCK_TURNS, _LOCK_TURN_S = 100, 0.02
+
+
+def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> UserFolder:
+    """A folder for the caller, or the one that another command of his made meanwhile.
+
+    It is made whole under another name and appears by one rename, with a random name where the plain one is planted.
+    Beside a planted one two commands could make two: each looks for the other when its own can be seen, and for a
+    folder after that, so that one of them at least makes way.
+    uid     whose it shall be, if what this thread makes is another one's (setfsuid)
+    Raises  OSError; NoStore where modes or owners mean nothing (FAT, an NFS that squashes); Busy if another command
+            of his makes one beside a planted name, and we may not wait for it
+    """
+    uid = os.geteuid() if uid is None else uid
+    kernel, (_area, u_fd), plain = store.kernel, store.areas.for_new(), plain_name(uid)
+    for turn in range(_TURNS if waits else 1):
+        try:
+            if turn and (folder := open_user(store, uid)) is not None:
+                return folder
+            with _candidate(store, u_fd, uid) as (new, fd):
+                has_rivals = discard_dead(kernel, u_fd, uid, but=new)
+                with suppress(FileExistsError):
+                    kernel.rename_free(u_fd, new, u_fd, plain)
+                    return _settled(store, uid, u_fd, plain, fd)
+                folder = open_user(store, uid)
+                if folder is not None:
+                    return folder
+                if not has_rivals:
+                    name = Name(b"%b.%b" % (plain, _random()))
+                    kernel.rename_free(u_fd, new, u_fd, name)
+                    return _settled(store, uid, u_fd, name, fd)
+        except FileNotFoundError:
+            # Somebody took it for a killed maker's before it was locked; or the whole store is gone.
+            if turn >= _ATTEMPTS:
+                raise
+            continue
+        if waits:
+            time.sleep(os.urandom(1)[0] / 256 * _FIRST_TURN_S * 2.0 ** min(turn, _MOST_DOUBLED))
+    raise Busy(store.base_path)
+
+
+def _settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> UserFolder:
+    """The folder that a user has now. Root may have moved the new one on by now; or, before it got its name, that of
+    another command, which had the same name: then that one is his, and the new one, still empty, goes.
+
+    Raises  OSError; FileNotFoundError if there is none: begin again
+    """
+    kernel = store.kernel
+    folder = open_user(store, uid)
+    if folder is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    with suppress(OSError):
+        if not os.path.samestat(kernel.fstat(folder.fd), kernel.fstat(fd)) and kernel.is_named(fd, area_fd, name):
+            _discard(kernel, area_fd, name, fd)
+    return folder
+
+
+def make_proven(store: Store, uid: int) -> UserFolder | None:
+    """A user's folder made by root, who registers it before it has its name; None if another one registers just now.
+
+    Needs root and his store. Where the user has a folder by now, it is that one.
+    Raises  OSError; NoStore where modes or owners mean nothing
+    """
+    kernel = store.kernel
+    with open_areas(kernel, store.fd) as areas, ExitStack() as owned:
+        u_fd, registry_fd = areas.u_fd, areas.registry_fd
+        if u_fd is None or registry_fd is None:
+            raise NoStore(store.base_path, "trashd init brings it up to date")
+        if not take_registry(kernel, registry_fd, owned):
+            return None
+        now = store._replace(areas=areas)  # an upgrade may have moved his folder since the store was opened
+        folder = open_user(now, uid)
+        if folder is not None:
+            return folder._replace(store=store)  # whose areas stay open
+        discard_dead(kernel, u_fd, uid)
+        for attempt in range(_ATTEMPTS):
+            try:
+                with _candidate(store, u_fd, uid) as (new, fd):
+                    entry = read_registered(kernel, registry_fd, uid)
+                    name = free_name(kernel, u_fd, uid)
+                    write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
+                    kernel.rename_free(u_fd, new, u_fd, name)
+                break
+            except FileNotFoundError:  # an init took it for a killed maker's before it was locked
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        folder = open_user(now, uid)
+        return folder and folder._replace(store=store)
+
+
+def make_roots(store: Store, uid: int) -> UserFolder:
+    """A user's folder in a store of root's, made by root if missing. Raises  OSError; NoStore; Busy"""
+    for _turn in range(_LOCK_TURNS):
+        folder = make_proven(store, uid)
+        if folder is not None:
+            return folder
+        # Another process of root's registers somebody; a command needs some milliseconds for it.
+        time.sleep(_LOCK_TURN_S)
+    raise Busy(store.base_path)
+
+
+def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:
+    """The name below `u/` that a user's next folder gets: the plain one, unless something has it."""
+    plain = plain_name(uid)
+    try:
+        kernel.stat(u_fd, plain)
+    except FileNotFoundError:
+        return plain
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    return Name(b"%b.%b" % (plain, _random()))
+
+
+def take_registry(kernel: Kernel, registry_fd: Fd, owned: ExitStack) -> bool:
+    """Take the registry's lock, owned by `owned`; whether nobody else has it. Needs root. Raises  OSError"""
+    with suppress(FileExistsError):
+        kernel.create(registry_fd, LOCK).close()
+    fd = owned.enter_context(kernel.open_beneath(registry_fd, LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK))
+    if not kernel.lock(fd):
+        return False
+    ensure_spare(kernel, registry_fd)
+    return True
+
+
+@contextmanager
+def _candidate(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]:
+    """A whole folder that is nobody's yet and its name, locked as long as its maker lives; gone again if not renamed.
+
+    Raises  OSError; NoStore; FileNotFoundError if another command took it for a killed maker's before it was locked
+    """
+    kernel = store.kernel
+    new = Name(b"%b%d.%b" % (NEW_PART, uid, _random()))
+    with make_private(kernel, area_fd, new) as fd:
+        try:
+            if kernel.is_local(fd) and not kernel.lock(fd):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
+            for part in FOLDERS:
+                with make_private(kernel, fd, part) as part_fd:
+                    _give(kernel, part_fd, uid)
+            _give(kernel, fd, uid)
+            why = why_not(kernel, fd, kernel.fstat(fd), uid, kernel.fstat(store.fd).st_dev)
+            if why:
+                raise NoStore(store.base_path, f"this filesystem can't keep a new directory to its maker: {why}")
+            yield new, fd
+        finally:
+            with suppress(OSError):  # nor does it hide how the block ended
+                if kernel.is_named(fd, area_fd, new):
+                    _discard(kernel, area_fd, new, fd)
+
+
+def _give(kernel: Kernel, fd: Fd, uid: int) -> None:
+    """What root made for a user becomes his; what he made himself is. Raises  OSError"""
+    if os.geteuid() == 0 and kernel.fstat(fd).st_uid == 0 != uid:
+        kernel.chown(fd, uid, person(uid).gid)
+
+
+def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None = None) -> bool:
+    """Remove what killed makers of a user, or of all, left; whether others are at it now.
+
+    Where locks tell nothing (network filesystems) those of other hosts are not waited for.
+    """
+    has_rivals = False
+    for name in kernel.list_anew(u_fd):
+        uid = whose(name.removeprefix(NEW_PART))
+        if uid is None or only not in (None, uid) or name == but or not name.startswith(NEW_PART):
+            continue
+        with suppress(OSError), kernel.open_dir(u_fd, name) as fd:
+            st = kernel.fstat(fd)
+            # Root's is what he had not given to its user yet.
+            if st.st_uid not in (0, uid) or not_private(st, st.st_uid) or not kernel.is_local(fd):
+                continue
+            if kernel.lock(fd):
+                _discard(kernel, u_fd, name, fd)
+            else:
+                has_rivals = True
+    return has_rivals
+
+
+def _discard(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
+    """Remove a folder that nobody used, by rmdir alone; what of it can't be removed is nobody's trouble."""
+    for part in FOLDERS:
+        with suppress(OSError):
+            kernel.rmdir(fd, part)
+    with suppress(OSError):
+        kernel.rmdir(u_fd, name)
+
+
+def _random() -> bytes:
+    return os.urandom(N_HEX // 2).hex().encode()

@@ -1,0 +1,477 @@
+"""Making a store, proving what its filesystem can do, and removing one that nobody needs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from fusefs.core.errors import Untrusted
+from fusefs.core.identity import Identity
+from fusefs.core.names import STORE, Name, VolumeId
+from fusefs.linux.fd import Fd
+from fusefs.linux.filesystem_probes import discard_trial, keeps_unnamed, refuses_strangers
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.private_directory import is_nameless
+from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, Sides
+from fusefs.store.layout import (
+    CACHEDIR_TAG,
+    CACHEDIR_TEXT,
+    COPY_PREFIX,
+    FOLDERS,
+    NEW,
+    NEW_PREFIX,
+    OLD,
+    REGISTRY,
+    USERS,
+    VOLUME,
+    Areas,
+    Store,
+    UserFolder,
+    Volume,
+    drop_acls,
+    encode_volume,
+    open_areas,
+    open_store,
+    read_volume,
+)
+from fusefs.store.reserve import discard_reserve
+from fusefs.store.spare_space import discard_ballast
+from fusefs.store.store_maker import Made, note_made
+from fusefs.store.store_registry import vouch
+from fusefs.store.user_folders import open_user
+from fusefs.store.victim_rename import NO_EXCHANGE
+
+_PROBE = (Name(b"probe-a"), Name(b"probe-b"))
+_PROBE_UNNAMED = Name(b"probe-unnamed")
+_PROBE_STRANGERS = Name(b"probe-strangers")
+LOCK = Name(b".lock")
+_ATTEMPTS = 8
+
+
+def make_store(kernel: Kernel, base: Sides, base_path: bytes) -> Store:
+    """A new store in a directory, or the one that somebody else made meanwhile; takes over that.
+
+    It is built under another name and appears complete by one rename: there is no store without a volume.json.
+    Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
+    """
+    with ExitStack() as owned:
+        owned.enter_context(base)
+        made = build_store(kernel, base)
+        owned.pop_all()
+    store = open_store(kernel, base, base_path)
+    if store is None:
+        raise Untrusted(base_path)
+    return vouched(store, made)
+
+
+def vouched(store: Store, made: Identity | None) -> Store:
+    """An opened store, for which root vouches if it is the one that was made now; takes it over. Raises  OSError"""
+    if os.geteuid() != 0 or store.made is Made.BY_ROOT or made is None:
+        return store
+    with ExitStack() as owned:
+        owned.enter_context(store)
+        if store.kernel.identify(store.fd) == made and vouch(store):
+            store = store._replace(made=Made.BY_ROOT)
+        owned.pop_all()
+    return store
+
+
+def build_store(
+    kernel: Kernel, base: Sides, identifier: VolumeId | None = None, *, replaces: Fd | None = None
+) -> Identity | None:
+    """The same without opening it; the identity of what was made, None if somebody else's is there.
+
+    identifier  of the volume, if it has one already
+    replaces    that store, which is there, lies in the new one from then on, as it is
+    Raises      OSError
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _build(kernel, base, identifier, replaces=replaces)
+        except FileNotFoundError:
+            # An init may take it for an abandoned one in the moment before it is locked: start again.
+            if attempt == _ATTEMPTS - 1:
+                raise
+    return None
+
+
+def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces: Fd | None) -> Identity | None:
+    """A store under another name, then renamed. Raises  as `unfinished`"""
+    new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
+    with unfinished(kernel, base, new, identifier) as fd:
+        for _attempt in range(_ATTEMPTS):
+            if replaces is not None:
+                _take_in(kernel, base, new, replaces)
+            with suppress(FileExistsError):
+                kernel.rename_free(base.names(), new, base.names(), STORE)
+                sync_dir(kernel, base.fd)
+                return kernel.identify(fd)
+            if replaces is None:
+                break  # somebody else's is as good
+            if not kernel.is_named(replaces, base.fd, STORE) and _hand_over(kernel, base, new):
+                break
+    return None
+
+
+def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
+    """Take the lock of who makes an opened `.trashd` what it should be, owned by `owned`; whether nobody else has it.
+
+    Where it can't be made, on a full volume, a read-only one or in somebody else's store, there is none.
+    Raises  OSError
+    """
+    if kernel.is_read_only(fd) or kernel.fstat(fd).st_uid != os.geteuid():
+        return True
+    try:
+        with suppress(FileExistsError):  # a store of before has none
+            kernel.create(fd, LOCK).close()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return True
+    return kernel.lock(owned.enter_context(kernel.open_beneath(fd, LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)))
+
+
+@contextmanager
+def unfinished(
+    kernel: Kernel, base: Sides, new: Name | None = None, identifier: VolumeId | None = None
+) -> Iterator[Fd]:
+    """A whole store under a name that nobody looks for, locked; gone again unless the block gives it another one, or
+    moves an old one into it.
+
+    Raises  OSError; FileNotFoundError if an init was faster than the lock
+    """
+    new = new or Name(NEW_PREFIX + os.urandom(6).hex().encode())
+    kernel.mkdir(base.fd, new)
+    try:
+        with kernel.open_dir(base.fd, new) as fd:
+            if kernel.is_local(fd) and not kernel.lock(fd):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
+            _fill(kernel, fd, identifier or VolumeId(os.urandom(16).hex()))
+            yield fd
+    finally:
+        if not _has_taken_in(kernel, base, new):
+            discard_unfinished(kernel, base, new)
+
+
+def _take_in(kernel: Kernel, base: Sides, new: Name, judged: Fd) -> None:
+    """Move a store into a new one that is to take its place; nothing, if another one has its name by now.
+
+    Raises  OSError
+    """
+    old = OLD + os.urandom(6).hex().encode()
+    with kernel.open_beneath(base.names(), new, DIRECTORY) as place, suppress(FileNotFoundError):
+        if not kernel.is_named(judged, base.fd, STORE):
+            return
+        kernel.rename_free(base.names(), STORE, place, old)
+        if not kernel.is_named(judged, place, old):
+            kernel.rename_free(place, old, base.names(), STORE)
+
+
+def _hand_over(kernel: Kernel, base: Sides, new: Name) -> bool:
+    """Move the old stores in a new one into a store of ours that another init has made meanwhile; whether there is one.
+
+    Raises  OSError
+    """
+    with ExitStack() as owned:
+        try:
+            there = owned.enter_context(kernel.open_beneath(base.names(), STORE, READABLE))
+        except FileNotFoundError:
+            return False
+        st = kernel.fstat(there)
+        if not stat.S_ISDIR(st.st_mode) or st.st_uid != os.geteuid() or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+        place = owned.enter_context(kernel.open_beneath(base.names(), new, READABLE))
+        for old in [name for name in kernel.list(place) if name.startswith(OLD)]:
+            kernel.rename_free(place, old, there, old)
+        kernel.fsync(there)
+        kernel.fsync(place)
+    return True
+
+
+def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:
+    """Whether an old store lies, or may lie, in a new one that nobody has given its name yet."""
+    try:
+        with kernel.open_dir(base.fd, new) as fd:
+            return any(one.startswith(OLD) for one in kernel.list(fd))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # the next init looks again
+
+
+def is_being_replaced(kernel: Kernel, base: Sides) -> bool:
+    """Whether an init has a store in hand that has no name just now; those of killed ones are finished. Raises  OSError
+
+    On a network filesystem nobody can tell a killed one.
+    """
+    with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
+        new = [Name(one) for one in kernel.list(readable) if one.startswith(NEW_PREFIX)]
+        own = [one for one in new if owner_of(kernel, base.fd, one) == os.geteuid()]
+        return kernel.is_local(readable) and any(_has_taken_in(kernel, base, one) for one in own)
+    return False
+
+
+def _finish(kernel: Kernel, base: Sides, name: Name, fd: Fd) -> bool:
+    """Give a new store its name whose maker was killed when an old one was in it already; whether it must stay.
+
+    Where another init has made one meanwhile, that one gets what was in it.
+    """
+    names = kernel.list(fd)
+    if VOLUME not in names or not any(one.startswith(OLD) for one in names):
+        return False
+    read_volume(kernel, fd, name)
+    with suppress(FileExistsError):
+        kernel.rename_free(base.names(), name, base.names(), STORE)
+        sync_dir(kernel, base.fd)
+        return True
+    return not _hand_over(kernel, base, name)
+
+
+def discard_abandoned(kernel: Kernel, base: Sides, prefix: bytes = NEW_PREFIX) -> list[str]:
+    """Remove what killed makers of ours left; whose maker lives is locked, or may be on another host."""
+    told = []
+    with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
+        for name in kernel.list(readable):
+            if not name.startswith(prefix) or owner_of(kernel, base.fd, name) != os.geteuid():
+                continue
+            with suppress(FileNotFoundError), kernel.open_dir(base.fd, name) as fd:
+                if kernel.is_local(fd) and kernel.lock(fd):
+                    if name.startswith(COPY_PREFIX) and not _is_emptied(kernel, fd):
+                        continue
+                    if _finish(kernel, base, Name(name), fd):
+                        continue
+                    discard_unfinished(kernel, base, Name(name))
+                    told.append(f"removed {name.decode()}, which was never finished")
+    return told
+
+
+def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
+    """Whether a directory is empty when what a killed maker leaves in his is gone from it.
+
+    Whoever owns the one above can give its name to any directory of ours there: nothing but that is removed.
+    """
+    st = kernel.fstat(fd)
+    if st.st_uid != os.geteuid() or st.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return False
+    for name in kernel.list(fd):
+        remove = kernel.unlink if is_nameless(name) else kernel.rmdir
+        with suppress(OSError):
+            remove(fd, name)
+    return kernel.is_empty(fd)
+
+
+def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
+    """Whose a name is; None where something is mounted, or nothing is left."""
+    try:
+        return kernel.stat(dir_fd, name).st_uid
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EXDEV):
+            raise
+        return None
+
+
+def _fill(kernel: Kernel, fd: Fd, identifier: VolumeId) -> None:
+    own(kernel, fd, 0o755)
+    if not kernel.is_empty(fd):
+        # Who may write in the directory above gave another one of ours its name: what is in that is not root's word.
+        raise FileNotFoundError(errno.ENOENT, "another directory took its place")
+    make_area(kernel, fd, USERS, 0o755)
+    if os.geteuid() == 0:
+        make_area(kernel, fd, NEW, 0o1777)
+        make_area(kernel, fd, REGISTRY, 0o755)
+    _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
+    kernel.create(fd, LOCK).close()
+    if os.geteuid() == 0:
+        note_made(kernel, fd)
+    write_volume(kernel, fd, prove(kernel, fd, identifier))
+
+
+def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
+    """A directory of ours with that mode and no ACL in an opened `.trashd`, or the one that is there.
+
+    Raises  OSError
+    """
+    with suppress(FileExistsError):
+        kernel.mkdir(fd, name)
+    with kernel.open_dir(fd, name) as area:
+        if is_wrong(kernel, area, mode):
+            own(kernel, area, mode)
+
+
+def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
+    """Write volume.json, durably. Raises  OSError"""
+    _write_new(kernel, fd, VOLUME, encode_volume(volume))
+    kernel.fsync(fd)
+
+
+def own(kernel: Kernel, fd: Fd, mode: int) -> None:
+    """Ours, that mode, and no ACL: what a parent's default ACL would have given to others is taken back."""
+    drop_acls(kernel, fd)
+    kernel.chown(fd, os.geteuid(), os.getegid())
+    kernel.chmod(fd, mode)
+
+
+def _write_new(kernel: Kernel, dir_fd: Fd, name: Name, content: bytes) -> None:
+    temporary = Name(name + b".new")
+    with suppress(FileNotFoundError):
+        kernel.unlink(dir_fd, temporary)
+    with kernel.create(dir_fd, temporary) as fd:
+        kernel.write(fd, content)
+        kernel.chmod(fd, 0o644)
+        kernel.fsync(fd)
+    kernel.rename(dir_fd, temporary, dir_fd, name)
+
+
+def sync_dir(kernel: Kernel, fd: Fd) -> None:
+    with kernel.open_dir(fd) as readable:
+        kernel.fsync(readable)
+
+
+def discard_unfinished(kernel: Kernel, base: Sides, name: Name) -> None:
+    """Remove what a killed `make_store` left; a store that was finished has no such name."""
+    try:
+        fd = kernel.open_dir(base.fd, name)
+    except OSError:
+        return
+    with fd:
+        for pair in _PROBE:
+            _discard_dir(kernel, fd, pair)
+        for entry in (VOLUME, CACHEDIR_TAG, LOCK, _PROBE_UNNAMED, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
+            with suppress(FileNotFoundError):
+                kernel.unlink(fd, entry)
+        discard_trial(kernel, fd, _PROBE_STRANGERS)
+        with suppress(FileNotFoundError), kernel.open_dir(fd, REGISTRY) as registry:
+            for entry in map(Name, kernel.list(registry)):
+                kernel.unlink(registry, entry)
+        for area in (NEW, REGISTRY, USERS):
+            _discard_dir(kernel, fd, area)
+    kernel.rmdir(base.names(), name)
+
+
+def _discard_dir(kernel: Kernel, parent: Fd, name: Name) -> None:
+    """Remove a directory of ours with at most the probe's marks in it."""
+    try:
+        fd = kernel.open_dir(parent, name)
+    except FileNotFoundError:
+        return
+    with fd:
+        for mark in kernel.list(fd):
+            if mark in _PROBE:
+                kernel.rmdir(fd, mark)
+    kernel.rmdir(parent, name)
+
+
+def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
+    """What volume.json is to say: what was seen to work in an opened `.trashd`."""
+    exchanges, lasts = probe_exchange(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
+    refuses = refuses_strangers(kernel, fd, _PROBE_STRANGERS)
+    return Volume(identifier, exchanges, kernel.filesystem(fd), lasts, refuses, kernel.identify(fd))
+
+
+def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
+    """Whether RENAME_EXCHANGE really exchanges here, tried on a throw-away pair.
+
+    Each of the two holds a directory of its own name: a filesystem that ignores the flag can't replace them
+    (ENOTEMPTY), and one that does nothing, or something else, and says 0, shows by where the marks are. After a
+    0 the kernel has exchanged its own dentries, so that looking by name may show what the liar did not do: the
+    directory's listing, which comes from the filesystem, decides too.
+    Source  s3fs-fuse PR 2933 and cryfs PR 568: a plain rename, and 0; measured with a FUSE filesystem that says 0
+            and does nothing
+    """
+    a, b = _PROBE
+    for name in _PROBE:
+        _discard_dir(kernel, dir_fd, name)  # a killed one's
+    try:
+        for name in _PROBE:
+            kernel.mkdir(dir_fd, name)
+            with kernel.open_dir(dir_fd, name) as fd:
+                kernel.mkdir(fd, name)
+        before = kernel.list_inos(dir_fd)
+        try:
+            kernel.exchange(dir_fd, a, dir_fd, b)
+        except OSError as error:
+            if error.errno in NO_EXCHANGE:
+                return False
+            raise
+        after = kernel.list_inos(dir_fd)
+        listed = (after.get(a), after.get(b)) == (before.get(b), before.get(a))
+        return listed and _marks(kernel, dir_fd, a) == [b] and _marks(kernel, dir_fd, b) == [a]
+    finally:
+        for name in _PROBE:
+            _discard_dir(kernel, dir_fd, name)
+
+
+def _marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
+    try:
+        with kernel.open_dir(dir_fd, name) as fd:
+            return kernel.list(fd)
+    except FileNotFoundError:
+        return []
+
+
+def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
+    st = kernel.fstat(fd)
+    acl = any(name.startswith("system.posix_acl_") for name in kernel.xattrs(fd))
+    return st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) != mode or acl
+
+
+def unmake_store(kernel: Kernel, base: Sides, base_path: bytes) -> None:
+    """Remove a store of ours that nobody uses; one that somebody uses by now stays as it is.
+
+    Where all folders are gone it gets the name of an unfinished one, so that nobody comes to it meanwhile; rmdir
+    alone removes directories, so that a folder which appeared all the same is kept, and the store with it.
+    """
+    if not _has_no_folder(kernel, base.fd, base_path):
+        return
+    hidden = Name(NEW_PREFIX + os.urandom(6).hex().encode())
+    names = base.names()
+    kernel.rename_free(names, STORE, names, hidden)
+    try:
+        with kernel.open_dir(base.fd, hidden) as fd, open_areas(kernel, fd) as areas:
+            _remove_areas(kernel, fd, areas)
+    except OSError:
+        kernel.rename_free(names, hidden, names, STORE)
+        return
+    discard_unfinished(kernel, base, hidden)
+
+
+def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
+    """Remove them if they are empty, or none. Raises  OSError"""
+    removed: list[tuple[Name, int]] = []
+    try:
+        for name, area in areas.all():
+            mode = stat.S_IMODE(kernel.fstat(area).st_mode)
+            kernel.rmdir(fd, name)
+            removed.append((name, mode))
+    except OSError:
+        for name, mode in removed:
+            make_area(kernel, fd, name, mode)
+        raise
+
+
+def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:
+    """Remove our own folder, if there is nothing in it; whether nobody has one now."""
+    store = open_store(kernel, Sides(kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY)), base_path)
+    if store is None:
+        return False
+    with store:
+        with suppress(OSError):
+            folder = open_user(store, os.geteuid())
+            if folder is not None:
+                with folder:
+                    remove_folder(folder, dict(store.areas.all())[folder.area])
+        return all(kernel.is_empty(area) for _name, area in store.areas.all())
+
+
+def remove_folder(folder: UserFolder, area_fd: Fd) -> None:
+    """Remove a folder of ours, if nothing is in it. Raises  OSError"""
+    kernel = folder.store.kernel
+    discard_reserve(folder)
+    discard_ballast(folder)
+    for part in FOLDERS:
+        with suppress(FileNotFoundError):
+            kernel.rmdir(folder.fd, part)
+    kernel.rmdir(area_fd, folder.name)

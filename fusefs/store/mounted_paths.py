@@ -1,0 +1,208 @@
+"""Mounts of ours: from a directory in one to its backing directory, and from that to the same as the mount shows it.
+
+All of the store's work is done on the backing directory. Only what others see move is moved by its mounted name, so
+that the kernel moves its own dentries along; so whoever names the backing path of a mounted tree goes through the
+mount as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import ExitStack, suppress
+
+from fusefs.core.errors import NoBacking, NotFound, from_os
+from fusefs.core.names import STORE, RelPath, printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
+from fusefs.linux.mountinfo import Mount, Place, below, find_mount, place_of, read_mounts, views
+from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, Scope, Sides, is_shown_as
+from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
+
+
+def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> Sides:
+    """The directory at a path that a person named, on both sides if a mount of ours shows it.
+
+    Raises  OSError; NoBacking
+    """
+    mounts = read_mounts() if mounts is None else mounts
+    return shown_of(kernel, kernel.open_path(path), mounts)
+
+
+def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> Sides:
+    """An open directory (O_PATH) on both sides, if a mount of ours shows it; takes over the fd.
+
+    Raises  OSError; NoBacking
+    """
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        mount = find_mount(kernel, fd, mounts) if any(one.is_ours() for one in mounts) else None
+        if mount is not None:
+            real = os.readlink(b"/proc/self/fd/%d" % fd)
+            found = _find_root(kernel, real, mount, mounts)
+            if found is not None:
+                root, root_path = found
+                with root:
+                    return _open_both(kernel, root, below(real, root_path))
+        owned.pop_all()
+        return Sides(fd)
+
+
+def _open_both(kernel: Kernel, root: Sides, path: bytes) -> Sides:
+    """A directory beneath what a mount shows, whatever it shows there; empty for that itself. Raises  OSError"""
+    assert root.mounted is not None
+    with ExitStack() as owned:
+        fd = owned.enter_context(kernel.open_beneath(root.fd, path or b".", DIRECTORY))
+        mounted = kernel.open_beneath(root.mounted, path or b".", DIRECTORY)
+        owned.pop_all()
+    return Sides(fd, mounted)
+
+
+def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[Sides, bytes] | None:
+    """What a mount of ours shows that a path lies in, or the backing tree of one; its root, and that as in the path.
+
+    path    a directory's, absolute and without links
+    mount   what that directory is on
+    Raises  NoBacking if it is in a mount of ours whose backing tree we can't use, or not trust
+    Returns None if it has nothing to do with a mount of ours
+    """
+    if mount.is_ours():
+        try:
+            return _open_root(kernel, mount, mounts), mount.point
+        except OSError as error:
+            is_dead = error.errno == errno.ENOTCONN
+            raise _no_backing(mount, error.strerror or "", from_os(error, path).hint if is_dead else "") from error
+    place = place_of(path, mount)
+    for view in views(mounts, trusted_owners(os.geteuid())):
+        if not view.backing.holds(place):
+            continue
+        # A mount whose daemon is dead, or that we may not enter, is no way to it.
+        with suppress(OSError, NoBacking):
+            rest = below(place.path, view.backing.path)
+            root = path[: len(path) - len(rest)].rstrip(b"/") if rest else path
+            return _open_root(kernel, view.mount, mounts), root or b"/"
+    return None
+
+
+def find_mounted(
+    kernel: Kernel, path: bytes, real: bytes, wanted: Fd, mount: Mount, mounts: list[Mount]
+) -> Scope | None:
+    """The scope of a directory that a mount of ours shows; None if none does, or if the path is the backing one, can't.
+
+    path    as it was typed, for errors; real, that of the directory
+    wanted  that directory as the path led to it, and `mount` what it is on
+    Raises  TrashdError, OSError
+    """
+    shown = _find_root(kernel, real, mount, mounts)
+    if shown is None:
+        return None
+    root, root_path = shown
+    relative = RelPath(below(real, root_path))
+    with ExitStack() as owned:
+        owned.enter_context(root)
+        try:
+            sides = owned.enter_context(_open_both(kernel, root, relative))
+            assert sides.mounted is not None
+            if not is_shown_as(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
+                raise _no_backing(mount, "it shows another directory there than its source has")
+            if not _is_same(kernel, sides, wanted):
+                raise NotFound(path, "its directory was moved meanwhile")
+            on, place = _place_of_root(kernel, root, root_path, mounts)
+        except (OSError, NoBacking):
+            if mount.is_ours():
+                raise
+            return None
+        owned.pop_all()
+    return Scope(root, root_path, place, relative, sides, on, tuple(mounts))
+
+
+def _is_same(kernel: Kernel, directory: Sides, wanted: Fd) -> bool:
+    """Whether an fd holds one of the two sides; a mount's fds are all of one superblock."""
+    st = kernel.fstat(wanted)
+    assert directory.mounted is not None
+    return any(os.path.samestat(st, kernel.fstat(fd)) for fd in (directory.fd, directory.mounted))
+
+
+def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Sides:
+    """What a mount of ours shows at its mount point, on both sides. Raises  OSError; NoBacking"""
+    if mount.owner not in trusted_owners(os.geteuid()):
+        raise _no_backing(mount, f"it was mounted by uid {mount.owner}")
+    with ExitStack() as owned:
+        mounted = owned.enter_context(kernel.open_path(mount.point))
+        if kernel.statx(mounted).mnt_id != mount.mnt_id:
+            raise _no_backing(mount, "something else is mounted over it")
+        try:
+            backing = _open_backing(kernel, mount, mounted, mounts)
+        except (OSError, NoBacking):
+            from fusefs.linux.backing_fd_socket import door_of, knock  # who comes to the source by path is spared it
+
+            door = door_of(mount.source)
+            if door is None:
+                raise
+            try:
+                backing = knock(door, mounted)
+            except OSError as error:
+                raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
+        owned.pop_all()
+        return Sides(backing, mounted)
+
+
+def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]) -> Fd:
+    """What it shows, by the path of its source. Raises  OSError; NoBacking"""
+    with ExitStack() as owned:
+        backing = owned.enter_context(kernel.open_path(mount.source))
+        if mount.root != b"/":
+            backing = owned.enter_context(kernel.open_beneath(backing, mount.root[1:], DIRECTORY))
+        found = find_mount(kernel, backing, mounts)
+        # In a container the source's path may lead nowhere, to this very mount, or to something else.
+        is_shown = is_shown_as(kernel.fstat(backing), kernel.fstat(mounted))
+        if (
+            found is None
+            or found.is_ours()
+            or not is_shown
+            or _volume_text(kernel, backing) != _volume_text(kernel, mounted)
+        ):
+            raise _no_backing(mount, f"{printable(mount.source)} is something else here")
+        return Fd(os.dup(backing))
+
+
+def _place_of_root(kernel: Kernel, root: Sides, root_path: bytes, mounts: list[Mount]) -> tuple[Mount, Place]:
+    """What the backing side of a mount's root is on, and its place there.
+
+    Raises  NotFound: the mount is another one by now
+    """
+    on = find_mount(kernel, root.fd, mounts)
+    if on is not None:
+        return on, place_of(os.readlink(b"/proc/self/fd/%d" % root.fd), on)
+    assert root.mounted is not None
+    mnt_id = kernel.statx(root.mounted).mnt_id
+    for view in views(mounts, trusted_owners(os.geteuid())):
+        if view.mount.mnt_id == mnt_id:
+            return view.mount, view.backing  # it was given to us in a clone that is mounted nowhere
+    raise NotFound(root_path, "it was unmounted meanwhile")
+
+
+def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
+    where = printable(mount.point)
+    if not hint and mount.root == b"/":
+        hint = f"mv DIR {where.rstrip('/')}/.trashd/drop/ needs nothing but the mount"
+    return NoBacking(f"{where}: {why}", hint)
+
+
+def _volume_text(kernel: Kernel, base: Fd) -> bytes:
+    """What volume.json says, the volume's random id with it; empty without a store. Raises  OSError"""
+    try:
+        with kernel.open_beneath(base, STORE + b"/" + VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            return kernel.read(fd, VOLUME_MAX_BYTES)
+    except OSError as error:
+        if error.errno not in OUT_OF_REACH:
+            raise
+        return b""
+
+
+def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
+    """Nothing is reaped through a mount of ours. Raises  NoBacking"""
+    if kernel.filesystem(fd) == FUSE_MAGIC:
+        mount = find_mount(kernel, fd, read_mounts())
+        if mount is not None and mount.is_ours():
+            raise _no_backing(mount, "nothing is reaped through it")

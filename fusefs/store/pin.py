@@ -1,0 +1,115 @@
+"""Keep: pin an orphan, or give it another term, by its record; only its record changes, and only in orphans/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from fusefs.core.durations import DURATION_MAX_S
+from fusefs.core.errors import SETTLE, BadRecord, Busy, NotFound, Refused
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
+from fusefs.core.names import ContainerId
+from fusefs.linux.clocks import moment
+from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import Lost, hold
+from fusefs.store.container import rewrite
+from fusefs.store.find_orphans import act_on
+from fusefs.store.layout import UserFolder
+from fusefs.store.list_orphans import Entry
+from fusefs.store.spare_space import FOR_USER, with_room
+from fusefs.store.victim_rename import Visible
+
+_S = 1_000_000_000
+_MODE = 0o700
+_ELSEWHERE = {
+    State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it, on a local filesystem"),
+    State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd quarantine restore takes it back"),
+    State.RESTORING: ("is being restored", SETTLE),
+    State.STAGE: ("is not an orphan yet", SETTLE),
+}
+
+
+class Kept(NamedTuple):
+    """An orphan with its new term.
+
+    retention_s  from its creation, as the record has it; None: pinned
+    expires_ns   wall time; None: pinned
+    """
+
+    id: ContainerId
+    retention_s: int | None
+    expires_ns: int | None
+
+
+class Release(NamedTuple):
+    """The usual term from its creation again, as if nobody had asked for another."""
+
+
+class For(NamedTuple):
+    """So many seconds from now; None: until somebody releases it."""
+
+    seconds: int | None
+
+
+Term = Release | For
+
+
+def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, term: Term) -> Kept:
+    """Give what a list entry tells of another term, with its owner's hands.
+
+    Raises  TrashdError; its record is as before then
+    """
+
+    def body(folder: UserFolder, _visible: Visible | None) -> Kept:
+        return keep(folder, entry.id, term)
+
+    return act_on(kernel, volumes, entry, body, Kept)
+
+
+def keep(folder: UserFolder, container: ContainerId, term: Term) -> Kept:
+    """Write another term into an orphan's record; to be run as the folder's owner.
+
+    Raises  Refused for what is no orphan any more; Busy if somebody has it locked; NotFound; BadRecord; OSError
+    """
+    try:
+        held = hold(folder, State.ORPHANS, container)
+    except FileNotFoundError as error:
+        raise BadRecord(container) from error
+    if held is Lost.BUSY:
+        raise Busy(container, "a reap or restore of it begins, or somebody holds a lock on its record")
+    if isinstance(held, Lost):
+        raise _gone(folder, container)
+    with held:
+        now = moment(folder.store.kernel)
+        # Where the wall clock was set some go by it and some know better: by both it is kept so long, or not at all.
+        ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
+        retention_s = _retention_s(max(ages) if isinstance(term, For) and term.seconds else min(ages), term)
+        record = held.record._replace(retention_s=retention_s)
+        if record != held.record:
+            with_room(folder, FOR_USER, partial(rewrite, held, record))
+            folder.store.kernel.chmod(held.fd, _MODE)  # what it was: the reaper, who watches orphans/, is told of that
+            folder.store.kernel.fsync(held.fd)  # the name too: who pinned it relies on it after a power failure
+        return Kept(container, retention_s, record.expires_ns(now))
+
+
+def _retention_s(age_ns: int, term: Term) -> int | None:
+    """A term as records have it: seconds from the creation."""
+    if isinstance(term, Release):
+        return DEFAULT_RETENTION_S
+    if term.seconds is None:
+        return None
+    # Whole seconds: not a moment less than was asked for, and for none at all not a moment more.
+    age_s = age_ns // _S + (1 if term.seconds else 0)
+    wanted_s = min(max(0, age_s + term.seconds), DURATION_MAX_S)
+    # Exactly the usual term would mean that nobody asked for anything.
+    return wanted_s + 1 if wanted_s == DEFAULT_RETENTION_S else wanted_s
+
+
+def _gone(folder: UserFolder, container: ContainerId) -> NotFound | Refused:
+    """Why it is no orphan."""
+    name = container.encode()
+    for state, (what, hint) in _ELSEWHERE.items():
+        if name in folder.list(state):
+            return Refused(f"{container} {what}", hint)
+    return NotFound(container)

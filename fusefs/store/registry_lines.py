@@ -1,0 +1,118 @@
+"""The lines of a registry of stores: what they say, and reading them with no trust in who wrote them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from typing import NamedTuple
+
+from fusefs.core.identity import Identity, from_words, in_words
+from fusefs.core.names import VolumeId, is_volume_id, split
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import OTHERS_WRITE
+from fusefs.linux.runtime_directories import lasting_dir
+
+STORES = b"stores"
+MAX_BYTES = 64 * 1024
+MAX_LINES = 1000
+_LINE = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}) (\d{1,20}) (\d{1,20}) ([0-9a-f]{32}) ([0-9a-f]{1,16}) (/[!-~]*)")
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/+,:@=")
+
+
+class Line(NamedTuple):
+    """A line: a store, as it was when it was used last.
+
+    identity    of `.trashd`
+    volume      its id
+    filesystem  f_fsid of what it is on, as far as that has one; 0 for none
+    path        of the directory that holds it, without links
+    """
+
+    identity: Identity
+    volume: VolumeId
+    filesystem: int
+    path: bytes
+
+
+def encode(one: Line) -> bytes:
+    """Its line, with the newline."""
+    quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in one.path)
+    told = f"{in_words(one.identity)} {one.volume} {one.filesystem:x} "
+    return told.encode() + quoted + b"\n"
+
+
+def decode(text: bytes) -> list[Line]:
+    """What a registry says; what is no line of one is left out. Somebody else may have written all of it."""
+    found = []
+    for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            continue
+        handle, ino, btime_ns, volume, filesystem, quoted = match.groups()
+        path = re.sub(rb"%([0-9A-F]{2})", lambda byte: bytes([int(byte[1], 16)]), quoted)
+        if is_volume_id(volume.decode()) and _is_plain(path):
+            identity = from_words(handle, ino, btime_ns)
+            found.append(Line(identity, VolumeId(volume.decode()), int(filesystem, 16), path))
+    return found
+
+
+def _is_plain(path: bytes) -> bool:
+    try:
+        return path == b"/" or bool(split(path[1:]))
+    except ValueError:
+        return False
+
+
+def read_registry(dir_fd: int) -> bytes:
+    """The text of the registry in a directory, which must be the caller's own and nobody else's to write.
+
+    Raises  FileNotFoundError if there is none; OSError EPERM if it is another's, or others can write it, or the
+            directory; EFBIG; whatever the kernel says of a link, a FIFO
+    """
+    _must_be_own(os.fstat(dir_fd))
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with Fd(os.open(STORES, flags, dir_fd=dir_fd)) as fd:
+        st = os.fstat(fd)
+        _must_be_own(st)
+        if not stat.S_ISREG(st.st_mode) or st.st_nlink != 1:
+            raise OSError(errno.EPERM, "it is no regular file with one name")
+        if st.st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES // 1024} KiB")
+        return os.pread(fd, MAX_BYTES, 0)
+
+
+def _must_be_own(st: os.stat_result) -> None:
+    if st.st_uid != os.geteuid() or st.st_mode & OTHERS_WRITE:
+        raise OSError(errno.EPERM, f"it belongs to uid {st.st_uid}, or others can write it")
+
+
+def open_directory(path: bytes) -> Fd:
+    """The directory that holds a registry. Raises  OSError"""
+    return Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+def registered() -> list[Line]:
+    """What the caller's own registry names, the newest last; nothing if he has none that could be his."""
+    try:
+        return decode(read_own())
+    except OSError:
+        return []  # `why_unread` says why
+
+
+def why_unread() -> tuple[bytes, str] | None:
+    """Where the caller's registry is, and why it counts for nothing; None if it does, or if there is none."""
+    try:
+        read_own()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return os.path.join(lasting_dir(), STORES), error.strerror or "it can't be read"
+    return None
+
+
+def read_own() -> bytes:
+    """The text of the caller's own registry. Raises  OSError"""
+    with open_directory(lasting_dir()) as directory:
+        return read_registry(directory)

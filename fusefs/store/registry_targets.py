@@ -1,0 +1,131 @@
+"""Where the lines of a registry lead now: to their store, to nothing yet, or for good to nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Container, Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from enum import Enum
+from typing import NamedTuple
+
+from fusefs.core.errors import TrashdError
+from fusefs.core.identity import Likelihood, compare
+from fusefs.core.names import STORE
+from fusefs.linux.answer_timeout import ask_each
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import Mount, covering
+from fusefs.linux.untrusted_path import open_way
+from fusefs.store.backing_and_mount import READABLE
+from fusefs.store.layout import Store, open_store
+from fusefs.store.mounted_paths import shown_of
+from fusefs.store.registry_lines import Line
+
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Lead(Enum):
+    """What is found at the end of a line.
+
+    ABSENT  not there; the disk may not be mounted, so it may come back
+    GONE    its filesystem is there, and it is not
+    SILENT  nobody answers there
+    """
+
+    THERE = "there"
+    ABSENT = "absent"
+    GONE = "gone"
+    SILENT = "silent"
+
+
+class Word(NamedTuple):
+    """A line of somebody's registry: of root's own, it is true; of a user's it is his word, for his own store alone."""
+
+    uid: int
+    line: Line
+
+
+def trusted_on_the_way(uid: int) -> tuple[int, ...]:
+    """Whose links and mounts somebody goes through to what a registry names."""
+    return (0,) if uid == 0 else (0, uid)
+
+
+def follow(kernel: Kernel, words: Sequence[Word], mounts: Sequence[Mount]) -> Iterator[tuple[Word, Lead]]:
+    """Each line, and where it leads; looked at by a child, as a mount may never answer."""
+    uid = os.geteuid()
+    trusted = trusted_on_the_way(uid)
+    silent = kernel.silent
+    if any(word.uid != uid for word in words):
+        silent = set(silent)
+
+    def ask(word: Word) -> bytes:
+        return look(kernel, word.line, mounts, trusted).value.encode()
+
+    def where(word: Word) -> Hashable:
+        mount = covering(word.line.path, mounts)
+        # What somebody's path leads to by a link may be silent, where others' paths are not.
+        return mount if word.uid == uid or mount in kernel.silent else (word.uid, mount)
+
+    for word, answer in ask_each(words, ask, silent, where):
+        yield word, Lead.SILENT if answer is None else Lead(answer.decode() or Lead.ABSENT.value)
+
+
+def look(kernel: Kernel, one: Line, mounts: Sequence[Mount], trusted: Container[int]) -> Lead:
+    """Where a line leads. May take for ever"""
+    try:
+        base = open_way(kernel, one.path, mounts, trusted)
+    except OSError as error:
+        missing = error.errno in _MISSING and _was_here(kernel, one, mounts, trusted)
+        return Lead.GONE if missing else Lead.ABSENT
+    with base:
+        try:
+            with kernel.open_beneath(base, STORE, READABLE) as fd:
+                known = compare(kernel.identify(fd), one.identity)
+        except OSError as error:
+            if error.errno not in _MISSING:
+                return Lead.ABSENT
+            known = Likelihood.OTHER
+        if known is not Likelihood.OTHER:
+            return Lead.THERE
+        return Lead.GONE if _is_on(base, one) else Lead.ABSENT
+
+
+def _was_here(kernel: Kernel, one: Line, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
+    """Whether the lowest directory that is left of a path is on the filesystem that a store was on."""
+    path = one.path
+    while path != b"/":
+        path = os.path.dirname(path)
+        try:
+            with open_way(kernel, path, mounts, trusted) as fd:
+                return _is_on(fd, one)
+        except OSError as error:
+            if error.errno not in _MISSING:
+                return False
+    return False
+
+
+def _is_on(fd: Fd, one: Line) -> bool:
+    return one.filesystem != 0 and os.fstatvfs(fd).f_fsid & (1 << 64) - 1 == one.filesystem
+
+
+def open_registered(kernel: Kernel, word: Word, mounts: list[Mount]) -> Store | None:
+    """The store that a line names; None if it does not lead to just that one. May take for ever: ask `follow` before.
+
+    Of another's registry it must be his own store, and root opens it for him alone.
+    """
+    line, of = word.line, None if word.uid == os.geteuid() else word.uid
+    try:
+        base = open_way(kernel, line.path, mounts, trusted_on_the_way(os.geteuid()))
+        shown = shown_of(kernel, base, mounts)
+        store = open_store(kernel, shown, line.path, of=of)
+    except (OSError, TrashdError):
+        return None
+    if store is None:
+        return None
+    with ExitStack() as owned:
+        owned.enter_context(store)
+        if store.volume.id != line.volume or compare(kernel.identify(store.fd), line.identity) is Likelihood.OTHER:
+            return None
+        owned.pop_all()
+    return store._replace(is_named=True)

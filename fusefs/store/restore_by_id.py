@@ -1,0 +1,125 @@
+"""restore from an id to the result: whose authority, which name, the way back."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from fusefs.core.errors import NotFound, OtherFilesystem, Refused, UsageError, from_os
+from fusefs.core.names import STORE, Name, RelPath, join, printable, split
+from fusefs.core.record import Method
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below, is_inside
+from fusefs.store.find_orphans import act_on
+from fusefs.store.layout import UserFolder
+from fusefs.store.list_orphans import Entry
+from fusefs.store.merge import merge_back
+from fusefs.store.mounted_paths import open_shown
+from fusefs.store.origin import Origin
+from fusefs.store.restore import (
+    Claim,
+    Destination,
+    Restored,
+    check_for_root,
+    claim_for_restore,
+    restore,
+    restore_inside,
+    settle,
+)
+from fusefs.store.victim_rename import Direct, Visible
+
+
+def restore_by_id(
+    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, inside: bytes | None, to: bytes | None
+) -> Restored:
+    """Restore what a list entry tells of, whole or a part, to its origin or elsewhere.
+
+    Raises  TrashdError; it is an orphan then as before
+    """
+    try:
+        within = None if inside is None else join(*split(inside))
+    except ValueError as error:
+        raise UsageError(inside or b"", "PATH-INSIDE is relative to the tree, without `..`") from error
+    if to is None:
+        if entry.origin is not None and STORE in entry.origin.split(b"/"):
+            # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
+            raise Refused(entry.origin, "it was taken out of a trash store: restore it with --to PATH")
+        return _explained(entry, lambda: act_on(kernel, volumes, entry, partial(_home, entry, within), Restored))
+    if within is not None and entry.uid != os.geteuid():
+        raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
+    parent, name = os.path.split(to.rstrip(b"/"))
+    try:
+        above = open_shown(kernel, parent or b".")
+    except OSError as error:
+        raise from_os(error, to) from error
+    with above:
+        visible = Direct(kernel, above, Name(name))
+        body = partial(_elsewhere, entry, within, to, above.fd)
+        return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible), to)
+
+
+def _explained(entry: Entry, act: Callable[[], Restored], to: bytes | None = None) -> Restored:
+    try:
+        return act()
+    except OSError as error:
+        if error.errno == errno.EXDEV and to is not None:
+            base = printable(entry.base_path())
+            hint = f"restore it --to a path on its own filesystem, somewhere below {base}, and mv it from there"
+            raise OtherFilesystem(to, hint) from error
+        raise from_os(error, entry.origin or entry.id) from error
+
+
+def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Visible | None) -> Restored:
+    claim = claim_for_restore(folder, entry.id)
+    held = claim.held
+    if held.record.method is Method.SWEEP:
+        return merge_back(claim, inside)
+    if inside is not None:
+        return restore_inside(claim, inside, None)
+    with claim, _origin_of(claim) as origin, ExitStack() as owned:
+        if origin.parent_fd is None:
+            settle(claim)
+            raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
+        visible = owned.enter_context(origin.visible())
+        path = os.path.join(folder.store.base_path, held.record.origin or b"")
+        there = Destination(visible, path, origin.parent_fd, origin.name, None, at_origin=True, by_root=False)
+        return restore(claim, there)
+
+
+def _origin_of(claim: Claim) -> Origin:
+    try:
+        return Origin(claim.held)
+    except OSError:
+        settle(claim)
+        raise
+
+
+def _elsewhere(
+    entry: Entry,
+    inside: RelPath | None,
+    to: bytes,
+    parent_fd: Fd,
+    folder: UserFolder,
+    visible: Visible | None,
+) -> Restored:
+    assert visible is not None
+    name = Name(os.path.basename(to.rstrip(b"/")))
+    target = _relative(folder, parent_fd, name)
+    by_root = not isinstance(visible, Direct)
+    if by_root:
+        check_for_root(folder, entry.id)
+    claim = claim_for_restore(folder, entry.id)
+    destination = Destination(visible, to, parent_fd, name, target, at_origin=False, by_root=by_root)
+    if inside is not None:
+        return restore_inside(claim, inside, destination)
+    return restore(claim, destination)
+
+
+def _relative(folder: UserFolder, parent_fd: Fd, name: Name) -> RelPath | None:
+    """A destination relative to the store's base; None if it does not lie below that."""
+    base, parent = (os.readlink(b"/proc/self/fd/%d" % fd) for fd in (folder.store.base.fd, parent_fd))
+    return join(below(parent, base), name) if is_inside(parent, base) else None

@@ -1,0 +1,83 @@
+"""Who made a store of root's: root, or somebody who may move root's directories and gave them a store's names.
+
+That all of it is root's today proves nothing: a mode is today's, and the moves were then. So `init` notes on `.trashd`
+which directory it is, in an attribute that no user can set, whatever he may write; a copy has another identity. Users
+can read it, so that who acts for root as one of them knows too. Where the filesystem has no such attributes, or this
+root may not set them (in a container), root's registry of stores names what it made.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Collection
+from enum import Enum
+
+from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words
+from fusefs.core.names import shell_word
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import FULL
+from fusefs.store.registry_lines import registered
+
+XATTR = "security.trashd"
+"""Only who has CAP_SYS_ADMIN in the user namespace that mounted the filesystem can set one in `security.`.
+
+Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
+"""
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, *FULL)
+
+
+_NOTED = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}|mark:[0-9a-f]{32}) (\d{1,20}) (\d{1,20})")
+
+
+class Made(Enum):
+    """By whom a store was made, as far as that can be known.
+
+    COPY     of a store that root made, by one who could give it root's attribute
+    UNKNOWN  nobody can tell
+    """
+
+    BY_ROOT = "by root"
+    COPY = "copy"
+    UNKNOWN = "unknown"
+
+
+def note_made(kernel: Kernel, fd: Fd) -> bool:
+    """Note on an opened `.trashd` that root made it; whether that could be. Raises  OSError"""
+    try:
+        kernel.set_xattr(fd, XATTR, in_words(kernel.identify(fd)).encode())
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        return False
+    return True
+
+
+def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> Made:
+    """Who made the store of an opened `.trashd` of root's.
+
+    places  paths of the directory that holds it, for which the caller, who is root, believes his registry of stores
+    Raises  OSError
+    """
+    found = kernel.identify(fd)
+    noted = _decode(kernel.get_xattr(fd, XATTR) or b"")
+    if noted is not None and compare(noted, found) is not Likelihood.OTHER:
+        return Made.BY_ROOT
+    named = (line.identity for line in (registered() if places else ()) if line.path in places)
+    if any(compare(one, found) is not Likelihood.OTHER for one in named):
+        return Made.BY_ROOT
+    return Made.UNKNOWN if noted is None else Made.COPY
+
+
+def way_out(base_path: bytes) -> str:
+    """What helps where nobody can tell who made the store of a directory."""
+    volume = shell_word(base_path)
+    ours = f"if root made it, on another machine or in a copy's original: trashd init --known {volume}"
+    return f"look into it; {ours}; else trashd init {volume} sets it aside in a new one, and its owners empty it"
+
+
+def _decode(text: bytes) -> Identity | None:
+    """What was noted; None for anything else, as root's too may be damaged."""
+    match = _NOTED.fullmatch(text)
+    return None if match is None else from_words(*match.groups())

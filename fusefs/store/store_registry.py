@@ -1,0 +1,127 @@
+"""The stores that somebody uses: a registry of his own names each, so that one in a home directory is found too.
+
+Each user has his below his home, and root its own, which no user can write. A line tells the store's identity besides
+its path: a copy is another store, and nobody has vouched for it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.runtime_directories import HOME, lasting_dir
+from fusefs.store.layout import Store
+from fusefs.store.registry_lines import Line, decode, encode, read_own
+from fusefs.store.store_maker import Made, note_made
+
+
+def describe(store: Store) -> Line:
+    """What a registry is to say of a store. Raises  OSError"""
+    filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
+    return Line(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store))
+
+
+def place_of_store(store: Store) -> bytes:
+    """The directory that holds a store, where it is without a mount of ours. Raises  OSError"""
+    path = os.readlink(store.base.fd.path())
+    if store.base.mounted is not None and (path.startswith(HOME + b"/") or not _leads_to(store.kernel, path, store)):
+        return store.base_path  # of a mount over itself: when that is gone, the store is there
+    return path
+
+
+def _leads_to(kernel: Kernel, path: bytes, store: Store) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), kernel.fstat(store.base.fd))
+    except OSError:
+        return False
+
+
+def is_remembered(store: Store) -> bool:
+    """Whether the caller's registry names a store: its identity, and a path that leads to just that one.
+
+    A copy that stands elsewhere is another store, be it a copy of the whole disk.
+    """
+    try:
+        one = describe(store)
+        text = read_own()
+    except OSError:
+        return False
+    return _has(text, encode(one)) or any(is_same(one, other) for other in decode(text))
+
+
+def is_vouched(store: Store) -> bool:
+    """Whether somebody who may says of a store that it is no copy: root of his by having made it, a user of his own.
+
+    To be asked by its user. What nobody vouches for is shown and restored from, and nothing in it is reaped unasked. A
+    user who can have no registry vouches for what he uses, and so does a pointer for where it leads; for a copy that
+    can be known as one only `init` does, which makes it a store of its own.
+    """
+    if store.owner == 0 or is_remembered(store):
+        return True
+    return not _is_copy(store, store.kernel.identify(store.fd)) and (store.is_named or not _has_place())
+
+
+def _is_copy(store: Store, found: Identity) -> bool:
+    """Whether a store's own file says that it was another one."""
+    return compare(found, store.volume.store) is Likelihood.OTHER
+
+
+def _has_place() -> bool:
+    """Whether the caller has a registry, or could have one."""
+    try:
+        path = lasting_dir()
+    except FileNotFoundError:
+        return False
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.access(path, os.W_OK | os.X_OK)
+
+
+def is_same(one: Line, other: Line) -> bool:
+    """Whether two lines mean one store at one place."""
+    known = compare(one.identity, other.identity)
+    return known is not Likelihood.OTHER and (one.volume, one.path) == (other.volume, other.path)
+
+
+def _has(text: bytes, line: bytes) -> bool:
+    return text.startswith(line) or b"\n" + line in text
+
+
+def remember(store: Store) -> str:
+    """Have the caller's registry name a store that he uses; why it does not, a clause for a person, or nothing.
+
+    Without a home, or in one that can't be written, it does not: then whatever is told of the store says where it is.
+    Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used, or what somebody
+    else may have made of root's directories.
+    """
+    if os.geteuid() == 0 != store.owner:
+        return "it is a user's own: he notes it"
+    if os.geteuid() == 0 and store.made is not Made.BY_ROOT:
+        return "nobody can tell that root made it"
+    try:
+        one = describe(store)
+        try:
+            if _has(read_own(), encode(one)):
+                return ""
+        except FileNotFoundError:
+            pass
+        if _is_copy(store, one.identity):
+            return "it is a copy of another one"
+        from fusefs.store.write_registry import write  # only the first use of a store needs it
+
+        return write(store.kernel, one)
+    except OSError as error:
+        return error.strerror or "it can't be written"
+
+
+def vouch(store: Store) -> bool:
+    """Have it known from now on, durably, that root made a store; whether it is. Needs root. Raises  OSError"""
+    if store.judged().made is Made.BY_ROOT:
+        return True
+    if note_made(store.kernel, store.fd):
+        store.kernel.fsync(store.fd)
+        return True
+    from fusefs.store.write_registry import write  # most filesystems have attributes
+
+    return not write(store.kernel, describe(store))

@@ -1,0 +1,264 @@
+"""A sweep's container: what is taken keeps its tree in it, and becomes one orphan in the end.
+
+Its record is durable before anything moves, and is the lock. Its `tree` is made like the directory that is swept;
+the directories in it are made like those that something is taken from, aside, so that they appear complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
+
+from fusefs.core.errors import CrossesBoundary, NoStore, TrashdError, from_os
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, Name, RelPath
+from fusefs.core.record import Method, Record
+from fusefs.linux.boot_id import boot_id, host_id
+from fusefs.linux.directory_metadata import Likeness, apply_likeness, make_like, read_likeness
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below
+from fusefs.store.backing_and_mount import DIRECTORY, READABLE, Scope, Sides, check_wholly
+from fusefs.store.container import (
+    RECORD_NEW,
+    Held,
+    come,
+    dissolve,
+    drop_empty_tree,
+    drop_prepared,
+    flush,
+    move,
+    open_inside,
+    unfinished_name,
+)
+from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_inwards
+from fusefs.store.layout import TREE, Store, UserFolder
+from fusefs.store.locate import stores_for, unmake_at
+from fusefs.store.pointers import add_pointer
+from fusefs.store.spare_space import FOR_USER, with_room
+from fusefs.store.stage import Options, Staged, stage_as
+from fusefs.store.swap_path import own_folder, point_to, shows_another, volume_to_tell
+
+
+class Basket(NamedTuple):
+    """A locked container in stage/ that a sweep puts things into; workers that are forked have it too.
+
+    scope   the directory that is swept
+    tree    its `tree`, on both sides if the directory is
+    volume  the directory that holds the store, if that is not the root of the mount: commands need to be told
+    made    where the store is, if it was made for this: below the root of the scope
+    """
+
+    scope: Scope
+    held: Held
+    tree: Sides
+    options: Options
+    volume: bytes | None
+    made: RelPath | None
+
+    def into(self, upper: bytes, ways: DeepOpeners) -> Sides:
+        """The directory that what is taken from a directory goes to; its caller's. Made if missing, like that one.
+
+        upper   path of the directory in the one that is swept
+        Raises  OSError: ENOENT if that directory is not there any more
+        """
+        return ways.into(self.tree).wholly(upper, partial(self._make_way, ways.into(Sides(self.scope.sides.fd))))
+
+    def _make_way(self, models: DeepOpener, above: Sides, way: bytes, missing: bytes) -> None:
+        kernel = self.held.folder.store.kernel
+        make = partial(make_missing, kernel, above.fd, way, missing, models, self._make_like)
+        with_room(self.held.folder, FOR_USER, make)
+
+    def _make_like(self, here: Fd, name: Name, model: Fd) -> None:
+        """A directory made like another one appears with its likeness: some of that only an empty one can have."""
+        kernel, new = self.held.folder.store.kernel, unfinished_name()
+        appear = partial(kernel.rename_free, self.held.fd, new, here, name)
+        make_like(kernel, self.held.fd, new, _likeness_of(kernel, model), appear)
+
+    def finish(self, *, is_empty: bool) -> tuple[ContainerId | None, tuple[str, ...]]:
+        """What is in it becomes an orphan; without anything the container goes. With what could not be finished.
+
+        is_empty  nothing was taken: the directories that were made for it go as well, and the store if it was
+        """
+        try:
+            drop_prepared(self.held)
+            if is_empty:
+                _prune(self.held.folder.store.kernel, self.tree)
+            if drop_empty_tree(self.held):
+                dissolve(self.held)
+                if self.made is not None:
+                    unmake_at(self.held.folder.store.kernel, self.scope, self.made)
+                return None, ()
+            move(come(self.held), State.ORPHANS)
+            if self.options.durable:
+                flush(self.held)
+        except OSError as error:
+            return self.held.id, (f"{error.strerror} in the end; the next trashd command on this volume completes it",)
+        return self.held.id, ()
+
+
+@contextmanager
+def open_basket(kernel: Kernel, scope: Scope, options: Options) -> Iterator[Basket]:
+    """A container for what is taken out of a directory, in the first store that can have it.
+
+    Left without `finish` it is as a killed sweep leaves it: recovery adopts what is in there.
+    Raises  TrashdError; nothing is left behind then
+    """
+    with ExitStack() as owned:
+        try:
+            basket = _open_first(kernel, scope, options, owned)
+        except OSError as error:
+            if error.errno == errno.ESTALE and scope.root.mounted is not None:
+                raise shows_another(scope) from error
+            raise from_os(error, scope.path()) from error
+        yield basket
+
+
+def _open_first(kernel: Kernel, scope: Scope, options: Options, owned: ExitStack) -> Basket:
+    crossed = False
+    try:
+        for relative, store, is_made in stores_for(kernel, scope, scope.path()):
+            with ExitStack() as opened:
+                opened.enter_context(store)
+                if relative:
+                    point_to(kernel, scope, relative, _point)
+                folder = opened.enter_context(own_folder(store))
+                try:
+                    made = relative if is_made else None
+                    basket = _open(kernel, scope, folder, relative, options, made, opened)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                    basket = None
+                if basket is not None:
+                    owned.enter_context(opened.pop_all())
+                    return basket
+            crossed = True
+    except NoStore as error:
+        if not crossed:
+            raise
+        raise CrossesBoundary(scope.path()) from error
+    raise CrossesBoundary(scope.path())
+
+
+def _point(store: Store, lower: RelPath) -> None:
+    with own_folder(store) as folder:
+        add_pointer(folder, lower)
+
+
+def _open(
+    kernel: Kernel,
+    scope: Scope,
+    folder: UserFolder,
+    relative: RelPath,
+    options: Options,
+    made: RelPath | None,
+    owned: ExitStack,
+) -> Basket | None:
+    """The container in one store; None if nothing can be renamed into it from there."""
+    origin = RelPath(below(scope.relative, relative))
+    name = os.path.basename(scope.path())
+    draft = partial(_record, folder, scope, origin, options)
+    staged = owned.enter_context(stage_as(folder, name, Method.SWEEP, draft))
+    assert staged.fresh is not None
+    try:
+        wanted = _likeness_of(kernel, scope.sides.fd)
+        if wanted is not None:
+            apply_likeness(kernel, staged.fresh, wanted)
+        if not _can_take(kernel, scope, staged.held):
+            _discard(staged)
+            return None
+        tree = owned.enter_context(_tree_of(kernel, staged, scope))
+    except (OSError, TrashdError):
+        _discard(staged)
+        raise
+    return Basket(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), made)
+
+
+def _record(
+    folder: UserFolder, scope: Scope, origin: RelPath, options: Options, container: ContainerId, tree: Fd | None
+) -> Record:
+    kernel = folder.store.kernel
+    assert tree is not None
+    return Record(
+        id=container,
+        volume=folder.store.volume.id,
+        method=Method.SWEEP,
+        origin=origin,
+        parent=kernel.identify(scope.sides.fd),
+        fresh=None,
+        victim=kernel.identify(tree),
+        host=host_id(),
+        boot=boot_id(),
+        created_ns=kernel.now_ns(),
+        boot_ns=kernel.boot_ns(),
+        retention_s=options.retention_s,
+        note=options.note,
+    )
+
+
+def _discard(staged: Staged) -> None:
+    """Undo a staging; an error says that something is in there, which recovery then adopts."""
+    with suppress(OSError):
+        staged.held.folder.store.kernel.rmdir(staged.held.fd, TREE)
+        dissolve(staged.held)
+
+
+def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> Sides:
+    """The container's tree, on both sides if the directory that is swept is. Raises  OSError ESTALE if it can't be"""
+    if scope.sides.mounted is None:
+        return Sides(kernel.open_beneath(staged.held.fd, TREE, DIRECTORY))
+    return check_wholly(scope.sides, open_inside(staged.held, TREE), scope.path())
+
+
+def _likeness_of(kernel: Kernel, model: Fd) -> Likeness | None:
+    """What a directory of ours takes over from another one, None if we may not look; we can write in it, though.
+
+    The original may have been closed to its owner's writing: things below it were taken. A tree of ours that we can't
+    change could not be put back.
+    """
+    try:
+        readable = kernel.open_dir(model)
+    except PermissionError:
+        return None  # searched, not listed: its name was told by somebody
+    with readable:
+        wanted = read_likeness(kernel, readable)
+    return wanted if os.geteuid() == 0 else wanted._replace(mode=wanted.mode | stat.S_IRWXU)
+
+
+def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:
+    """Whether a rename from the directory can lead here; what that says before anything has moved.
+
+    A file that is made there without a name is linked into the container for a moment: the kernel asks the same of
+    a link as of a rename (project, subvolume, encryption). Its name here is one that recovery knows to remove.
+    Where that can't be tried, the first renames will tell.
+    """
+    try:
+        with kernel.create_unnamed(scope.sides.fd) as probe:
+            kernel.link_unnamed(probe, held.fd, RECORD_NEW)
+            kernel.unlink(held.fd, RECORD_NEW)
+    except OSError as error:
+        return error.errno != errno.EXDEV
+    return True
+
+
+def _prune(kernel: Kernel, tree: Sides) -> None:
+    """Remove the directories below one, as far as there is nothing in them but directories."""
+    with DeepOpener(kernel, tree) as anchors:
+
+        def dirs_in(upper: RelPath) -> list[Name]:
+            with anchors.beneath(upper, flags=READABLE) as here:
+                names = map(Name, kernel.list(here.fd))
+                return [name for name in names if stat.S_ISDIR(kernel.stat(here.fd, name).st_mode)]
+
+        def remove(path: RelPath) -> None:
+            with suppress(OSError):
+                if path:
+                    anchors.remove(path)
+
+        walk_inwards(RelPath(b""), dirs_in, remove)

@@ -1,0 +1,414 @@
+"""Which directory of a store is a user's folder: one look decides, for commands, service and mount alike.
+
+An owner is not who put a directory there: whoever may write in a directory can move it, a group mate too. Moving it
+to another parent takes write permission on itself, so what is exactly 0700 only its owner can have put there: that is
+the condition. But a mode is today's, and the move was then; so the proof is another thing: that the folder lies where
+only the store's owner makes names, and is the one that root registered (store.registered). What does not meet the
+condition is refused, and told; nobody ever mends it, for that would bless what somebody planted. What is not proven
+serves its own user's commands alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from fusefs.core.lifecycle import State
+from fusefs.core.names import Name, is_container_id, printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import DIRECTORY, READABLE
+from fusefs.store.folder_registry import Registered, read_registered
+from fusefs.store.layout import FIRST_FORMAT, FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
+from fusefs.store.store_maker import Made
+
+_HEX = frozenset(b"0123456789abcdef")
+N_HEX = 12
+_MOST_LOOKED_IN = 3
+"""Of what bears a user's name beside his folder: it is only to be told, and he can make thousands."""
+_MOST_UID = (1 << 32) - 2
+_NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+MOUNTED = "something is mounted over it"
+_NONE = "it is no directory"
+_SUBVOLUME = "it is another subvolume than the store"
+NOT_MADE = "nobody can tell that root made this store, and not one who may move root's directories"
+NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
+_REFUSED_ONCE = "it was not only its owner's when root first saw it"
+_CLOSED = "too much that was not only his bore his name: root looks at nothing more"
+_ROOTS = "root makes his own where nobody else does"
+_STRANGERS = "this filesystem lets strangers move what is not theirs: only what root makes is proven"
+
+
+class Refusal(NamedTuple):
+    """A name in a store that is a user's by what it says, and not his folder, or not proven to be.
+
+    area     which of the areas it is in
+    uid      whose it would be
+    owner    whose it is, if that can be seen
+    why      a clause for a person
+    is_used  whether it serves that user's own commands
+    """
+
+    area: Name
+    name: Name
+    uid: int
+    owner: int | None
+    why: str
+    is_used: bool = False
+
+    def what(self) -> str:
+        """What is told of it."""
+        if self.is_used:
+            return f"nobody but uid {self.uid} reaps anything in it: {self.why}"
+        return f"not used as a folder of uid {self.uid}: {self.why}"
+
+
+class Census(NamedTuple):
+    """Whose folders are served: their inode numbers by uid; and what is refused, or not proven."""
+
+    inos: dict[int, int]
+    refused: list[Refusal]
+
+
+class Found(NamedTuple):
+    """A user's folder (O_PATH); the rest as UserFolder has it."""
+
+    area: Name
+    name: Name
+    fd: Fd
+    is_proven: bool
+    doubt: str
+
+
+class _Look(NamedTuple):
+    """What one look at a user goes by.
+
+    is_own    whether the store is the user's own
+    is_first  whether the store has the first format yet, in which root's folder is where everybody's is
+    """
+
+    kernel: Kernel
+    areas: Areas
+    uid: int
+    registered: Registered
+    dev: int
+    is_own: bool
+    trusts_modes: bool
+    is_first: bool
+
+
+def whose(name: bytes) -> int | None:
+    """The user whose folder has such a name, `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
+    digits, dot, suffix = name.partition(b".")
+    if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
+        return None
+    if dot and (len(suffix) != N_HEX or not _HEX.issuperset(suffix)):
+        return None
+    return uid if (uid := int(digits)) <= _MOST_UID else None
+
+
+def find_user(
+    kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = True, is_first: bool = False
+) -> Found | None:
+    """A user's folder in any store, trusted or not, for the caller to close; None if he has none.
+
+    It is what root registered below `u/`, or the first of the other names there and in `new/` that is not refused.
+    trusts_modes  False where the store says that strangers are not refused what a mode forbids them
+    is_first      whether the store says that it has the first format
+    Raises        OSError
+    """
+    look = _look_for(kernel, areas, uid, trusts_modes, is_first)
+    for area, fd in areas.all():  # all of an area is read only if the first names are not it
+        for name in dict.fromkeys((look.registered.name or plain_name(uid), plain_name(uid))):
+            if area != USERS and name != plain_name(uid):
+                continue
+            found = _look_at(look, area, fd, name)
+            if isinstance(found, Found):
+                if found.is_proven or not look.registered.name:
+                    return found
+                found.fd.close()
+    return _choose(look, _names_of(kernel, areas).get(uid, []))[0]
+
+
+def open_user(store: Store, uid: int) -> UserFolder | None:
+    """The same, of an opened store."""
+    trusts_modes, is_first = _told(store)
+    found = find_user(store.kernel, store.areas, uid, trusts_modes=trusts_modes, is_first=is_first)
+    return None if found is None else _folder(store, uid, _doubted(store, found))
+
+
+def _told(store: Store) -> tuple[bool, bool]:
+    """What a store says of itself: whether modes are to be trusted, whether it has the first format."""
+    return store.volume.strangers_refused is not False, store.volume.format == FIRST_FORMAT
+
+
+def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> Iterator[UserFolder]:
+    """The folders of all users, one a user, each opened when it is asked for; whoever takes one closes it.
+
+    refused  gets what is no folder, and what will never be proven to be one
+    only     of this user alone
+    Raises   OSError
+    """
+    kernel, areas = store.kernel, store.areas
+    trusts_modes, is_first = _told(store)
+    noted = None if areas.registry_fd is None else frozenset(kernel.list_anew(areas.registry_fd))
+    st = kernel.fstat(store.fd)
+    for uid, names in _names_of(kernel, areas).items():
+        if only is None or uid == only:
+            is_noted = noted is not None and plain_name(uid) in noted
+            registered = read_registered(kernel, areas.registry_fd, uid) if is_noted else Registered(uid)
+            is_own = areas.new_fd is None and st.st_uid == uid
+            found, others = _choose(
+                _Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first), names
+            )
+            refused.extend(others)
+            if found is None and not others:  # root has moved it since it was listed
+                found = find_user(kernel, areas, uid, trusts_modes=trusts_modes, is_first=is_first)
+            if found is not None:
+                found = _doubted(store, found)
+                if found.doubt:
+                    refused.append(Refusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
+                yield _folder(store, uid, found)
+
+
+def take_census(store: Store, only: int | None = None) -> Census:
+    """Look once at all folders, or at one user's alone. Raises  OSError"""
+    census = Census({}, [])
+    for folder in all_users(store, census.refused, only):
+        with folder:
+            if folder.is_served_by(os.geteuid()):
+                census.inos[folder.uid] = store.kernel.fstat(folder.fd).st_ino
+    return census
+
+
+def named_users(store: Store) -> set[int]:
+    """The users whose names there are in a store; who has no folder there may have one of them. Raises  OSError"""
+    return set(_names_of(store.kernel, store.areas))
+
+
+def why_refused(folder: UserFolder) -> str:
+    """Why a folder that is open is not its user's; empty if it is."""
+    kernel = folder.store.kernel
+    dev = kernel.fstat(folder.store.fd).st_dev
+    return why_not(kernel, folder.fd, kernel.fstat(folder.fd), folder.uid, dev)
+
+
+def plain_name(uid: int) -> Name:
+    """The first name that a user's folder may have."""
+    return Name(b"%d" % uid)
+
+
+def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
+    """The names in an area that may be users' folders, by uid, the plain one first. Raises  OSError"""
+    named: dict[int, list[Name]] = {}
+    for name in kernel.list_anew(area_fd):
+        uid = whose(name)
+        if uid is not None:
+            named.setdefault(uid, []).append(Name(name))
+    return named
+
+
+_Named = tuple[Name, Fd, Name]
+"""An area's name and fd, and a name in it."""
+
+
+def _names_of(kernel: Kernel, areas: Areas) -> dict[int, list[_Named]]:
+    named: dict[int, list[_Named]] = {}
+    # Root moves a folder from `new/` to `u/`: listed in this order it is in one of them, or in both.
+    listed = {area: names_in(kernel, fd) for area, fd in reversed(areas.all())}
+    for area, fd in areas.all():
+        for uid, names in listed[area].items():
+            named.setdefault(uid, []).extend((area, fd, name) for name in names)
+    return named
+
+
+def _doubted(store: Store, found: Found) -> Found:
+    """The same as it counts in a store that may not be root's: what is registered there nobody vouches for."""
+    if store.made is Made.BY_ROOT:
+        return found
+    return found._replace(is_proven=False, doubt=NOT_MADE if store.is_unknown() else found.doubt or NOT_REGISTERED)
+
+
+def _folder(store: Store, uid: int, found: Found) -> UserFolder:
+    return UserFolder(store, uid, *found)
+
+
+def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool, is_first: bool) -> _Look:
+    registered = read_registered(kernel, areas.registry_fd, uid)
+    st = kernel.fstat(areas.all()[0][1])
+    is_own = areas.new_fd is None and st.st_uid == uid
+    return _Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first)
+
+
+def _choose(look: _Look, names: list[_Named]) -> tuple[Found | None, list[Refusal]]:
+    """Which of a user's names is his folder, for the caller to close; what is refused.
+
+    It is the one that is proven, or else the first that is not refused.
+    """
+    chosen: Found | None = None
+    refused: list[Refusal] = []
+    aside: list[tuple[Name, Fd, Name]] = []
+    with ExitStack() as owned:
+        for area, area_fd, name in names:
+            if chosen is not None and (chosen.is_proven or not look.registered.name):
+                aside.append((area, area_fd, name))
+                continue
+            found = _look_at(look, area, area_fd, name)
+            if isinstance(found, Refusal):
+                refused.append(found)
+            elif found is not None:
+                loser, chosen = (chosen, found) if chosen is None or found.is_proven else (found, chosen)
+                owned.enter_context(found.fd)
+                if loser is not None:
+                    loser.fd.close()
+                    aside.append((loser.area, dict(look.areas.all())[loser.area], loser.name))
+        if chosen is not None:
+            told = (_look_aside(look, *named, chosen, looks_in=n < _MOST_LOOKED_IN) for n, named in enumerate(aside))
+            refused += filter(None, told)
+        owned.pop_all()
+    return chosen, refused
+
+
+def _look_at(look: _Look, area: Name, area_fd: Fd, name: Name) -> Found | Refusal | None:
+    """What has one of a user's names: his folder, or why it is not; None if nothing has it.
+
+    Raises  OSError for what says nothing of it, such as EMFILE
+    """
+    kernel = look.kernel
+    try:
+        fd = kernel.open_beneath(area_fd, name, DIRECTORY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return _refused_unopened(look, area, area_fd, name, error)
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        st = kernel.fstat(fd)
+        why = why_not(kernel, fd, st, look.uid, look.dev)
+        if not why and look.uid == 0 and area_fd is look.areas.new_fd and not look.is_first:
+            why = _ROOTS
+        if why:
+            return Refusal(area, name, look.uid, st.st_uid, why)
+        is_proven, doubt = _prove(look, area_fd, name, fd)
+        owned.pop_all()
+    return Found(area, name, fd, is_proven, doubt)
+
+
+def _prove(look: _Look, area_fd: Fd, name: Name, fd: Fd) -> tuple[bool, str]:
+    """Whether what meets the condition is proven to be the folder, and if it never will be, why."""
+    registered = look.registered
+    if area_fd is look.areas.u_fd:
+        if look.is_own or (name == registered.name and registered.proves(look.kernel.identify(fd))):
+            return True, ""
+        return False, NOT_REGISTERED
+    if registered.name or registered.refused:
+        found = look.kernel.identify(fd)
+        if registered.is_same(found):
+            return True, ""  # root registered it, and was killed before he moved it
+        if registered.has_refused(found):
+            return False, _REFUSED_ONCE
+        if registered.is_closed():
+            return False, _CLOSED
+    return False, "" if look.trusts_modes else _STRANGERS
+
+
+def _look_aside(look: _Look, area: Name, area_fd: Fd, name: Name, chosen: Found, *, looks_in: bool) -> Refusal | None:
+    """Why a user's name beside his folder is none; None if nothing has it. looks_in: not only from outside"""
+    try:
+        st = look.kernel.stat(area_fd, name)
+        if looks_in and not not_private(st, look.uid):
+            found = _look_at(look, area, area_fd, name)
+            if isinstance(found, Found):
+                found.fd.close()
+            elif found is not None:
+                return found
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return _refused_unopened(look, area, area_fd, name, error)
+    used = printable(chosen.area + b"/" + chosen.name)
+    why = not_private(st, look.uid) or f"it is one too many: {used} is used"
+    return Refusal(area, name, look.uid, st.st_uid, why)
+
+
+def _refused_unopened(look: _Look, area: Name, area_fd: Fd, name: Name, error: OSError) -> Refusal | None:
+    if error.errno == errno.EXDEV:
+        return Refusal(area, name, look.uid, None, MOUNTED)
+    if error.errno not in _NO_DIRECTORY:
+        raise error
+    try:
+        owner = look.kernel.stat(area_fd, name).st_uid
+    except FileNotFoundError:
+        return None
+    return Refusal(area, name, look.uid, owner, f"{_NONE}, but something of uid {owner}")
+
+
+def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:
+    """Why a directory is not a user's folder; empty if it is. What of it is missing is made when it is needed.
+
+    The access ACL of what is exactly 0700 has an empty mask, and lets nobody else in. A default ACL gives nothing
+    away either, since all that is made in a folder is 0700 or 0600; it is not looked at.
+    dev  of the store (st_dev): a user may snapshot a btrfs subvolume that he owns, with others' directories in it
+    """
+    why = not_private(st, uid, dev)
+    if why or os.geteuid() not in (0, uid):
+        return why
+    for part in FOLDERS:
+        try:
+            why = not_private(kernel.stat(fd, part), uid, dev)
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            return ""  # root of another host; its owner's process looks (with_lower)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            why = MOUNTED
+        if why:
+            return f"{part.decode()}/ in it: {why}"
+    return ""
+
+
+def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
+    """The same down to every container, for root's first look.
+
+    Raises  OSError; PermissionError to root of another host
+    """
+    why = why_not(kernel, fd, kernel.fstat(fd), uid, dev)
+    if why:
+        return why
+    for state in State:
+        part = Name(state.value.encode())
+        try:
+            state_fd = kernel.open_beneath(fd, part, READABLE)
+        except FileNotFoundError:
+            continue
+        with state_fd:
+            for name in kernel.list(state_fd):
+                if is_container_id(name.decode("ascii", "replace")):
+                    try:
+                        why = not_private(kernel.stat(state_fd, name), uid, dev)
+                    except FileNotFoundError:
+                        continue
+                    if why:
+                        return f"{printable(part + b'/' + name)} in it: {why}"
+    return ""
+
+
+def not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
+    """Why something is not a directory that only one user can have put anything into; empty if it is.
+
+    dev  on which it must be; None for any
+    """
+    if not stat.S_ISDIR(st.st_mode):
+        return _NONE
+    if st.st_uid != uid:
+        return f"it belongs to uid {st.st_uid}"
+    if dev is not None and st.st_dev != dev:
+        return _SUBVOLUME
+    mode = stat.S_IMODE(st.st_mode)
+    return "" if mode == FOLDER_MODE else f"its mode is {mode:04o} instead of {FOLDER_MODE:04o}"

@@ -1,0 +1,174 @@
+"""The few renames that others can see: done on the victim's name, between its parent and a container."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from functools import partial
+from typing import Protocol
+
+from fusefs.core.lifecycle import State
+from fusefs.core.names import Name, RelPath, join
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import DIRECTORY, Sides, is_shown_as, patiently, refresh
+from fusefs.store.container import Held
+from fusefs.store.layout import FRESH, TREE, UserFolder
+
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
+"""What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+"""What a mount says whose daemon has ended."""
+
+
+class Move(Enum):
+    """What can be done to the name."""
+
+    EXCHANGE = "the container's `tree` and the name's thing change places"
+    ASIDE = "the name's thing goes to the container's `tree`"
+    ASIDE_FRESH = "the name's thing goes to the container's `fresh`"
+    PLACE = "the container's `fresh` goes to the name, which is free"
+    BACK = "the container's `tree` goes to the name, which is free"
+
+
+class Visible(Protocol):
+    """Whoever does it: we ourselves, or root for a user's container."""
+
+    def make(self, move: Move, held: Held) -> None:
+        """Do it; OSError as the kernel says."""
+
+    def found(self) -> tuple[int, int] | None:
+        """Device and inode number of what has the name now; None if nothing has."""
+
+    def refresh(self, held: Held) -> None:
+        """Tell those who remember them: the mode of what has the name, or of the container's tree, was changed."""
+
+
+class Direct:
+    """By our own authority, with the parent opened.
+
+    Where a mount of ours shows both the parent and the store, the renames are done on the mount's names: the kernel
+    then moves its own dentries along, and the mount's clients see it at once. What is looked at, here or to verify,
+    is on the backing filesystem.
+    """
+
+    def __init__(self, kernel: Kernel, parent: Sides, name: Name) -> None:
+        """parent: open as long as this is."""
+        self._kernel = kernel
+        self._parent_fd, self._mounted = parent
+        self._name = name
+
+    def make(self, move: Move, held: Held) -> None:
+        """See Visible; ESTALE if the mount shows another container."""
+        self.make_in(move, held.folder, held.state, held.name(), held.fd)
+
+    def make_in(self, move: Move, folder: UserFolder, state: State, container: bytes, fd: Fd) -> None:
+        """The same for a container that is not locked, but open."""
+        with self._renamed_at(folder, state, container, fd) as (inside, parent):
+            match move:
+                case Move.EXCHANGE:
+                    self._kernel.exchange(inside, TREE, parent, self._name)
+                case Move.ASIDE:
+                    self._kernel.rename(parent, self._name, inside, TREE)
+                case Move.ASIDE_FRESH:
+                    self._kernel.rename(parent, self._name, inside, FRESH)
+                case Move.PLACE:
+                    self._kernel.rename_free(inside, FRESH, parent, self._name)
+                case Move.BACK:
+                    self._kernel.rename_free(inside, TREE, parent, self._name)
+
+    def take_away(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
+        """Rename what has the name into a container that is open, to a name that is free there."""
+        with self._renamed_at(folder, state, container, fd) as (inside, parent):
+            self._kernel.rename_free(parent, self._name, inside, to)
+
+    def take_to(self, dir_fd: Fd, to: Name) -> None:
+        """Rename what has the name into a directory of the backing filesystem."""
+        self._kernel.rename_free(self._parent_fd, self._name, dir_fd, to)
+
+    def bring(self, held: Held, path: RelPath) -> None:
+        """Rename a part of a container's tree to the name, which is free."""
+        upper, _, last = join(TREE, path).rpartition(b"/")
+        with (
+            self._renamed_at(held.folder, held.state, held.name(), held.fd) as (inside, parent),
+            self._kernel.open_beneath(inside, upper, DIRECTORY) as source,
+        ):
+            self._kernel.rename_free(source, last, parent, self._name)
+
+    @contextmanager
+    def _renamed_at(self, folder: UserFolder, state: State, container: bytes, fd: Fd) -> Iterator[tuple[Fd, Fd]]:
+        """The container and the parent, between which it is renamed."""
+        mounted = self._open_shown(folder, state, container)
+        if mounted is None or self._mounted is None:
+            yield fd, self._parent_fd
+            return
+        with mounted:
+            there, here = self._kernel.fstat(mounted), self._kernel.fstat(fd)
+            if there.st_uid != here.st_uid or not is_shown_as(here, there):
+                raise _stale(container)
+            yield mounted, self._mounted
+
+    def _open_shown(self, folder: UserFolder, state: State, container: bytes) -> Fd | None:
+        """The container in the mount that shows the parent too; None if there is none that anybody can see."""
+        base, kernel = folder.store.base.mounted, self._kernel
+        if base is None or self._mounted is None:
+            return None
+        try:
+            if kernel.fstat(base).st_dev != kernel.fstat(self._mounted).st_dev:
+                return None
+            return patiently(partial(self._open_mounted, base, folder.way_to(state, container)))
+        except FileNotFoundError as error:
+            raise _stale(container) from error
+        except OSError as error:
+            if error.errno not in _DEAD:
+                raise
+            return None
+
+    def _open_mounted(self, base: Fd, way: RelPath) -> Fd:
+        fd = self._kernel.open_beneath(base, way, DIRECTORY)
+        try:
+            with suppress(FileNotFoundError):
+                self._kernel.stat(fd, TREE)  # so that the rename finds it where it is now
+        except BaseException:
+            fd.close()
+            raise
+        return fd
+
+    def found(self) -> tuple[int, int] | None:
+        """See Visible."""
+        fd = self.open()
+        if fd is None:
+            return None
+        with fd:
+            st = self._kernel.fstat(fd)
+            return st.st_dev, st.st_ino
+
+    def open(self) -> Fd | None:
+        """What has the name now (O_PATH); None if nothing has, or something is mounted there."""
+        try:
+            return self._kernel.open_beneath(self._parent_fd, self._name)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EXDEV):
+                raise
+            return None
+
+    def has(self, fd: Fd) -> bool:
+        """Whether the name means what an fd holds."""
+        return self._kernel.is_named(fd, self._parent_fd, self._name)
+
+    def refresh(self, held: Held) -> None:
+        """See Visible."""
+        self.refresh_in(held.folder, held.state, held.name())
+
+    def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:
+        """The same for a container that is not locked."""
+        if folder.store.base.mounted is not None and self._mounted is not None:
+            refresh(self._kernel, self._mounted, self._name)
+            refresh(self._kernel, folder.store.base.mounted, join(folder.way_to(state, container), TREE))
+
+
+def _stale(container: bytes) -> OSError:
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE), container)

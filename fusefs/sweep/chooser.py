@@ -1,0 +1,222 @@
+"""What a selection chooses where names don't tell: by a stat, by a look into a directory, by where something is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from fusefs.core.names import join
+from fusefs.core.selection import Matcher
+from fusefs.core.sweep_result import Sums
+from fusefs.linux.batched_calls import Looked, look_at_all
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel, Refused
+from fusefs.store.backing_and_mount import Sides
+from fusefs.store.layout import is_stores_own
+from fusefs.sweep.agenda import Tally
+from fusefs.sweep.list_and_match import depth_in, kind_of, kinds_of, wanted_in
+from fusefs.sweep.request import Action, Identified, identify
+
+_NONE = Sums()
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What was listed is no directory any more; what a link leads to is nobody's business here."""
+
+
+def missing(n: int, are_again: bool) -> Sums:
+    """What is counted for listed names that are not there. are_again: a worker had begun with them, and was lost"""
+    return Sums(n_vanished=n) if are_again else Sums(n_missing=n)
+
+
+class Dirs(Enum):
+    """What becomes of directories that are chosen themselves."""
+
+    WHOLE = "taken with all that they hold, and not entered"
+    FIRST = "told, then entered"
+    LAST = "entered, then taken"
+    STRIPPED = "all that they hold is taken, then they are"
+
+
+class Way(NamedTuple):
+    """How a sweep goes about it.
+
+    window    entries of a directory that are looked at together: memory is bounded by it
+    by_inode  acted on in the order of inode numbers
+    mounts    paths relative to the sweep's directory on which something is mounted
+    """
+
+    dirs: Dirs
+    window: int
+    by_inode: bool
+    mounts: tuple[bytes, ...]
+
+    def is_hidden(self, upper: bytes) -> bool:
+        """Whether a directory is what something is mounted on, on either side, or below that."""
+        return any(upper == mount or upper.startswith(mount + b"/") for mount in self.mounts)
+
+    def ends_at_limit(self) -> bool:
+        """Whether nothing is left to do when as much was chosen as may be: no directory that is emptied first."""
+        return self.dirs is not Dirs.STRIPPED
+
+
+class Chooser:
+    """Looks, and counts what it could not look at."""
+
+    def __init__(self, kernel: Kernel, root: Sides, matcher: Matcher, action: Action, way: Way, tally: Tally) -> None:
+        """root: the sweep's directory."""
+        self._kernel = kernel
+        self._root = root
+        self._matcher = matcher
+        self._avoided: frozenset[Identified] = action.avoided
+        self._kinds = kinds_of(matcher) - {stat.S_IFDIR >> 12}
+        self._way = way
+        self._tally = tally
+
+    def choose_files(
+        self, upper: bytes, sides: Sides, names: list[str], n_bytes: int | None, *, strips: bool
+    ) -> tuple[list[str], dict[str, int], list[str]]:
+        """Of some names of a directory those that are chosen, their sizes if they were looked at, and those for later.
+
+        n_bytes  the most that those chosen now may hold together, if they are more than one; None: whatever
+        strips   all are chosen
+        """
+        names = self._without_mounts(upper, names)
+        if n_bytes is None and (strips or not self._matcher.needs_stat):
+            return names, {}, []
+        looked, kinds, takes = self._look(upper, sides, names), self._kinds, self._matcher.takes
+        if strips:
+            looked = [one for one in looked if not stat.S_ISDIR(one.st_mode)]
+        else:
+            looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
+        n = len(looked) if n_bytes is None else _fitting(looked, n_bytes)
+        return _names(looked[:n]), {one.name: one.st_size for one in looked}, _names(looked[n:])
+
+    def choose_dirs(self, upper: bytes, sides: Sides, names: list[str], *, are_listed: bool = False) -> list[str]:
+        """Of some directories in a directory those that are chosen."""
+        is_last = are_listed or not self._matcher.goes_below(depth_in(upper))
+        if self._matcher.needs_stat or self._avoided:
+            found = self._look(upper, sides, names, tells_mounts=is_last)
+            looked = self._taken(one for one in found if stat.S_ISDIR(one.st_mode))
+            names = _names(one for one in looked if (one.st_dev, one.st_ino) not in self._avoided)
+        if self._way.mounts:
+            names = [name for name in names if not self._is_mounted(join(upper, os.fsencode(name)), is_last)]
+        if self._matcher.needs_emptiness:
+            names = [name for name in names if self._is_empty(upper, sides, name, is_last)]
+        return names
+
+    def is_chosen_still(self, fd: Fd) -> bool:
+        """Whether a directory that is open would be chosen now, as far as its stat tells."""
+        born_ns = self._kernel.statx(fd, asks=self._matcher.needs_birth).btime_ns
+        return self._matcher.takes(self._kernel.fstat(fd), born_ns)
+
+    def chosen_still(self, sides: Sides, names: list[str]) -> list[str]:
+        """Of directories that were chosen some time ago those that would be now; and what can't be looked at."""
+        if not self._matcher.needs_stat:
+            return names
+        looked, _refused = look_at_all(self._kernel, sides.fd, names, asks_birth=self._matcher.needs_birth)
+        others = {one.name for one in looked if not self._matcher.takes(one, one.btime_ns)}
+        return [name for name in names if name not in others]
+
+    def choose(
+        self, upper: bytes, sides: Sides, names: Sequence[str], *, are_again: bool
+    ) -> tuple[list[str], list[str]]:
+        """Of names that were listed those that are chosen: files and directories. are_again: see `missing`"""
+        wanted = wanted_in(self._matcher, upper)
+        is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
+        names = [
+            name
+            for name in names
+            if (is_chosen is None or is_chosen(name))
+            and not (is_pruned is not None and is_pruned(name))
+            and not is_stores_own(os.fsencode(name))
+        ]
+        looked = self._look(upper, sides, names, absent=missing(1, are_again))
+        self._tally.count(Sums(n_seen=len(looked)))
+        looked = [one for one in looked if kind_of(one.st_mode) in wanted.kinds]
+        files = [one for one in looked if not stat.S_ISDIR(one.st_mode)]
+        dirs = [one.name for one in looked if stat.S_ISDIR(one.st_mode)]
+        return _names(self._taken(files)), self.choose_dirs(upper, sides, dirs, are_listed=True)
+
+    def may_look(self, upper: bytes) -> bool:
+        """Whether a directory may be looked into that was not walked to. Raises  OSError"""
+        parts = upper.split(b"/") if upper else []
+        for at, part in enumerate(parts):
+            above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])
+            is_pruned = self._matcher.pruned_in(os.fsdecode(above))
+            if is_stores_own(part) or (is_pruned is not None and is_pruned(os.fsdecode(part))):
+                return False
+            if self._avoided:
+                with self._kernel.open_beneath(self._root.fd, path) as fd:
+                    found = identify(self._kernel, fd)
+                if found in self._avoided:
+                    return False
+        return True
+
+    def refuse(self, upper: bytes, refused: Refused, *, tells_mounts: bool = True) -> None:
+        """Count names of a directory that can't be looked at, and tell them. tells_mounts: otherwise who enters does"""
+        for name, number in refused:
+            if number == errno.EXDEV:
+                self._tally.count(Sums(n_mounts=int(tells_mounts)))
+            else:
+                self._tally.fail(join(upper, os.fsencode(name)), number, "stat")
+
+    def _taken(self, looked: Iterable[Looked]) -> list[Looked]:
+        takes = self._matcher.takes
+        return [one for one in looked if takes(one, one.btime_ns)]
+
+    def _look(
+        self, upper: bytes, sides: Sides, names: Sequence[str], *, absent: Sums = _NONE, tells_mounts: bool = True
+    ) -> list[Looked]:
+        """Those that are there. absent: what is counted for each that is not; tells_mounts: see `refuse`"""
+        looked, refused = look_at_all(self._kernel, sides.fd, names, asks_birth=self._matcher.needs_birth)
+        there = [one for one in refused if one[1] != errno.ENOENT]
+        for _name in range(len(refused) - len(there)):
+            self._tally.count(absent)
+        self.refuse(upper, there, tells_mounts=tells_mounts)
+        return looked
+
+    def _without_mounts(self, upper: bytes, names: list[str]) -> list[str]:
+        """The files on which nothing is mounted."""
+        if not self._way.mounts:
+            return names
+        free = [name for name in names if join(upper, os.fsencode(name)) not in self._way.mounts]
+        self._tally.count(Sums(n_mounts=len(names) - len(free)))
+        return free
+
+    def _is_mounted(self, path: bytes, is_last: bool) -> bool:
+        """Whether a mount is in the way, or would be carried away. is_last: it is not entered, which would tell"""
+        if path in self._way.mounts:
+            self._tally.count(Sums(n_mounts=int(is_last)))
+            return True
+        holds = self._way.dirs is Dirs.WHOLE and any(mount.startswith(path + b"/") for mount in self._way.mounts)
+        if holds:
+            self._tally.spare(path, "something is mounted in it")
+        return holds
+
+    def _is_empty(self, upper: bytes, sides: Sides, name: str, is_last: bool) -> bool:
+        """Whether a directory is. is_last: it is not entered, which would tell that it may not be read"""
+        try:
+            with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
+                return self._kernel.is_empty(fd)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                self._tally.count(Sums(n_mounts=int(is_last)))
+            elif error.errno not in GONE and (is_last or error.errno != errno.EACCES):
+                self._tally.fail(join(upper, os.fsencode(name)), error.errno, "open")
+            return False
+
+
+def _names(looked: Iterable[Looked]) -> list[str]:
+    return [one.name for one in looked]
+
+
+def _fitting(looked: Sequence[Looked], n_bytes: int) -> int:
+    """How many of them fit, at least one."""
+    for at, one in enumerate(looked):
+        n_bytes -= one.st_size
+        if n_bytes <= 0:
+            return at + 1
+    return len(looked)

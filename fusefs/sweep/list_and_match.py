@@ -1,0 +1,158 @@
+"""As much of a directory as memory and time allow: what is chosen there as far as names tell, and what to enter."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from itertools import compress
+from typing import NamedTuple
+
+from fusefs.core.glob import Matches
+from fusefs.core.names import STORE
+from fusefs.core.selection import FORMATS, Matcher
+from fusefs.engine.strategy import in_order
+from fusefs.linux.batched_calls import look_at_all, read_on
+from fusefs.linux.fd import Fd
+from fusefs.linux.getdents import Block
+from fusefs.linux.kernel import Kernel, Refused
+from fusefs.store.layout import is_stores_own
+
+_OWN = STORE.decode()
+_LEAST = 8192
+"""Entries that are listed whatever the time: on ext4 a window that is too small is no order at all."""
+
+
+def kind_of(mode: int) -> int:
+    """What a mode says of the type, as listings tell it (d_type)."""
+    return stat.S_IFMT(mode) >> 12
+
+
+def kinds_of(matcher: Matcher) -> frozenset[int]:
+    """The types that a selection means, as listings tell them (d_type)."""
+    return frozenset(kind_of(FORMATS[kind]) for kind in matcher.types)
+
+
+_DIR = kind_of(stat.S_IFDIR)
+_ALL = frozenset(map(kind_of, FORMATS.values()))
+
+
+class Wanted(NamedTuple):
+    """What is looked for in a directory.
+
+    is_chosen  by name; None: all are
+    is_pruned  by name: neither chosen nor entered; None: none is
+    kinds      of what is chosen
+    enters     directories are found too
+    """
+
+    is_chosen: Matches | None
+    is_pruned: Matches | None
+    kinds: frozenset[int]
+    enters: bool
+
+
+class Found(NamedTuple):
+    """Entries of a directory.
+
+    names   chosen, without directories; in the order in which they are to be acted on, from the end
+    dirs    those that may be entered
+    chosen  directories that are chosen
+    is_all  the listing has ended
+    untold  of those that might be chosen or entered, what neither the listing nor a look tells what they are, and why
+    """
+
+    names: list[str]
+    dirs: list[str]
+    chosen: list[str]
+    n_seen: int
+    is_all: bool
+    untold: Refused
+
+
+def depth_in(upper: bytes) -> int:
+    """How deep the entries of a directory are."""
+    return upper.count(b"/") + 2 if upper else 1
+
+
+def wanted_in(matcher: Matcher, upper: bytes) -> Wanted:
+    """What a selection looks for in a directory."""
+    depth = depth_in(upper)
+    path = os.fsdecode(upper)
+    kinds = kinds_of(matcher) if matcher.has_depth(depth) else frozenset()
+    return Wanted(matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth))
+
+
+def stripped_in(matcher: Matcher, upper: bytes) -> Wanted:
+    """What goes with a directory that was chosen: all that is not excluded."""
+    return Wanted(None, matcher.pruned_in(os.fsdecode(upper)), _ALL, enters=True)
+
+
+def read_window(kernel: Kernel, fd: Fd, wanted: Wanted, window: int | None, ends_at: float, *, by_inode: bool) -> Found:
+    """What the next entries of a directory are.
+
+    window   the most that are found together; None: all there are, whatever the time
+    ends_at  by the monotonic clock
+    Raises   OSError
+    """
+    names: list[str] = []
+    inos: list[int] = []
+    dirs: list[str] = []
+    chosen: list[str] = []
+    untold: Refused = []
+    is_chosen = wanted.is_chosen
+    n_seen = 0
+    while (block := read_on(kernel, fd)) is not None:
+        n_seen += len(block.names)
+        if _OWN in block.text or wanted.is_pruned is not None:
+            block = _without(block, wanted)
+        if 0 in block.kinds:
+            block, refused = _told(kernel, fd, block)
+            untold += (one for one in refused if wanted.enters or is_chosen is None or is_chosen(one[0]))
+        files = _of_kinds(block, wanted.kinds)
+        if by_inode:
+            pairs = zip(files.names, files.inos, strict=True)
+            inos += files.inos if is_chosen is None else (ino for name, ino in pairs if is_chosen(name))
+        names += files.names if is_chosen is None else filter(is_chosen, files.names)
+        if _DIR in block.kinds:
+            found = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == _DIR]
+            if wanted.enters:
+                dirs += found
+            if _DIR in wanted.kinds:
+                chosen += found if is_chosen is None else filter(is_chosen, found)
+        is_much = window is not None and len(names) + len(dirs) + len(chosen) >= window
+        is_late = window is not None and n_seen >= _LEAST and time.monotonic() >= ends_at
+        if is_much or is_late:
+            break
+    return Found(in_order(names, inos, by_inode=by_inode), dirs, chosen, n_seen, block is None, untold)
+
+
+def _told(kernel: Kernel, fd: Fd, block: Block) -> tuple[Block, Refused]:
+    """A block with the types that the listing left out, as far as a look tells them; what of the others is there."""
+    unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
+    looked, refused = look_at_all(kernel, fd, unknown)
+    kinds = {one.name: kind_of(one.st_mode) for one in looked}
+    known = [kind or kinds.get(name, 0) for name, kind in zip(block.names, block.kinds, strict=True)]
+    there = [one for one in refused if one[1] != errno.ENOENT]
+    return _filtered(block._replace(kinds=known), [kind != 0 for kind in known]), there
+
+
+def _without(block: Block, wanted: Wanted) -> Block:
+    """A block without what is a store's own, or pruned."""
+    is_pruned = wanted.is_pruned or (lambda _name: False)
+    keeps = [not (is_pruned(name) or (_OWN in name and is_stores_own(os.fsencode(name)))) for name in block.names]
+    return _filtered(block, keeps)
+
+
+def _of_kinds(block: Block, kinds: frozenset[int]) -> Block:
+    """What is chosen of it by its type, without directories."""
+    if block.kinds.count(stat.S_IFREG >> 12) == len(block.kinds) and stat.S_IFREG >> 12 in kinds:
+        return block
+    return _filtered(block, [kind in kinds and kind != _DIR for kind in block.kinds])
+
+
+def _filtered(block: Block, keeps: list[bool]) -> Block:
+    """What is kept of a block; its text stays."""
+    names, inos, kinds = compress(block.names, keeps), compress(block.inos, keeps), compress(block.kinds, keeps)
+    return Block(block.text, list(names), list(inos), list(kinds))

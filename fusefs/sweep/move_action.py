@@ -1,0 +1,139 @@
+"""Matches moved to another directory, one rename each; what a rename doesn't reach by a copy, if that was asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from fusefs.core.names import RelPath
+from fusefs.core.sweep_result import Sums
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import is_same
+from fusefs.sweep.copy_across import Copier
+from fusefs.sweep.move_destination import Arrivals, Destination, numbered, open_destination
+from fusefs.sweep.request import Action, Ended, Here, Identified, IfExists, Taken, ToMove, Top
+from fusefs.sweep.store_guard import noted_stores, without_stores
+
+_CLOCK_REALTIME_COARSE = 5  # Python's time doesn't name it
+_MOST_NUMBERS = 10_000
+"""Names whose last number is remembered, so that the ten-thousandth `core` doesn't ask for all before it."""
+
+
+@contextmanager
+def open_move(kernel: Kernel, top: Top, to: ToMove) -> Iterator[Action]:
+    """The action that moves; made in the first process, before there are others.
+
+    Raises  UsageError, OtherFilesystem, Refused, NotFound
+    """
+    with open_destination(kernel, top, to.target, flat=to.flat, copies=to.copy) as destination:
+        yield _Mover(destination, to, noted_stores(kernel, top.path))
+
+
+@contextmanager
+def avoided_by(kernel: Kernel, top: Top, to: ToMove) -> Iterator[frozenset[Identified]]:
+    """What a move would leave alone, without one; it touches nothing, and refuses what `open_move` would."""
+    with open_destination(kernel, top, to.target, flat=to.flat, copies=to.copy) as destination:
+        yield frozenset({destination.identified})
+
+
+class _Mover:
+    """Moves names of a directory to the one that corresponds to it."""
+
+    takes_dirs = True
+
+    def __init__(self, destination: Destination, to: ToMove, noted: frozenset[RelPath]) -> None:
+        self._destination = destination
+        self._noted = noted
+        self._to = to
+        replaces = to.if_exists is IfExists.REPLACE
+        # What gives files their ctime, a little behind the fine one.
+        began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+        self._arrivals = Arrivals(began_ns, remembers=replaces and to.flat)
+        self._copier = Copier(destination, to.if_exists, self._arrivals) if to.copy else None
+        self._numbers: dict[tuple[bytes, str], int] = {}
+        self.avoided = frozenset({destination.identified})
+        # Others would not know what one remembers, or has put there just now.
+        self.is_single = to.copy or replaces
+
+    def take(self, here: Here, names: Sequence[str]) -> Taken:
+        """Move some names. Raises  OSError if the directory that they go to can't be had"""
+        names, spared = without_stores(here, names, self._noted)
+        return self._take(here, names)._replace(spared=spared)
+
+    def _take(self, here: Here, names: Sequence[str]) -> Taken:
+        with self._destination.open(here.upper, here.ways) as target:
+            if is_same(here.kernel, here.sides.names(), target):
+                return Taken([(name, errno.ENOENT) for name in names], "openat2")
+            if self._copier is not None and self._destination.is_distant:
+                return self._copier.take(here, names, target)
+            refused = here.kernel.rename_all_free(here.sides.names(), target, names)
+            self._arrivals.note(map(os.fsencode, set(names).difference(name for name, _number in refused)))
+            if not refused:
+                return Taken()
+            return self._copied(here, target, names, self._settled(here, target, refused))
+
+    def end(self, sums: Sums) -> Ended:
+        """Say where everything is."""
+        return Ended(where=self._destination.path if sums.n_done else None)
+
+    def _settled(self, here: Here, target: Fd, refused: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """What is still refused after those whose name was taken got another, or took it."""
+        final = []
+        for name, number in refused:
+            try:
+                if number != errno.EEXIST or self._to.if_exists is IfExists.SKIP:
+                    final.append((name, number))
+                elif self._to.if_exists is IfExists.NUMBER:
+                    self._number(here, target, name)
+                else:
+                    self._replace(here, target, os.fsencode(name))
+            except OSError as error:
+                final.append((name, error.errno or errno.EIO))
+        return final
+
+    def _number(self, here: Here, target: Fd, name: str) -> None:
+        key = (self._destination.place(here.upper, b""), name)
+        number = self._numbers.get(key, 0)
+        old = os.fsencode(name)
+        while True:
+            number += 1
+            try:
+                here.kernel.rename_free(here.sides.names(), old, target, numbered(old, number))
+            except FileExistsError:
+                continue
+            break
+        if len(self._numbers) >= _MOST_NUMBERS:
+            self._numbers.clear()
+        self._numbers[key] = number
+
+    def _replace(self, here: Here, target: Fd, name: bytes) -> None:
+        kernel, names = here.kernel, here.sides.names()
+        there = self._arrivals.check_replaceable(kernel, target, name)
+        if os.path.samestat(there, kernel.stat(names, name)) and not stat.S_ISDIR(there.st_mode):
+            kernel.unlink(names, name)  # of two links to one file a rename leaves both
+        else:
+            kernel.rename(names, name, target, name)
+        self._arrivals.note([name])
+
+    def _copied(self, here: Here, target: Fd, names: Sequence[str], refused: Sequence[tuple[str, int]]) -> Taken:
+        """Copy what a rename doesn't reach: a subvolume, or another project, within one filesystem."""
+        far = [name for name, number in refused if number == errno.EXDEV]
+        if self._copier is None or not far:
+            return Taken(refused, "renameat2")
+        if len(far) == len(names):
+            return self._copier.take(here, names, target)
+        near = [one for one in refused if one[1] != errno.EXDEV]
+        while far:
+            taken = self._copier.take(here._replace(is_stopped=_never), far, target)
+            near += taken.refused
+            far = far[len(far) - taken.n_left :]
+        return Taken(near, "copy")
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,182 @@
+"""Where matches are moved to: a directory that a person named, and in it the tree that they come from; and what
+becomes of a match whose name is taken there.
+
+Nothing here is ever done to a name that whoever owns the place could have put there: a directory is made, with its
+owner and mode, where nobody else can enter, and then gets its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+
+from fusefs.core.errors import NotFound, OtherFilesystem, UsageError, from_os
+from fusefs.core.names import Name, join
+from fusefs.linux.directory_metadata import inherited_project, make_like, project_of, read_likeness
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below, is_inside
+from fusefs.linux.private_directory import Private
+from fusefs.store.backing_and_mount import Scope, Sides
+from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing
+from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
+from fusefs.store.locate import find_scope
+from fusefs.sweep.open_directories import found_directory
+from fusefs.sweep.request import IfExists, Top, identify
+
+
+class Destination:
+    """A directory to move to, open.
+
+    path        its path, links resolved
+    identified  what it is on the backing side
+    is_distant  a rename doesn't reach it: it is on another filesystem, or behind a boundary in ours
+    """
+
+    def __init__(self, kernel: Kernel, top: Top, scope: Scope, *, flat: bool) -> None:
+        self._kernel = kernel
+        self._top = top
+        self._root = Sides(scope.sides.names())
+        self._flat = flat
+        self.path = scope.path()
+        self.identified = identify(kernel, scope.sides.fd)
+        self.is_distant = _is_distant(kernel, top.sides, scope.sides)
+        # A tree kept below a directory that the swept one is in may lead back into that.
+        self._way_back = b"" if flat or not is_inside(top.path, self.path) else below(top.path, self.path)
+
+    def open(self, upper: bytes, ways: DeepOpeners) -> Fd:
+        """The directory for the names of one of the swept tree; made like that if it is missing.
+
+        upper   its path from the swept directory
+        Raises  OSError: ENOTDIR or ELOOP if something is a link there, EINVAL if it is in the swept directory itself
+        """
+        if self._way_back and (upper == self._way_back or upper.startswith(self._way_back + b"/")):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        make = partial(self._make_way, ways.into(Sides(self._top.sides.fd)))
+        return ways.into(self._root).beneath(b"" if self._flat else upper, make).fd
+
+    def place(self, upper: bytes, name: bytes) -> bytes:
+        """Where a name of one of the swept tree's directories goes, from the destination."""
+        return name if self._flat else join(upper, name)
+
+    def open_root(self) -> Fd:
+        """The directory itself. Raises  OSError"""
+        return self._root.beneath(self._kernel, b"").fd
+
+    def _make_way(self, models: DeepOpener, above: Sides, way: bytes, missing: bytes) -> None:
+        make_missing(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
+
+
+def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
+    """A new directory of that name made like another, unless it is there already."""
+    with kernel.open_dir(model) as readable:
+        wanted = read_likeness(kernel, readable)._replace(extended=None)  # its project is that of the place
+    with Private(kernel, above, COPY_PREFIX) as private:
+        place = private.open()
+        make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
+
+
+@contextmanager
+def open_destination(kernel: Kernel, top: Top, path: bytes, *, flat: bool, copies: bool) -> Iterator[Destination]:
+    """The directory at a path that a person named; it touches nothing.
+
+    copies  what a rename doesn't reach is no reason to refuse it
+    Raises  UsageError if it is the swept one; OtherFilesystem; Refused if a link on the way is another user's;
+            NotFound, and what `find_scope` raises
+    """
+    with _found(kernel, path) as scope:
+        _refuse_others_way(kernel, scope, path)
+        if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
+            raise UsageError("--move-to is the swept directory itself")
+        try:
+            destination = Destination(kernel, top, scope, flat=flat)
+        except OSError as error:
+            raise from_os(error, path) from error
+        if destination.is_distant and not copies:
+            raise OtherFilesystem(path)
+        yield destination
+
+
+def _found(kernel: Kernel, path: bytes) -> Scope:
+    try:
+        return find_scope(kernel, path)
+    except NotFound as error:
+        raise NotFound(path, "the directory that matches are moved to must be there: mkdir makes it") from error
+
+
+def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
+    """Whoever can put a link on the way would choose for us where things go. Raises  Refused, NotFound"""
+    with found_directory(kernel, path, scope.mounts) as found:
+        seen = kernel.fstat(found.fd)
+        if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides):
+            raise NotFound(path, "its directory was moved meanwhile")
+
+
+def _is_distant(kernel: Kernel, here: Sides, there: Sides) -> bool:
+    """Whether a rename from one directory to the other is refused whatever is renamed.
+
+    The kernel compares mounts before it looks at names, so that a name of nothing tells of them; filesystems
+    compare subvolumes and projects only with something in hand.
+    Source  fs/namei.c, do_renameat2
+    """
+    nobody = NEW_PREFIX + os.urandom(8).hex().encode()
+    try:
+        kernel.rename_free(here.names(), nobody, there.names(), nobody)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return True
+    if kernel.fstat(here.fd).st_dev != kernel.fstat(there.fd).st_dev:
+        return True
+    try:
+        with kernel.open_dir(there.fd) as target, kernel.open_dir(here.fd) as source:
+            wanted = inherited_project(kernel, target)
+            return wanted is not None and wanted != project_of(kernel, source)
+    except PermissionError:
+        return False  # each rename will say
+
+
+def candidates(name: bytes, if_exists: IfExists) -> Iterator[bytes]:
+    """The names that a match may get, the best first."""
+    yield name
+    if if_exists is IfExists.NUMBER:
+        for number in count(1):
+            yield numbered(name, number)
+
+
+def numbered(name: bytes, number: int) -> bytes:
+    """A name with a number."""
+    return b"%s.%d" % (name, number)
+
+
+class Arrivals:
+    """What came to the destination since the sweep began is not replaced: it may be another match of it."""
+
+    def __init__(self, began_ns: int, *, remembers: bool) -> None:
+        """Begin.
+
+        began_ns   by the clock that the filesystem gives ctimes from
+        remembers  matches of different directories may get one name: which were given is remembered, since ctimes may
+                   be whole seconds, a server's, or no more than mtimes (sshfs)
+        """
+        self._began_ns = began_ns
+        self._remembers = remembers
+        self._given: set[int] = set()
+
+    def note(self, names: Iterable[bytes]) -> None:
+        """The sweep gave names to matches."""
+        if self._remembers:
+            self._given.update(map(hash, names))  # of two names with one hash the second is left, and told
+
+    def check_replaceable(self, kernel: Kernel, dir_fd: int, name: bytes) -> os.stat_result:
+        """What has a name, if it may be replaced. Raises  OSError: EEXIST"""
+        st = kernel.stat(dir_fd, name)
+        if st.st_ctime_ns >= self._began_ns or hash(name) in self._given:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        return st

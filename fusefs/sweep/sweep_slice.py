@@ -1,0 +1,390 @@
+"""One slice of a sweep: directories opened by their path from the sweep's own, listed, chosen from, acted on.
+
+Nothing on the way may be a link, a mount or `..` (openat2), so that what somebody exchanges for a directory that was
+listed is never entered. A name costs a stat only if the selection asks for more than names and kinds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from fusefs.core.names import join
+from fusefs.core.selection import Matcher
+from fusefs.core.slice_budget import NAMES_AT_ONCE, Budget
+from fusefs.core.sweep_result import Sums
+from fusefs.engine.xfs_groups import Groups
+from fusefs.linux.batched_calls import look_at_all
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import READABLE, Sides
+from fusefs.store.deep_path import DeepOpeners
+from fusefs.sweep.agenda import Job, Kind, Outcome, Share, Tally
+from fusefs.sweep.chooser import GONE, Chooser, Dirs, Way, missing
+from fusefs.sweep.list_and_match import Found, read_window, stripped_in, wanted_in
+from fusefs.sweep.request import Action, Guard, Here, Identified, Taken, identify
+
+_BUNDLE = 2048
+
+
+class Worker(NamedTuple):
+    """Runs slices of one sweep; in whatever process or thread, as it keeps nothing between them.
+
+    root    the sweep's directory
+    groups  the filesystem's allocation groups, where workers had better not meet in one
+    """
+
+    kernel: Kernel
+    root: Sides
+    matcher: Matcher
+    action: Action
+    way: Way
+    groups: Groups
+    guard: Guard | None
+    is_stopped: Callable[[], bool]
+
+    def run(self, work: Share, budget: Budget) -> Outcome:
+        """Do a slice. Raises nothing for an entry: what the kernel refuses is in the outcome."""
+        with ExitStack() as owned:
+            return _Run(self, work, budget, owned).run()
+
+
+class _Run:
+    """One run of one slice."""
+
+    def __init__(self, worker: Worker, work: Share, budget: Budget, owned: ExitStack) -> None:
+        self._kernel = worker.kernel
+        self._root = worker.root
+        self._matcher = worker.matcher
+        self._action = worker.action
+        self._way = worker.way
+        self._groups = worker.groups
+        self._guard = worker.guard
+        self._is_stopped = worker.is_stopped
+        self._lists_whole = work.lists_whole
+        self._jobs = list(work.jobs)
+        self._given = frozenset(work.fds())
+        self._budget = budget
+        self._began_at = time.monotonic()
+        self._ends_at = self._began_at + budget.seconds
+        self._tally = Tally(work.most)
+        self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
+        self._ways = owned.enter_context(DeepOpeners(worker.kernel))
+
+    def run(self) -> Outcome:
+        try:
+            while self._jobs:
+                self._step(self._jobs.pop())
+                if self._is_over():
+                    break
+        except BaseException:
+            for job in self._jobs:
+                self._close(job.fd)
+            raise
+        tally = self._tally
+        return Outcome(
+            tally.sums,
+            tuple(tally.failures),
+            tuple(tally.spared),
+            tuple(self._jobs),
+            tally.why(),
+            tally.left,
+            tally.is_limited,
+            time.monotonic() - self._began_at,
+        )
+
+    def _is_over(self) -> bool:
+        """Whether the slice has done what it may."""
+        sums, budget = self._tally.sums, self._budget
+        return (
+            time.monotonic() >= self._ends_at
+            or (self._tally.is_limited and self._way.ends_at_limit())
+            or self._is_stopped()
+            or bool(self._tally.why())
+            or (budget.n_entries is not None and sums.n_done + sums.n_inside >= budget.n_entries)
+            or (budget.n_bytes is not None and sums.n_bytes >= budget.n_bytes)
+        )
+
+    def _step(self, job: Job) -> None:
+        match job.kind:
+            case Kind.ENTER:
+                job = job.unpack()
+                name = job.names.pop()
+                if job.names:
+                    self._jobs.append(job)
+                if not self._enter(job, join(job.upper, os.fsencode(name))):
+                    job.names.insert(0, name)
+            case Kind.LIST:
+                self._list_on(job, Fd(job.fd))
+            case Kind.TAKE | Kind.AFTER:
+                sides = self._open_told(job.upper, job.inode)
+                if sides is not None:
+                    self._take(job.unpack(), sides)
+                    self._leave(sides)
+            case Kind.LOOK:
+                self._look(job.unpack())
+
+    # Directories.
+
+    def _open(self, upper: bytes) -> Sides:
+        """A directory, readable, on both sides. Raises  OSError: EXDEV if something is mounted there, or on the way"""
+        if self._way.is_hidden(upper):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return self._ways.into(self._root).beneath(upper, flags=READABLE)
+
+    def _open_told(self, upper: bytes, inode: Identified | None = None) -> Sides | None:
+        """A directory, readable; None if it can't be had, which is told, is another one by now, or must be avoided."""
+        try:
+            sides = self._open(upper)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                self._tally.count(Sums(n_mounts=1))
+            elif error.errno not in GONE:
+                self._tally.fail(upper, error.errno, "open")
+            return None
+        avoided = self._action.avoided
+        if avoided or inode is not None:
+            found = identify(self._kernel, sides.fd)
+            if found in avoided or inode not in (None, found):
+                sides.__exit__()
+                return None
+        return sides
+
+    def _leave(self, sides: Sides) -> None:
+        """Be done with a directory."""
+        sides.close_mounted()
+        self._close(sides.fd)
+
+    def _close(self, fd: int) -> None:
+        """Close a directory's listing, unless it is the caller's."""
+        if fd >= 0 and fd not in self._given:
+            Fd(fd).close()
+
+    def _enter(self, job: Job, upper: bytes) -> bool:
+        """Begin with a directory; False if another one of the job had better be begun with."""
+        sides = self._open_told(upper)
+        if sides is None:
+            return True
+        if job.names and self._groups.is_crowded(sides.fd):
+            sides.__exit__()
+            return False
+        if job.is_chosen and not job.again:
+            # What it was chosen for was seen when its parent was listed. A worker that was lost may have changed it.
+            is_meant = self._chooser.is_chosen_still(sides.fd)
+        else:
+            is_meant = job.strips or not self._is_spared(upper, sides)
+        if is_meant:
+            self._list(Job(Kind.LIST, upper, [], fd=sides.fd, strips=job.strips), sides)
+        else:
+            sides.__exit__()
+        return True
+
+    def _is_spared(self, upper: bytes, sides: Sides, *, is_told: bool = True) -> bool:
+        """Whether the guard, if there is one, wants a directory left alone; what it can't say is a failure."""
+        if self._guard is None:
+            return False
+        try:
+            why = self._guard.spares(self._kernel, sides, upper)
+        except OSError as error:
+            self._tally.fail(upper, error.errno, "look")
+            return True
+        if why is not None and is_told:
+            self._tally.spare(upper, why)
+        return why is not None
+
+    def _list_on(self, job: Job, fd: Fd) -> None:
+        """Go on with a listing, unless the directory was moved: where it is now nothing was asked for."""
+        sides = self._open_told(job.upper, identify(self._kernel, fd))
+        if sides is None:
+            self._close(fd)
+        else:
+            sides.fd.close()
+            self._list(job, Sides(fd, sides.mounted))
+
+    def _list(self, job: Job, sides: Sides) -> None:
+        """Find what is to be done in a directory; in a large one only as much as memory and time allow."""
+        way = self._way
+        wanted = stripped_in(self._matcher, job.upper) if job.strips else wanted_in(self._matcher, job.upper)
+        window = None if self._lists_whole else way.window
+        try:
+            found = read_window(self._kernel, sides.fd, wanted, window, self._ends_at, by_inode=way.by_inode)
+        except OSError as error:
+            self._tally.fail(job.upper, error.errno, "getdents")
+            self._leave(sides)
+            return
+        self._tally.count(Sums(n_seen=found.n_seen))
+        self._chooser.refuse(job.upper, found.untold)
+        if not found.is_all:
+            self._jobs.append(job)
+        self._sort_dirs(job, found, sides)
+        self._sort_files(job, found.names, sides)
+        if found.is_all:
+            self._leave(sides)
+        else:
+            sides.close_mounted()
+
+    def _sort_dirs(self, job: Job, found: Found, sides: Sides) -> None:
+        """Have directories entered or taken, as the action would have it."""
+        upper, dirs = job.upper, found.dirs
+        if job.strips:
+            self._after(upper, found.dirs, strips=True)
+            self._push_enter(upper, dirs, strips=True)
+            return
+        chosen = self._chooser.choose_dirs(upper, sides, found.chosen) if found.chosen else []
+        match self._way.dirs:
+            case Dirs.WHOLE:
+                dirs = _without(dirs, chosen)
+                self._push_enter(upper, dirs)
+                self._take(Job(Kind.AFTER, upper, chosen), sides)
+            case Dirs.FIRST:
+                self._push_enter(upper, dirs)
+                self._take(Job(Kind.AFTER, upper, chosen), sides)
+            case Dirs.LAST:
+                self._after(upper, chosen)
+                self._push_enter(upper, _without(dirs, chosen) if self._matcher.needs_emptiness else dirs)
+            case Dirs.STRIPPED:
+                chosen = self._reserve(chosen)
+                self._after(upper, chosen)
+                self._push_enter(upper, _without(dirs, chosen))
+                self._push_enter(upper, chosen, strips=True, is_chosen=True)
+
+    def _reserve(self, chosen: list[str]) -> list[str]:
+        """As many directories as may still be taken: what is in them goes before they do."""
+        tally = self._tally
+        if tally.left is None:
+            return chosen
+        tally.is_limited |= len(chosen) > tally.left
+        chosen = chosen[: tally.left]
+        tally.left -= len(chosen)
+        return chosen
+
+    # A job uses up its names: each has a list of its own.
+
+    def _push_enter(self, upper: bytes, dirs: list[str], *, strips: bool = False, is_chosen: bool = False) -> None:
+        if dirs:
+            self._jobs.append(Job(Kind.ENTER, upper, list(dirs), strips=strips, is_chosen=is_chosen))
+
+    def _after(self, upper: bytes, dirs: list[str], *, strips: bool = False) -> None:
+        if dirs:
+            self._jobs.append(Job(Kind.AFTER, upper, list(dirs), strips=strips))
+
+    # What is acted on.
+
+    def _sort_files(self, job: Job, names: list[str], sides: Sides) -> None:
+        """Act on what was found, the first bundle at once; the others are for whoever has time."""
+        here = Job(Kind.TAKE, job.upper, names, strips=job.strips)
+        if len(names) > _BUNDLE:
+            here = here._replace(inode=identify(self._kernel, sides.fd))
+            bundles = [names[at : at + _BUNDLE] for at in range(0, len(names), _BUNDLE)]
+            self._jobs += [here._replace(names=bundle).pack() for bundle in bundles[:-1]]
+            here = here._replace(names=bundles[-1])
+        self._take(here, sides)
+
+    def _take(self, job: Job, sides: Sides) -> None:
+        """Act on names until the slice is over; the rest is a job again."""
+        names = job.names
+        while names:
+            if self._is_over():
+                inode = job.inode or identify(self._kernel, sides.fd)
+                self._jobs.append(job._replace(names=names, inode=inode))
+                return
+            n = NAMES_AT_ONCE
+            if self._budget.n_entries is not None:
+                done = self._tally.sums
+                n = max(1, min(n, self._budget.n_entries - done.n_done - done.n_inside))
+            some = names[: -n - 1 : -1]
+            del names[-n:]
+            names += self._act(job, some, sides)[::-1]
+
+    def _act(self, job: Job, names: list[str], sides: Sides) -> list[str]:
+        """Act on some names; those that have to be offered again."""
+        tally, are_dirs = self._tally, job.kind is Kind.AFTER
+        again: list[str] = []
+        sizes: dict[str, int] = {}
+        if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
+            names = self._chooser.chosen_still(sides, names)
+        if not are_dirs:
+            n_bytes = None if self._budget.n_bytes is None else self._budget.n_bytes - tally.sums.n_bytes
+            names, sizes, again = self._chooser.choose_files(job.upper, sides, names, n_bytes, strips=job.strips)
+        is_reserved = are_dirs and self._way.dirs is Dirs.STRIPPED
+        if tally.left is not None and not job.strips and not is_reserved:
+            tally.is_limited |= bool(names) and not tally.left
+            again = names[tally.left :] + again if tally.left else []
+            names = names[: tally.left]
+        with ExitStack() as held:
+            if are_dirs and not job.strips:
+                names = self._unspared(job.upper, names, held)
+            if not names:
+                return again
+            here = Here(self._kernel, sides, job.upper, are_dirs, self._is_stopped, self._ways)
+            taken = self._offer(here, names)
+        tally.take(job.upper, len(names), taken, are_matches=not job.strips, has_left=not is_reserved)
+        tried, untried = names[: len(names) - taken.n_left], names[len(names) - taken.n_left :]
+        if sizes:
+            undone = {name for name, _why in (*taken.refused, *taken.spared)}
+            tally.count(Sums(n_bytes=sum(sizes[name] for name in tried if name not in undone)))
+        return untried + again
+
+    def _offer(self, here: Here, names: Sequence[str]) -> Taken:
+        try:
+            with self._groups.alone_in(here.sides.fd):
+                return self._action.take(here, names)
+        except OSError as error:
+            # Where they go can't be had; only what is not where it comes from either has vanished.
+            number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
+            looked, _refused = look_at_all(self._kernel, here.sides.fd, names)
+            there = {one.name for one in looked}
+            return Taken([(name, number if name in there else errno.ENOENT) for name in names], "open")
+
+    def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
+        """The directories that the guard does not want left alone; they stay open, as it may have locked them."""
+        if self._guard is None:
+            return names
+        # Otherwise it was when they were entered; those that are empty are not.
+        is_told = self._way.dirs is Dirs.WHOLE or self._matcher.needs_emptiness
+        kept = []
+        for name in names:
+            path = join(upper, os.fsencode(name))
+            sides = self._open_told(path)
+            if sides is not None:
+                held.enter_context(sides)
+                if not self._is_spared(path, sides, is_told=is_told):
+                    kept.append(name)
+        return kept
+
+    # What somebody listed.
+
+    def _look(self, job: Job) -> None:
+        """Choose among names and act on them; directories are taken, but not entered for what else is in them."""
+        upper = job.upper
+        try:
+            if not self._chooser.may_look(upper):
+                return
+            sides = self._open(upper)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                self._tally.count(Sums(n_mounts=1))
+            elif error.errno == errno.ENOENT:
+                self._tally.count(missing(len(job.names), job.again))
+            else:
+                self._tally.fail(upper, error.errno, "open", len(job.names))
+            return
+        if not self._is_spared(upper, sides):
+            files, dirs = self._chooser.choose(upper, sides, job.names, are_again=job.again)
+            if self._way.dirs is Dirs.STRIPPED:
+                dirs = self._reserve(dirs)
+                self._after(upper, dirs)
+                self._push_enter(upper, dirs, strips=True, is_chosen=True)
+            else:
+                self._take(Job(Kind.AFTER, upper, dirs), sides)
+            self._take(Job(Kind.TAKE, upper, files), sides)
+        self._leave(sides)
+
+
+def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    left_out = frozenset(others)
+    return [name for name in names if name not in left_out] if left_out else list(names)

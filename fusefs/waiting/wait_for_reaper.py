@@ -1,0 +1,467 @@
+"""What a command swapped away and waits for: left to the reaper, followed until that is done with it, and its space."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import NamedTuple, Self, assert_never
+
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import NotFound, TrashdError
+from fusefs.core.events import show
+from fusefs.core.freed_space import Kind, Reason, Survey, Waited, total
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, join, printable
+from fusefs.core.report import Progress
+from fusefs.core.service_status import Phase, VolumeStatus
+from fusefs.core.space_goal import Goal, Met, explain_impossible, is_reached
+from fusefs.engine.count_tree import survey
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.lock_holders import command_of, flock_holders
+from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
+from fusefs.service.status_file import read_status
+from fusefs.store.as_owner import as_owner
+from fusefs.store.claim import Lost, hold, look_at_record
+from fusefs.store.container import move
+from fusefs.store.discover import discover, folders
+from fusefs.store.layout import RECORD, TREE, Store, UserFolder
+from fusefs.store.list_orphans import explain_failure
+from fusefs.store.spare_space import FOR_REAPER, with_room
+from fusefs.store.swap import Swapped
+from fusefs.waiting.wait_for_space import Gauge, wait_for_goal
+
+_PAUSE_S = 0.2
+_ASK_S = 1.0
+"""As often as a service at work says something new."""
+_LATE_S = 10.0
+"""So long an orphan that is due may lie untouched before somebody asks why."""
+_RESTART_S = 5.0
+"""So long a service may be away before it counts as gone."""
+_UNKNOWN = Survey(0, 0, 0, 0, 1, False)
+_MARKED_MAX = 200
+"""So many trees are remembered by an fd each, to tell a restore from a reap."""
+
+
+class Handed(NamedTuple):
+    """How an orphan was left to the reaper.
+
+    survey     of what was in it; None if another process had it
+    is_handed  the next reaper takes it; False if it was to be kept, or we were stopped
+    """
+
+    survey: Survey | None
+    is_handed: bool
+
+
+def hand_over(
+    folder: UserFolder, container: ContainerId, progress: Progress, stops: Callable[[], bool], *, keeps: bool
+) -> Handed:
+    """Count what is in an orphan, and let the reaper have it; to be run as the folder's owner.
+
+    It is counted while we have its lock, so that nothing of it goes meanwhile, and then claimed: what lies in
+    reaping/ and no process holds is past its retention, and the next reaper goes on with it. If we are stopped or
+    killed before that, it is an orphan like any other.
+    keeps   it stays an orphan for its retention
+    Raises  BadRecord, OSError
+    """
+    held = hold(folder, State.ORPHANS, container)
+    if isinstance(held, Lost):
+        return Handed(None, False)
+    with held:
+        seen = survey(folder.store.kernel, held.fd, progress, with_shared=True, stops=stops)
+        is_handed = not keeps and not stops()
+        if is_handed:
+            with_room(folder, FOR_REAPER, lambda: move(held, State.REAPING))
+    return Handed(seen, is_handed)
+
+
+def _explain_left(folder: UserFolder, container: ContainerId) -> Reason:
+    """What of a quarantined orphan is left, and why; to be run as the folder's owner.
+
+    Raises  BadRecord, OSError; FileNotFoundError if it is not in quarantine any more
+    """
+    kernel = folder.store.kernel
+    with folder.open(State.QUARANTINE) as state_fd, kernel.open_dir(state_fd, container.encode()) as fd:
+        n_bytes = survey(kernel, fd).n_bytes
+    failures = look_at_record(folder, State.QUARANTINE, container).failures
+    why = ""
+    if failures:
+        more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        why = f": {explain_failure(failures[0])}{more}"
+    return Reason(Kind.LEFT, n_bytes, f"could not be removed, in quarantine{why}")
+
+
+def _expires_ns(folder: UserFolder, container: ContainerId) -> int | None:
+    """When the retention of an orphan ends by what its record says now; None for never. To be run as its owner.
+
+    Raises  BadRecord, OSError; FileNotFoundError if it is no orphan any more
+    """
+    return look_at_record(folder, State.ORPHANS, container).expires_ns()
+
+
+class Orphan:
+    """One that is followed: where it is, and when it is nowhere, whether it was put back.
+
+    survey  of what was in it, as far as it was counted
+    """
+
+    def __init__(self, folder: UserFolder, container: ContainerId, due_ns: int = 0) -> None:
+        """due_ns: wall time from which it may be reaped."""
+        self.id = container
+        self.folder = folder
+        self.due_ns = due_ns
+        self.survey = _UNKNOWN
+        self._owned = ExitStack()
+        self._tree: Fd | None = None
+
+    def mark(self) -> None:
+        """Remember its tree: by an fd, which ends with `ended` or `close`."""
+        kernel = self.folder.store.kernel
+        with suppress(OSError):
+            self._tree = self._owned.enter_context(kernel.open_beneath(self.folder.fd, self._way(State.ORPHANS, TREE)))
+
+    def close(self) -> None:
+        """Forget its tree."""
+        self._tree = None
+        self._owned.close()
+
+    def state(self) -> State | None:
+        """Where it is; None for nowhere. It may move while we look: into a state where we have looked already."""
+        for _ in range(2):
+            for state in (State.ORPHANS, State.REAPING, State.QUARANTINE, State.RESTORING, State.STAGE):
+                with suppress(FileNotFoundError):
+                    self.folder.store.kernel.stat(self.folder.fd, self._way(state))
+                    return state
+        return None
+
+    def ended(self) -> Reason | None:
+        """Of one that is nowhere: why its space does not come, if it was put back."""
+        is_somewhere = self._tree is not None and self.folder.store.kernel.fstat(self._tree).st_nlink > 0
+        self.close()
+        return Reason(Kind.RESTORED, self.survey.n_bytes, f"{self.id} was restored") if is_somewhere else None
+
+    def left(self) -> Reason:
+        """Of one in quarantine: what is left, and why."""
+        explain = partial(_explain_left, self.folder, self.id)
+        return as_owner(self.folder, lambda _visible: explain(), Reason)
+
+    def why_untouched(self) -> Reason | None:
+        """Of one that is due and still an orphan: what keeps it, if that can be seen."""
+        read = partial(_expires_ns, self.folder, self.id)
+        with suppress(FileNotFoundError):
+            if as_owner(self.folder, lambda _visible: read(), int | None) is None:
+                return Reason(Kind.PINNED, self.survey.n_bytes, f"{self.id} is to be kept (trashd keep)")
+            record = self.folder.store.kernel.stat(self.folder.fd, self._way(State.ORPHANS, RECORD))
+            for pid in flock_holders(record.st_ino):
+                holder = f"{printable(os.fsencode(command_of(pid)))} (pid {pid})"
+                return Reason(Kind.PINNED, self.survey.n_bytes, f"{holder} holds the lock of {self.id}")
+        return None
+
+    def _way(self, state: State, *names: bytes) -> bytes:
+        return join(state.value.encode(), self.id.encode(), *names)
+
+
+class Followed(NamedTuple):
+    """How it ended.
+
+    hindrance  why nothing more will come by itself; None if all have ended, or enough came
+    kept       why some of the space will not come
+    """
+
+    hindrance: Reason | None
+    kept: tuple[Reason, ...]
+
+
+def follow(
+    orphans: Sequence[Orphan],
+    gauge: Gauge,
+    goal: Goal,
+    *,
+    tell: Callable[[str], None] = lambda _what: None,
+    stops: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Followed:
+    """Wait until the orphans of one store have ended, or until enough has come, or until it is known why it can't.
+
+    tell   gets what goes on, in words, before each pause
+    stops  asked after each pause: whoever says yes gets what is known by then
+    """
+    expected = total(orphan.survey for orphan in orphans)
+    left, kept = list(orphans), list[Reason]()
+    asked_s = late_s = served_s = clock()
+    reaper = _find_reaper(orphans[0].folder.store)
+    while True:
+        gauge.look(expected.n_bytes)
+        while left and (end := _end_of(left[0])) is not None:
+            kept += end
+            del left[0]
+            late_s = clock()
+        if not left or is_reached(goal, expected, gauge.courses) or stops():
+            return Followed(None, tuple(kept))
+        now = clock()
+        if not isinstance(reaper, Reason):
+            served_s = now
+        elif reaper.kind is not Kind.NOBODY or now - served_s > _RESTART_S:
+            return Followed(reaper, tuple(kept))
+        waits_s = _waits_s(left[0])
+        if waits_s > 0 or left[0].state() is not State.ORPHANS:
+            late_s = now
+        elif now - late_s > _LATE_S:
+            late_s = now
+            pinned = left[0].why_untouched()
+            if pinned is not None:
+                return Followed(pinned, tuple(kept))
+        tell(_describe(reaper, waits_s))
+        pause(_PAUSE_S)
+        if now - asked_s > _ASK_S:
+            asked_s, reaper = now, _find_reaper(left[0].folder.store)
+
+
+def _end_of(orphan: Orphan) -> list[Reason] | None:
+    """None of one that has not ended; of one that has, why its space does not come, if it does not."""
+    state = orphan.state()
+    if state is None:
+        end = orphan.ended()
+        return [] if end is None else [end]
+    if state is not State.QUARANTINE:
+        return None
+    try:
+        reason = orphan.left()
+    except FileNotFoundError:
+        return None  # somebody took it out again
+    orphan.close()
+    return [reason]
+
+
+def _waits_s(orphan: Orphan) -> float:
+    return (orphan.due_ns - time.time_ns()) / 1e9
+
+
+def _describe(reaper: VolumeStatus | Reason, waits_s: float) -> str:
+    if isinstance(reaper, Reason):
+        return reaper.detail
+    if waits_s > 0:
+        return f"may be reaped in {format_duration(round(waits_s))}"
+    rate = f", {reaper.entries_per_s:,.0f} entries/s" if reaper.entries_per_s else ""
+    why = f": {show(reaper.why)}" if reaper.why else ""
+    return f"{reaper.phase.value}{rate}{why}"
+
+
+class Ways(NamedTuple):
+    """How whoever waits is told, and may end it.
+
+    counting  gets the entries and bytes that are counted, about every thousand
+    tell      gets what came, what is expected, and what goes on, in words
+    stops     whether to end now, and leave everything as it is
+    """
+
+    counting: Progress
+    tell: Callable[[int, int, str], None]
+    stops: Callable[[], bool]
+
+
+class Outcome(NamedTuple):
+    """How the waiting for one volume ended.
+
+    base    the directory that holds the store
+    ids     of the orphans that were waited for
+    spared  those of them that were not left to the reaper: they have the retention that a swap gives
+    """
+
+    base: bytes
+    met: Met
+    ids: tuple[ContainerId, ...]
+    spared: tuple[ContainerId, ...]
+
+
+class _Volume:
+    """The directory that holds a store, what was free when its first victim was gone, and what is waited for."""
+
+    def __init__(self, kernel: Kernel, folder: UserFolder) -> None:
+        self.store = folder.store
+        self.gauge = Gauge(kernel, folder.store.base.fd)
+        self.orphans: list[Orphan] = []
+        self.handed: set[ContainerId] = set()
+
+    def expected(self) -> Survey:
+        """What was in all of them, as far as it was counted."""
+        return total(orphan.survey for orphan in self.orphans)
+
+
+class Awaiting:
+    """The volumes of one command."""
+
+    def __init__(self, goal: Goal, keep_for: int) -> None:
+        """keep_for: the retention in seconds that the user asked for; 0 if it is given up."""
+        self._goal = goal
+        self._keep_for = keep_for
+        self._kernel = Kernel()
+        self._volumes: dict[bytes, _Volume] = {}
+        self._folders: dict[bytes, UserFolder] = {}
+        self._n_marked = 0
+        self._owned = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Own what is opened for it."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of the volumes."""
+        self._owned.close()
+
+    def add(self, swapped: Swapped) -> None:
+        """One more. Raises  TrashdError, OSError if it can't be waited for"""
+        folder = self._folders.get(swapped.store)
+        if folder is None:
+            folder = self._folders[swapped.store] = self._open(swapped)
+        base = folder.store.base_path
+        volume = self._volumes.get(base)
+        if volume is None:
+            volume = self._volumes[base] = _Volume(self._kernel, folder)
+        orphan = Orphan(folder, swapped.id, time.time_ns() + self._keep_for * 1_000_000_000)
+        self._owned.callback(orphan.close)
+        if self._n_marked < _MARKED_MAX:
+            self._n_marked += 1
+            orphan.mark()
+        volume.orphans.append(orphan)
+
+    def _open(self, swapped: Swapped) -> UserFolder:
+        """The folder that has it; ours until the end."""
+        base = swapped.store.rsplit(b"/", 3)[0] or b"/"  # BASE/.trashd/u/FOLDER
+        for store in discover(self._kernel, (base,)):
+            with ExitStack() as mine:
+                mine.enter_context(store)
+                for folder in folders(store):
+                    if folder.path() == swapped.store:
+                        mine.enter_context(folder)
+                        self._owned.push(mine.pop_all())
+                        return folder
+                    folder.fd.close()
+        raise NotFound(swapped.store)
+
+    def bases(self) -> Iterable[bytes]:
+        """The volumes, each by the directory that holds its store."""
+        return self._volumes.keys()
+
+    def wait_for(self, base: bytes, ways: Ways) -> Outcome:
+        """Wait for one of them.
+
+        Raises  TrashdError, OSError of what can't be counted or followed
+        """
+        volume = self._volumes[base]
+        ids = tuple(orphan.id for orphan in volume.orphans)
+        met = self._wait_for(volume, ways)
+        return Outcome(base, met, ids, tuple(one for one in ids if one not in volume.handed))
+
+    def _wait_for(self, volume: _Volume, ways: Ways) -> Met:
+        reaper = _find_reaper(volume.store)
+        if isinstance(reaper, Reason) and reaper.kind is Kind.NOBODY:
+            return self._unmet(volume, reaper)  # nobody would take them, so that nothing is given up
+        kept = self._hand_over(volume, ways)
+        expected = volume.expected()
+        impossible = explain_impossible(self._goal, expected)
+        if ways.stops() or impossible is not None or not volume.orphans:
+            return self._unmet(volume, *filter(None, [impossible]), *kept)
+
+        def tell(what: str) -> None:
+            ways.tell(max(volume.gauge.courses.space.came(), 0), expected.n_bytes, what)
+
+        followed = follow(volume.orphans, volume.gauge, self._goal, tell=tell, stops=ways.stops)
+        kept += followed.kept
+        if ways.stops() or followed.hindrance is not None:
+            return self._unmet(volume, *filter(None, [followed.hindrance]), *kept)
+        return wait_for_goal(
+            self._kernel,
+            volume.store.base.fd,
+            volume.gauge,
+            self._goal,
+            expected,
+            known=kept,
+            containers=[orphan.id for orphan in volume.orphans],
+            tell=lambda _came, _expected: tell("reaped"),
+            stops=ways.stops,
+        )
+
+    def _hand_over(self, volume: _Volume, ways: Ways) -> list[Reason]:
+        """Let the reaper have all of a volume; why some of their space will not come."""
+        kept = []
+        for orphan in list(volume.orphans):
+            if ways.stops():
+                break
+            handed = self._hand_over_one(orphan, ways)
+            if handed.is_handed:
+                volume.handed.add(orphan.id)
+            if handed.survey is not None:
+                orphan.survey = handed.survey
+            elif orphan.state() is not State.REAPING:
+                volume.orphans.remove(orphan)
+                kept.append(orphan.why_untouched() or Reason(Kind.PINNED, 0, f"somebody else has {orphan.id}"))
+        return kept
+
+    def _hand_over_one(self, orphan: Orphan, ways: Ways) -> Handed:
+        keeps = self._keep_for > 0
+        act = partial(hand_over, orphan.folder, orphan.id, ways.counting, ways.stops, keeps=keeps)
+        return as_owner(orphan.folder, lambda _visible: act(), Handed)
+
+    def _unmet(self, volume: _Volume, *reasons: Reason) -> Met:
+        courses = volume.gauge.courses
+        waited = Waited(max(courses.space.came(), 0), volume.expected().n_bytes, reasons, False)
+        return Met(self._goal, False, waited, courses.came_inodes())
+
+
+def _find_reaper(store: Store) -> VolumeStatus | Reason:
+    """What the reaper of a store's volume says, root's or else the caller's own; or why nothing is reaped there."""
+    reason = Reason(Kind.NOBODY, 0, f"no reaper serves {printable(store.base_path)}")
+    for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
+        with suppress(TrashdError, OSError):  # of another version, or not ours to read
+            seen = read_status(directory)
+            if seen is None or not seen.is_running:
+                continue
+            volume = _find(store, seen.status.volumes)
+            if volume is None:
+                continue
+            hindrance = _explain_hindrance(volume)
+            if hindrance is None:
+                return volume
+            reason = hindrance
+    return reason
+
+
+def _find(store: Store, volumes: tuple[VolumeStatus, ...]) -> VolumeStatus | None:
+    """A lower store is served with the upper one of its filesystem, which its user's pointers lead from."""
+    # An id is no secret: somebody else's own store may have the same.
+    ours = [volume for volume in volumes if volume.owner in (None, store.owner)]
+    for volume in ours:
+        if volume.id == store.volume.id:
+            return volume
+    mounts = read_mounts()
+    place = find_place(store.base_path, mounts)
+    for volume in sorted(ours, key=lambda volume: -len(volume.root())):
+        upper = find_place(volume.root(), mounts)
+        if place and upper and place.device == upper.device and is_inside(store.base_path, volume.root()):
+            return volume
+    return None
+
+
+def _explain_hindrance(volume: VolumeStatus) -> Reason | None:
+    """Why a reaper that serves a volume does not reap there; None if it does, or will without anybody's doing."""
+    match volume.phase:
+        case Phase.IDLE | Phase.LOOKING | Phase.REAPING | Phase.YIELDING | Phase.HURRYING | Phase.WINDOW:
+            return None
+        case Phase.PAUSED:
+            return Reason(Kind.PAUSED, 0, _told("the reaper is paused", volume))
+        case Phase.BROKEN:
+            return Reason(Kind.BROKEN, 0, _told("the reaper rests after too many errors", volume))
+        case Phase.ELSEWHERE | Phase.GONE | Phase.UNPROVEN:
+            return Reason(Kind.NOBODY, 0, _told("the reaper has let go of the volume", volume))
+    assert_never(volume.phase)
+
+
+def _told(what: str, volume: VolumeStatus) -> str:
+    return f"{what}: {show(volume.why)}" if volume.why else what
