@@ -1,4 +1,4 @@
-"""Taking in what nobody swapped: things dropped into `drop/`, and what was written into a fresh directory."""
+"""Adoption of what no swap brought: things dropped into `drop/`, and what was written into a fresh directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def take_in(
 ) -> ContainerId:
     """Make an orphan of what has a name in a directory of the same user: record first, then one rename.
 
-    lent    its mode before a loan that somebody else made already; this ends it
+    lent    its mode before a loan that was made already; this ends it
     Raises  OSError; the thing is where it was then
     """
     kernel = folder.store.kernel

@@ -1,4 +1,4 @@
-"""Whose work it is: what lies in a user's folder is read and changed by a process with that user's uid (I13)."""
+"""Acting as a folder's owner: what lies in a user's folder is read and changed by a process with that uid (I13)."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class _Outcome(msgspec.Struct):
 def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any, visible: Direct | None = None) -> T:
     """The result of `body`, run by us if the folder is ours, else (root) in a process of its owner.
 
-    body     gets who does the renames at a visible name: ourselves, or root on the child's request
+    body     gets what does the renames at a visible name: ourselves, or root on the child's request
     kind     the result's type, as msgspec decodes it: the child's word is checked like a user's
     visible  the one name that root will change for the child
-    Raises   what `body` raises; AuthorityLost; NotPermitted if it is somebody else's folder and we are not root
+    Raises   what `body` raises; AuthorityLost; NotPermitted if it is another user's folder and we are not root
     """
     uid = os.geteuid()
     if folder.uid == uid:
@@ -55,7 +55,7 @@ def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any,
 def make_folder_of(store: Store, uid: int) -> UserFolder:
     """A user's folder in a store, made by root if missing; needs root.
 
-    Where root can't give it away (a network filesystem), its user makes it; what a killed command of his left in it is
+    Where root can't give it away (a network filesystem), its user makes it; what a killed command of that user left is
     completed or undone.
     Raises  AuthorityLost, or what making it met
     """

@@ -1,7 +1,7 @@
-"""A directory on both sides: on the backing filesystem, and the same one as a mount of ours shows it.
+"""A directory opened on both sides: on the backing filesystem, and as a mount of ours shows it.
 
 What is looked at is looked at on the backing filesystem. Names that others see are changed on the mounted side, so
-that the kernel and the daemon, who remember names, attributes and listings for long, learn of it by doing it.
+that the kernel and the daemon, which remember names, attributes and listings for long, learn of it by doing it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """What such a look beneath a directory says where no such thing is: gone, something else, a link, mounted over."""
 OUT_OF_REACH = (*ABSENT, errno.EACCES)
-"""The same, or not ours to see."""
+"""Errors of what is absent, or not ours to see."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What says that there is no room."""
 _ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
@@ -173,8 +173,8 @@ def refresh(kernel: Kernel, above: Fd, path: bytes) -> None:
 def patiently(look: Callable[[], T]) -> T:
     """The result of a look at something in a mount that may have moved behind it.
 
-    The kernel has a directory in one place only. It moves it when it sees it in another, unless somebody renames
-    something at that moment: then it says ESTALE, even to who asks twice.
+    The kernel has a directory in one place only. It moves it when it sees it in another, unless others rename
+    something at that moment: then it says ESTALE, even at a second try.
     Source  fs/dcache.c, __d_unalias
     """
     for _ in range(_STALE_PATIENCE):

@@ -55,11 +55,11 @@ _GONE = "nothing: the line goes with the next store that is used"
 _MOMENT_S = 0.2
 """Far longer than a command needs from the end of a record to that of its container."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
-"""Whoever works on the orphan next drops it; recovery doesn't look into every orphan for it."""
+"""The next work on the orphan drops it; recovery doesn't look into every orphan for it."""
 
 
 def check_store(store: Store) -> Iterator[Problem]:
-    """What is wrong with the store itself; to be run by anybody who may look."""
+    """What is wrong with the store itself; to be run by any user who may look."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
     for name in _list(store, store.base.fd):
         if name.startswith(NEW_PREFIX):
@@ -132,7 +132,7 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
 
 
 def check_container(folder: UserFolder, state: State, name: bytes) -> list[Problem]:
-    """What is wrong with one thing in the directory of a state; nothing if somebody works on it, or it went."""
+    """What is wrong with one thing in the directory of a state; nothing if it is locked, or it went."""
     try:
         return list(_check_container(folder, state, name))
     except _Unrecorded:
@@ -160,7 +160,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
         if isinstance(held, Lost):
             if held is Lost.GONE and _is_no_directory(folder, state, name):
                 yield Problem(where, "not a container of trashd, but no directory", WAY_OUT)
-            return  # else somebody works on it, or it moved on
+            return  # else it is locked, or it moved on
         with held:
             yield from _check_held(held, where)
 

@@ -1,4 +1,4 @@
-"""Taking hold of a container that is there: its record opened with distrust, locked, and looked at again."""
+"""Claiming a container that is there: its record opened with distrust, locked, and looked at again."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Lost(Enum):
 def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     """The record's fd, not locked yet; to be read only where the volume is read-only.
 
-    It may have another name, as a backup by hard links gives it: in a folder that only its owner can enter nobody but
-    he can have put it there, and root; and whoever changes a record replaces it.
-    Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user that nobody else
-            can write to by such a name: he may have put a FIFO, a link to somebody's file, or a gigabyte there
+    It may have another name, as a backup by hard links gives it: in a folder that only its owner can enter only
+    that user and root can have put it there; and a changed record is a new file.
+    Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user that no other
+            can write to by such a name: the user may have put a FIFO, a link to another's file, or a gigabyte there
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -52,7 +52,7 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
         raise
     try:
         st = kernel.fstat(fd)
-        # No name at all is nobody's trick: it was replaced or removed meanwhile, which whoever locks it will see.
+        # No name at all is no attack: it was replaced or removed meanwhile, which is seen when it is locked.
         is_others_too = st.st_nlink > 1 and st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(st.st_mode) or is_others_too or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
             raise BadRecord(f"not an ordinary small file of uid {uid}")
@@ -76,7 +76,7 @@ def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: Co
 
 
 def look_at_record(folder: UserFolder, state: State, container: ContainerId) -> Record:
-    """What the record of a container says at the moment, whoever has its lock.
+    """What the record of a container says at the moment, whichever process has its lock.
 
     Raises  FileNotFoundError if it is not there, or not any more; BadRecord, OSError
     """
@@ -106,10 +106,10 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> Held | Los
         except FileNotFoundError:
             if kernel.is_named(fd, state_fd, name):
                 raise
-            return Lost.GONE  # somebody took it away, and has ended it
+            return Lost.GONE  # another process took it, and has ended it
         if not kernel.lock(record_fd):
             return Lost.BUSY
-        # Whoever held the lock before us may have moved the container, or replaced its record.
+        # The process that held the lock before us may have moved the container, or replaced its record.
         if not (kernel.is_named(fd, state_fd, name) and kernel.is_named(record_fd, fd, RECORD)):
             return Lost.GONE
         record = read_record(kernel, record_fd, folder, container)
@@ -125,7 +125,7 @@ def claim(
 ) -> Held | Lost:
     """The container, locked and moved to another state by one rename; one claim wins (I5).
 
-    is_meant  asked about the record, when nobody else can change it any more; if not the container stays
+    is_meant  asked about the record, when no other process can change it any more; if not the container stays
     """
     held = hold(folder, source, container)
     if isinstance(held, Lost):

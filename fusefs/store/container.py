@@ -30,7 +30,7 @@ _TICK_S = 0.001
 
 
 class Held(NamedTuple):
-    """A container whose record we have locked: nobody else moves or changes it until the last fd closes.
+    """A container whose record we have locked: no other process moves or changes it until the last fd closes.
 
     fd      its directory, readable
     record  as it is on disk
@@ -88,15 +88,15 @@ def make_directory(folder: UserFolder, container: ContainerId) -> Fd:
 
 
 def superblock_of(kernel: Kernel, fd: Fd) -> str:
-    """The filesystem that an fd is on as this kernel has it mounted: who sees the same one has the same locks.
+    """The filesystem that an fd is on as this kernel has it mounted: processes that see the same one share its locks.
 
-    Its number is another's only when it is gone, and with it all who had a lock by it.
+    Its number is another's only when it is gone, and with it all locks on it.
     """
     return superblock_in(kernel.fstat(fd))
 
 
 def superblock_in(st: os.stat_result) -> str:
-    """The same, as a look at the fd told it."""
+    """The filesystem that an fd is on, as `superblock_of` tells it, from a stat of the fd."""
     return f"{os.major(st.st_dev)}:{os.minor(st.st_dev)}"
 
 
@@ -109,7 +109,7 @@ def touch(kernel: Kernel, fd: Fd) -> int:
 def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
     """The locked fd of a first record, which appears complete and durable.
 
-    store   whose container it is
+    store   the store of the container
     Raises  FileNotFoundError if recovery took the container away before it had a record: start again
     """
     kernel = store.kernel
@@ -181,7 +181,7 @@ def rewrite(held: Held, record: Record) -> Held:
     """The container with another record, durable and locked before the old one's lock goes.
 
     Its last move becomes durable first: btrfs would write the new record with its name into the container where
-    that was before, and nobody looks there for what a killed command left (docs/crash.md).
+    that was before, and recovery never looks there for what a killed command left (docs/crash.md).
     """
     kernel = held.folder.store.kernel
     kernel.fsync(held.fd)
@@ -222,7 +222,7 @@ def dissolve(held: Held) -> None:
     """Remove a container that holds nothing but its record.
 
     Raises  OSError with ENOTEMPTY, and leaves the record, if there is anything else in it: without its record
-            nobody would know what that is
+            there would be no telling what that is
     """
     kernel = held.folder.store.kernel
     others = {name for name in kernel.list(held.fd) if not name.startswith(_HIDDEN)} - {RECORD, RECORD_NEW}
@@ -230,7 +230,7 @@ def dissolve(held: Held) -> None:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
     _drop_new(kernel, held.fd)
     kernel.unlink(held.fd, RECORD)
-    # Without a record it is nobody's any more: recovery may have swept it away by now.
+    # Without a record no process owns it any more: recovery may have swept it away by now.
     with held.folder.open(held.state) as state, suppress(FileNotFoundError):
         if kernel.filesystem(state) == FUSE_MAGIC:
             _rmdir_patiently(held, state)

@@ -1,4 +1,4 @@
-"""Directories of a tree of any depth, with few fds and without `..`.
+"""Directories of a tree of any depth, opened with few fds and without `..`.
 
 What stays open on a long way down spares walking it from the top for each directory below. That would take the square
 of its length: minutes for a chain of 10,000 directories.
@@ -28,7 +28,7 @@ _MOST = 32
 Make = Callable[[Sides, bytes, bytes], None]
 """Makes the directories of a path that are missing: below this one, which has that path, as far as this leads on."""
 MakeLike = Callable[[Fd, Name, Fd], None]
-"""Makes one directory: in this one, of that name, like the other (O_PATH both); unless somebody is faster."""
+"""Makes one directory: in this one, of that name, like the other (O_PATH both); unless it appears before."""
 
 
 class _OpenDirectories(Generic[D]):
@@ -98,7 +98,7 @@ class Descent(_OpenDirectories[Fd]):
         self._path += b"/" + name
 
     def go_back(self, mark: int) -> None:
-        """Go to a directory above. Whoever cares that it is the same as before looks: names may have changed hands.
+        """Go to a directory above. The caller looks whether it is the same as before: names may have moved.
 
         Raises  OSError, and we are somewhere above it
         """
@@ -122,7 +122,7 @@ class Descent(_OpenDirectories[Fd]):
 class DeepOpener(_OpenDirectories[Sides]):
     """Opens directories of a tree by their paths, one after the other, from what is open on the way to the last one.
 
-    A directory on the way that somebody moves meanwhile is still where it was for us. So all are closed when the way
+    A directory on the way that is moved meanwhile is still where it was for us. So all are closed when the way
     below them has cost as much as the way to them, which makes it no more than twice as long.
     """
 
@@ -144,7 +144,7 @@ class DeepOpener(_OpenDirectories[Sides]):
         return self._step(path, at, len(path), make, flags)
 
     def wholly(self, path: bytes, make: Make | None = None) -> Sides:
-        """The same on both sides if the root is. Raises  OSError: ESTALE as `wholly_beneath` does"""
+        """A directory below the root, on both sides if the root is. Raises  OSError: ESTALE as `wholly_beneath` does"""
         return check_wholly(self._top, self.beneath(path, make), path)
 
     def remove(self, path: bytes) -> None:

@@ -26,7 +26,7 @@ _FOUND = b"found"
 
 
 def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
-    """The stores that matter for some paths, or all that are known; whoever takes one closes it.
+    """The stores that matter for some paths, or all that are known; the caller closes each.
 
     They are trusted ones; root gets users' own as well, each for its owner alone.
     paths   each stands for the stores at it and above it; without any: those at every mount point, those above the
@@ -83,7 +83,7 @@ def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
 
 
 def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:
-    """The mount points with a store, and the directories above us; a child looks, as who asks a dead one waits."""
+    """The mount points with a store, and the directories above us; a child looks, as a dead one blocks."""
 
     def ask(path: bytes) -> bytes:
         try:
@@ -133,7 +133,7 @@ def open_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
     """Where there may be a store; mounts of ours first, so that a store has the path by which people know it.
 
-    What another user has mounted is no place for one: his program could show anything, or hang.
+    What another user has mounted is no place for one: its daemon could show anything, or hang.
     """
     owners = trusted_owners(os.geteuid())
     volumes = [mount for mount in mounts if mount.fstype not in _NO_VOLUMES and mount.owner in owners]
@@ -148,19 +148,19 @@ def _upwards(path: bytes) -> Iterator[bytes]:
 
 
 def folders(store: Store, refused: list[Refusal] | None = None) -> Iterator[UserFolder]:
-    """The users' folders of a store that concern the caller: root sees all; whoever takes one closes it.
+    """The users' folders of a store that concern the caller: root sees all; the caller closes each.
 
-    A user's own store serves him alone.
+    A user's own store serves that user alone.
     refused  gets what is called so and is none
     """
     yield from all_users(store, [] if refused is None else refused, os.geteuid() or store.owner or None)
 
 
 def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
-    """A user's folder, and his folders in the stores that its pointers lead to; to be run as that user.
+    """A user's folder, and those in the stores that its pointers lead to; to be run as that user.
 
     The first is the caller's to close; the others are closed when the next one is asked for.
-    Raises  NotPermitted if it is not as only he can have made it: who opened it may not have seen all of it
+    Raises  NotPermitted if it is not as only that user can have made it, which its opener may not have seen
     """
     if why := why_refused(folder):
         raise NotPermitted(f"{printable(folder.path())}: {why}", "look into it; nothing in it was touched")

@@ -47,7 +47,7 @@ def each_folder(
     lost    gets the errors of folders and stores that could not be looked at: one must not stop the command for all
     refused gets what is called like a folder and is none, and what waits for its owner in a store that was set aside
     serves  which of them; None for all
-    Raises  the first such error, when all folders are done, if nobody gave `lost`
+    Raises  the first such error, when all folders are done, without `lost`
     """
     errors: list[TrashdError] = [] if lost is None else lost
     for store in stores:
@@ -133,7 +133,7 @@ def _with_lower_prepared(store: Store, lost: list[TrashdError]) -> Store:
 
     lost  gets the errors: one user must not keep root from looking at what others made
     """
-    with suppress(OSError):  # whoever looks at the folders next tells it
+    with suppress(OSError):  # the next look at the folders tells it
         for folder in folders(store):
             with folder:
                 try:
@@ -163,7 +163,7 @@ def _lower_bases(folder: UserFolder, _visible: Visible | None) -> list[bytes]:
 
 
 def _is_tended(folder: UserFolder, asker: int) -> bool:
-    """Whether what its records say may be done for its user as somebody asks: recovery moves what they name.
+    """Whether recovery may do what its records say at another user's request: it moves what they name.
 
     Of a copy too: only the store's owner can have put there what lies in its `u/`.
     """
@@ -256,7 +256,7 @@ def act_on(
 def opened_folder(
     kernel: Kernel, volumes: Sequence[bytes], entry: Entry, *, with_own: bool = False
 ) -> Iterator[UserFolder]:
-    """The folder that an entry is in, opened by ourselves: for what root does with his own hands.
+    """The folder that an entry is in, opened by ourselves: for what root does in its own process.
 
     with_own  in a user's own store too, in which root makes nothing
     Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
@@ -278,13 +278,13 @@ def opened_folder(
 
 
 def _beneath(upper: Store, base: bytes, of: int | None) -> Store | None:
-    """The store in the directory of another one's or in one beneath it; None if no way leads there. of: or his own"""
+    """The store in the directory of another one's or beneath it; None: none there. of: a user who may own it"""
     way = below(base, upper.base_path)
     try:
         owner = None if of is None else upper.kernel.stat(upper.base.fd, join(way, STORE)).st_uid
         sides = upper.base.beneath(upper.kernel, way)
     except OSError:
-        return None  # another volume is mounted on the way, or somebody moved it
+        return None  # another volume is mounted on the way, or it was moved
     try:
         return open_store(upper.kernel, sides, base, of=of if of == owner else None)
     except Untrusted as error:

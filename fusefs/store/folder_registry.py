@@ -1,4 +1,4 @@
-"""Root's registry: which directory is whose folder, by its identity. Nobody else can write it."""
+"""Root's registry of users' folders: which directory is which user's, by its identity. Only root can write it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fusefs.store.backing_and_mount import FULL
 from fusefs.store.layout import decode_identity
 
 LOCK = Name(b".lock")
-"""Whoever holds it registers. Only root can open it: nobody keeps him out."""
+"""Its holder registers. Only root can open it: no user keeps root out."""
 MOST_REFUSED = 16
-"""Directories of one user that did not hold at root's first look; after so many nothing more of his is looked at."""
+"""Directories of one user that did not hold at root's first look; after so many no more of that user are."""
 _MAX_BYTES = 8192
 _NEW = Name(b".new")
 _SPARE = Name(b".spare")
@@ -29,9 +29,9 @@ _LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 class Registered(NamedTuple):
     """What root noted of one user.
 
-    name      of his folder below `u/`; empty if he has none
+    name      of the user's folder below `u/`; empty if there is none
     identity  of it
-    refused   what was not his folder when root first saw it, whatever has become of it since
+    refused   what was not the user's folder when root first saw it, whatever has become of it since
     """
 
     uid: int
@@ -59,12 +59,12 @@ class Registered(NamedTuple):
         return any(compare(one, found) is not Likelihood.OTHER for one in self.refused)
 
     def is_closed(self) -> bool:
-        """Whether so much of his was refused that root looks at nothing more."""
+        """Whether so much of the user's was refused that root looks at nothing more."""
         return len(self.refused) >= MOST_REFUSED
 
 
 def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> Registered:
-    """What root noted of a user: nothing, if there is no such file, or nobody understands it. Raises  OSError"""
+    """What root noted of a user: nothing, if there is no such file, or it can't be understood. Raises  OSError"""
     nothing = Registered(uid)
     if registry_fd is None:
         return nothing
@@ -85,7 +85,7 @@ def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> Registe
 
 
 def write_registered(kernel: Kernel, registry_fd: Fd, entry: Registered) -> None:
-    """Note it, durably; needs root, who holds LOCK. Raises  OSError"""
+    """Note it, durably; needs root, and LOCK held. Raises  OSError"""
     fields = {
         "uid": entry.uid,
         "name": entry.name.decode(),
@@ -119,7 +119,7 @@ def _fill(kernel: Kernel, fd: Fd, text: bytes) -> None:
 
 
 def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
-    """Keep room for one file more, if there is room; needs root, who holds LOCK. Raises  OSError"""
+    """Keep room for one file more, if there is room; needs root, and LOCK held. Raises  OSError"""
     with suppress(FileExistsError):
         try:
             with kernel.create(registry_fd, _SPARE) as fd:

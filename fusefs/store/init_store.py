@@ -1,4 +1,4 @@
-"""`trashd init`: the store of a directory is made, mended, or taken over from who is not to be trusted."""
+"""`trashd init`: the store of a directory is made, mended, or taken over from an untrusted owner."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Initialised(NamedTuple):
 def initialise(kernel: Kernel, base: Sides, base_path: bytes, *, is_known: bool = False) -> tuple[Store, Initialised]:
     """Make the store of a directory, or check and repair the one that is there; takes over that directory.
 
-    What somebody else could change, or could have made of root's directories, root sets aside as it is, and makes a new
-    one: who moved what into the old one, or moved it as a whole, nobody can tell. Each owner's next command takes his
+    What another user could change, or could have made of root's directories, root sets aside as it is, and makes a new
+    one: who moved what into the old one, or moved it as a whole, can't be told. Each owner's next command takes their
     own folder out of it.
-    is_known  root says that he made the store which is there, where nothing shows that (another machine's, a copy)
+    is_known  root says that it made the store which is there, where nothing shows that (another machine's, a copy)
     Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it
     """
     repaired: list[str] = []
@@ -144,19 +144,19 @@ def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
 
 
 def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes], *, is_known: bool) -> str:
-    """Why root can't go on with the store of an opened `.trashd`; empty if he can. Users mend their own."""
+    """Why root can't go on with the store of an opened `.trashd`; empty if it can. Users mend their own."""
     if os.geteuid() != 0:
         return ""
     if _may_be_changed(kernel, fd):
         return "which others could change"
-    # First whether it is of the first format: who brings that up to date at this moment vouches for it before.
+    # First whether it is of the first format: a process that upgrades it at this moment vouches for it before.
     if is_known or (old is not None and is_first(kernel, fd, old)) or who_made(kernel, fd, places) is not Made.UNKNOWN:
         return ""
     return "which others may have made of root's directories"
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
-    """Whether somebody else than root can have changed what is in a `.trashd`; an ACL's mask is in the mode.
+    """Whether another user than root can have changed what is in a `.trashd`; an ACL's mask is in the mode.
 
     Raises  NoStore if something is mounted in it; OSError
     """
@@ -168,7 +168,7 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
         except FileNotFoundError:
             continue
         except OSError as error:
-            if error.errno == errno.EXDEV:  # by root, as nobody else may mount there
+            if error.errno == errno.EXDEV:  # by root, as no other user may mount there
                 raise NoStore(os.path.join(os.readlink(fd.path()), name), f"{MOUNTED}: {UNMOUNT}") from error
             raise  # a sound store would be set aside for it
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name != REGISTRY):
@@ -182,7 +182,7 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
 
 
 def _mend(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None, repaired: list[str]) -> None:
-    """Make a store that nobody else could change what it should be."""
+    """Make a store that no other user could change what it should be."""
     if os.geteuid() == 0:
         if is_wrong(kernel, fd, OWNERS):
             own(kernel, fd, OWNERS)
@@ -229,7 +229,7 @@ def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
 
 
 def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
-    """volume.json whoever wrote it: its id is worth keeping, as the records of this store name it.
+    """volume.json whatever its owner: its id is worth keeping, as the records of this store name it.
 
     Raises  OSError: a file that can't be read now may say an id, and with another one all records are another store's
     """

@@ -127,7 +127,7 @@ class Keeping(NamedTuple):
     """What one swap keeps, linked already.
 
     tree, fresh  the old directory and the new one, wherever they are; open as long as the staged container is
-    inos         the links by name, before the exchange: what else has a name in `fresh` later is somebody's doing
+    inos         the links by name, before the exchange: what else has a name in `fresh` later came from others
     """
 
     kernel: Kernel
@@ -272,7 +272,7 @@ def settle_kept(held: Held, here: Sides | None) -> list[str]:
             return _bring(kernel, record.kept, tree, fresh)
         left = _bring(kernel, record.kept, fresh, tree)
         if record.kept:
-            # Whoever syncs between the exchange and this leaves a container with nothing for its flush to write.
+            # A sync by others between the exchange and this leaves a container with nothing for its flush to write.
             flush_directory(held, fresh.fd)
         _drop_links(kernel, fresh, tree)
         return left

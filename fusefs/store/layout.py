@@ -21,16 +21,16 @@ from fusefs.store.store_maker import Made, who_made
 FORMAT = 2
 FIRST_FORMAT = 1
 UNMOUNT = "unmount what is in the store's way (findmnt tells where it is)"
-"""Of stores whose `u/` anybody may write to; read as one where nothing is proven yet."""
+"""Of stores whose `u/` any user may write to; read as one where nothing is proven yet."""
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
 """How the name of a store begins while it is being made."""
 COPY_PREFIX = NEW_PREFIX + b"copy-"
 """Of a directory that only its maker can enter, where what is made for the one above is completed before it goes there.
-What a killed maker leaves in it is nobody's only copy.
+What a killed maker leaves in it is never the only copy.
 """
 OLD = b"old-"
-"""How a store is called, in the one that took its place, that root set aside when he took the volume over."""
+"""Prefix of a store's name, in the one that took its place, that root set aside when he took the volume over."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
 CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
@@ -39,7 +39,7 @@ USERS = Name(b"u")
 NEW = Name(b"new")
 """What users made themselves in a store of root's, until root looks at it."""
 REGISTRY = Name(b"folders")
-"""Which folder is whose, in root's own words (store.registered)."""
+"""Root's registry of which folder is which user's (store.registered)."""
 RECORD = Name(b"record.json")
 TREE = Name(b"tree")
 FRESH = Name(b"fresh")
@@ -61,9 +61,9 @@ class Volume(NamedTuple):
 
     exchange    whether RENAME_EXCHANGE was seen to work here
     filesystem  magic number of the filesystem on which it was seen; on another one it must be seen again
-    unnamed     whether files made without a name were seen to last there (O_TMPFILE); None: nobody has tried
-    strangers_refused  whether a stranger was seen to be refused what a folder relies on; None: nobody has tried
-    store       the identity of `.trashd` itself: it differs in a copy; None: nobody has written it down
+    unnamed     whether files made without a name were seen to last there (O_TMPFILE); None: not tried
+    strangers_refused  whether another user was seen to be refused what a folder relies on; None: not tried
+    store       the identity of `.trashd` itself: it differs in a copy; None: not written down
     format      of the store as it is; what is written is always today's
     """
 
@@ -80,9 +80,9 @@ class Areas(NamedTuple):
     """Where users' folders are in an opened `.trashd`.
 
     u_fd         where only the store's owner makes names; None in a store of the first format
-    new_fd       where anybody does; None in a user's own store
+    new_fd       where all users do; None in a user's own store
     new_name     what that is called: `u` in a store of the first format
-    registry_fd  where root says which folder is whose; None where nobody does
+    registry_fd  where root notes which folder is whose; None where there is none
     """
 
     u_fd: Fd | None = None
@@ -106,7 +106,7 @@ class Areas(NamedTuple):
         return [(name, fd) for name, fd in both if fd is not None]
 
     def for_new(self) -> tuple[Name, Fd]:
-        """Where a user makes his own folder."""
+        """Where users make their own folders."""
         return self.all()[-1]
 
 
@@ -118,8 +118,8 @@ class Store(NamedTuple):
     fd         `.trashd`
     areas      where users' folders are in it
     owner      uid of `.trashd`
-    is_named   whether it was found by its user's word: a pointer in his folder, or his registry
-    made       who made a store of root's, as far as root has looked: nobody else's command needs to know
+    is_named   whether it was found by its user's word: a pointer in the user's folder, or the registry
+    made       who made a store of root's, as far as root has looked: no other user's command needs to know
     """
 
     kernel: Kernel
@@ -146,14 +146,14 @@ class Store(NamedTuple):
         return self.volume.unnamed is True and self.volume.filesystem == self.kernel.filesystem(self.fd)
 
     def judged(self) -> Store:
-        """The same, after a look who made it, if it is root's. Raises  OSError"""
+        """This store, with its maker looked up if it is root's. Raises  OSError"""
         if self.owner != 0:
             return self
         places = {self.base_path, os.readlink(self.base.fd.path())} if os.geteuid() == 0 else ()
         return self._replace(made=who_made(self.kernel, self.fd, places))
 
     def is_unknown(self) -> bool:
-        """Whether somebody else than root may have made it of root's directories: nothing it says is root's word."""
+        """Whether another user than root may have made it of root's directories: nothing it says is root's word."""
         return self.made is Made.UNKNOWN
 
     def is_roots_to_keep(self) -> bool:
@@ -165,7 +165,7 @@ class UserFolder(NamedTuple):
     """One user's part of a store: what lies in it belongs to `uid`, whatever any record says (I13).
 
     area       which of the store's areas it is in
-    is_proven  whether only that user or root can have put it there: nothing else is reaped for him by anybody else
+    is_proven  whether only that user or root can have put it there: nothing else is reaped by any other user's process
     doubt      why it never will be; empty if it is, or waits for root to look at it
     """
 
@@ -194,15 +194,15 @@ class UserFolder(NamedTuple):
         return RelPath(join(STORE, self.area, self.name))
 
     def way_to(self, state: State, container: bytes) -> RelPath:
-        """The same of a container in it."""
+        """The path of a container in it, relative to the directory that holds the store."""
         return join(self.way(), state.value.encode(), container)
 
     def is_served_by(self, uid: int) -> bool:
-        """Whether what is due in it may go when that user says so: what is proven, or his own. Root proves his own."""
+        """Whether what is due in it may go at that user's word: what is proven, or their own. Root proves root's."""
         return self.is_proven or self.uid == uid != 0
 
     def list(self, folder: Name | State) -> list[bytes]:
-        """The names in one of its folders; none if that is missing: whoever only looks makes nothing."""
+        """The names in one of its folders; none if that is missing: a mere look makes nothing."""
         try:
             fd = self.store.kernel.open_dir(self.fd, _name_of(folder))
         except FileNotFoundError:
@@ -232,7 +232,7 @@ def _name_of(folder: Name | State) -> Name:
 def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
     """A new directory that is its maker's alone, readable: 0700 and without ACLs, whatever is above it and the umask.
 
-    Until then it must have a name that nobody looks for.
+    Until then it must have a name that no process looks for.
     """
     kernel.mkdir(dir_fd, name)
     with kernel.open_beneath(dir_fd, name, DIRECTORY) as made:
@@ -301,8 +301,8 @@ def decode_identity(fields: object) -> Identity | None:
 def open_store(kernel: Kernel, base: Sides, base_path: bytes, *, of: int | None = None) -> Store | None:
     """The store in a directory, or None if there is none; takes over that, closing it if there is none.
 
-    of      the user whose own it must be: root opens it for him alone, and believes nothing that it says of others
-    Raises  Untrusted if it belongs to somebody whom we don't trust: root trusts root, others root and themselves
+    of      the user whose own it must be: root opens it for that user alone, and trusts nothing that it says of others
+    Raises  Untrusted if it belongs to a user whom we don't trust: root trusts root, others root and themselves
     """
     owners = trusted_owners(os.geteuid()) if of is None else (of,)
     with ExitStack() as owned:
@@ -358,12 +358,12 @@ def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
-    """Whose stores a user may use."""
+    """The owners whose stores a user may use."""
     return (0,) if uid == 0 else (0, uid)
 
 
 def _check(kernel: Kernel, fd: Fd, base_path: bytes, owners: tuple[int, ...], dev: int, *, sticky: bool = False) -> int:
-    """The owner of a directory of the store's own; Untrusted unless nobody else can change it.
+    """The owner of a directory of the store's own; Untrusted if any other user can change it.
 
     dev  of the directory that holds the store: openat2 stops at no btrfs subvolume
     """
@@ -378,7 +378,7 @@ def _check(kernel: Kernel, fd: Fd, base_path: bytes, owners: tuple[int, ...], de
 
 
 def is_regular(kernel: Kernel, fd: Fd) -> bool:
-    """Whether an fd holds a regular file with one name: no FIFO, no device, no link to somebody else's."""
+    """Whether an fd holds a regular file with one name: no FIFO, no device, no link to another's."""
     st = kernel.fstat(fd)
     return stat.S_ISREG(st.st_mode) and st.st_nlink == 1
 
@@ -386,7 +386,7 @@ def is_regular(kernel: Kernel, fd: Fd) -> bool:
 def is_roots_own(kernel: Kernel, fd: Fd, dir_fd: int) -> bool:
     """Whether it is a regular file of root's in a directory of root's: only root can have put it there.
 
-    It may have more names: a backup by hard links gives it one, and nobody else can do anything with that.
+    It may have more names: a backup by hard links gives it one, and no other user can do anything with that.
     """
     st, above = kernel.fstat(fd), kernel.fstat(dir_fd)
     return stat.S_ISREG(st.st_mode) and st.st_uid == 0 == above.st_uid and not above.st_mode & 0o022
@@ -395,8 +395,8 @@ def is_roots_own(kernel: Kernel, fd: Fd, dir_fd: int) -> bool:
 def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[int, ...] | None = None) -> Volume:
     """volume.json of an opened `.trashd`.
 
-    owners  whose it may be; None: those whom we trust
-    Raises  FileNotFoundError if there is none; Untrusted if it is somebody else's, no regular file, or not ours
+    owners  the users whose it may be; None: those whom we trust
+    Raises  FileNotFoundError if there is none; Untrusted if it is another user's, no regular file, or not ours
     """
     where = os.path.join(base_path, STORE, VOLUME)
     with kernel.open_beneath(store_fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:

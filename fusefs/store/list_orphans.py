@@ -1,4 +1,4 @@
-"""What the stores hold: found without walking a tree."""
+"""What the stores hold, for lists: read from records, without walking a tree."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Entry(NamedTuple):
     problem   why its record can't be read; the other fields are then empty
     failures  why it is in quarantine, as far as the record had room; `n_failed` of them
     partial     the reaper has begun on it
-    is_stopped  and nobody is at it now; never said where locks of other hosts are not seen
+    is_stopped  and no process is at it now; never said where locks of other hosts are not seen
     expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
     is_proven   whether its folder is: only its user reaps it otherwise
-    is_vouched  whether somebody vouches for its store, so that it is no copy: only by its ID it is reaped otherwise
+    is_vouched  whether its store is vouched for, so that it is no copy: only by its ID it is reaped otherwise
     """
 
     id: ContainerId
@@ -102,7 +102,7 @@ def _entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
 
 
 def _is_left(kernel: Kernel, record_fd: Fd) -> bool:
-    """Whether nobody holds a record, without taking it even for a moment."""
+    """Whether no process holds a record, without taking it even for a moment."""
     return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd).st_ino)
 
 
@@ -128,7 +128,7 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
 
 
 def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> Entry:
-    """The entry of what has a name in the directory of a state, and whose record nobody could, or did, read."""
+    """The entry of what has a name in the directory of a state, and whose record can't be, or was not, read."""
     return Entry(
         ContainerId(printable(name)),
         folder.uid,

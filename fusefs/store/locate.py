@@ -1,4 +1,4 @@
-"""From a path that a person typed to what it means, opened on both sides, and to the stores that could take it."""
+"""From a path that a user typed to what it means, opened on both sides, and to the stores that could take it."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
 
 
 def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
-    """The trusted stores among those directories, highest first; whoever takes one closes it."""
+    """The trusted stores among those directories, highest first; the caller closes each."""
     for relative, path in ancestors(scope):
         base = wholly_beneath(kernel, scope.root, relative)
         try:
@@ -263,7 +263,7 @@ def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) ->
 
 
 class Offered(NamedTuple):
-    """A store that could take something: where it is, below the root; whoever takes it closes it.
+    """A store that could take something: where it is, below the root; the caller closes it.
 
     is_made  for this: it was not there before
     """
@@ -278,7 +278,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
     those that we may make; highest first in both.
 
     wanted  the path of what a store is wanted for, for people
-    Whoever asks for the next one says that the last could not take it: one that was made for it goes again.
+    To ask for the next one says that the last could not take it: one that was made for it goes again.
     Raises  NoStore, or what making the last one met, after the last
     """
     untrusted: list[Untrusted] = []
@@ -304,7 +304,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
 
 
 def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:
-    """A new store at an ancestor; None if there is somebody else's: not to be trusted, not to be made again."""
+    """A new store at an ancestor; None if there is another user's: not to be trusted, not to be made again."""
     with ExitStack() as owned:
         base = owned.enter_context(wholly_beneath(kernel, scope.root, relative))
         try:

@@ -1,4 +1,4 @@
-"""A user's folder is made whole, and one for each user, whoever else makes names beside it meanwhile."""
+"""Making a user's folder: whole before it has its name, and one for each user, whatever others make beside it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LOCK_TURNS, _LOCK_TURN_S = 100, 0.02
 
 
 def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> UserFolder:
-    """A folder for the caller, or the one that another command of his made meanwhile.
+    """A folder for the caller, or the one that the same user's other command made meanwhile.
 
     It is made whole under another name and appears by one rename, with a random name where the plain one is planted.
     Beside a planted one two commands could make two: each looks for the other when its own can be seen, and for a
     folder after that, so that one of them at least makes way.
-    uid     whose it shall be, if what this thread makes is another one's (setfsuid)
+    uid     of the user whose it shall be, if what this thread makes is another one's (setfsuid)
     Raises  OSError; NoStore where modes or owners mean nothing (FAT, an NFS that squashes); Busy if another command
-            of his makes one beside a planted name, and we may not wait for it
+            of that user makes one beside a planted name, and we may not wait for it
     """
     uid = os.geteuid() if uid is None else uid
     kernel, (_area, u_fd), plain = store.kernel, store.areas.for_new(), plain_name(uid)
@@ -52,7 +52,7 @@ def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> Us
                     kernel.rename_free(u_fd, new, u_fd, name)
                     return _settled(store, uid, u_fd, name, fd)
         except FileNotFoundError:
-            # Somebody took it for a killed maker's before it was locked; or the whole store is gone.
+            # Another process took it for a killed maker's before it was locked; or the whole store is gone.
             if turn >= _ATTEMPTS:
                 raise
             continue
@@ -63,7 +63,7 @@ def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> Us
 
 def _settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> UserFolder:
     """The folder that a user has now. Root may have moved the new one on by now; or, before it got its name, that of
-    another command, which had the same name: then that one is his, and the new one, still empty, goes.
+    another command, which had the same name: then that one is used, and the new one, still empty, goes.
 
     Raises  OSError; FileNotFoundError if there is none: begin again
     """
@@ -78,9 +78,9 @@ def _settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> UserFol
 
 
 def make_proven(store: Store, uid: int) -> UserFolder | None:
-    """A user's folder made by root, who registers it before it has its name; None if another one registers just now.
+    """A user's folder made by root, which registers it before it has its name; None if another one registers just now.
 
-    Needs root and his store. Where the user has a folder by now, it is that one.
+    Needs root and a store of root's. Where the user has a folder by now, it is that one.
     Raises  OSError; NoStore where modes or owners mean nothing
     """
     kernel = store.kernel
@@ -90,10 +90,10 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
             raise NoStore(store.base_path, "trashd init brings it up to date")
         if not take_registry(kernel, registry_fd, owned):
             return None
-        now = store._replace(areas=areas)  # an upgrade may have moved his folder since the store was opened
+        now = store._replace(areas=areas)  # an upgrade may have moved the folder since the store was opened
         folder = open_user(now, uid)
         if folder is not None:
-            return folder._replace(store=store)  # whose areas stay open
+            return folder._replace(store=store)  # which keeps the areas open
         discard_dead(kernel, u_fd, uid)
         for attempt in range(_ATTEMPTS):
             try:
@@ -135,7 +135,7 @@ def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:
 
 
 def take_registry(kernel: Kernel, registry_fd: Fd, owned: ExitStack) -> bool:
-    """Take the registry's lock, owned by `owned`; whether nobody else has it. Needs root. Raises  OSError"""
+    """Take the registry's lock, owned by `owned`; whether no other process has it. Needs root. Raises  OSError"""
     with suppress(FileExistsError):
         kernel.create(registry_fd, LOCK).close()
     fd = owned.enter_context(kernel.open_beneath(registry_fd, LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK))
@@ -147,7 +147,7 @@ def take_registry(kernel: Kernel, registry_fd: Fd, owned: ExitStack) -> bool:
 
 @contextmanager
 def _candidate(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]:
-    """A whole folder that is nobody's yet and its name, locked as long as its maker lives; gone again if not renamed.
+    """A whole folder that has no user yet and its name, locked as long as its maker runs; gone again if not renamed.
 
     Raises  OSError; NoStore; FileNotFoundError if another command took it for a killed maker's before it was locked
     """
@@ -172,7 +172,7 @@ def _candidate(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]
 
 
 def _give(kernel: Kernel, fd: Fd, uid: int) -> None:
-    """What root made for a user becomes his; what he made himself is. Raises  OSError"""
+    """Chown what root made for a user to that user; what the user made is theirs already. Raises  OSError"""
     if os.geteuid() == 0 and kernel.fstat(fd).st_uid == 0 != uid:
         kernel.chown(fd, uid, person(uid).gid)
 
@@ -189,7 +189,7 @@ def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None
             continue
         with suppress(OSError), kernel.open_dir(u_fd, name) as fd:
             st = kernel.fstat(fd)
-            # Root's is what he had not given to its user yet.
+            # Root's is what it had not given to its user yet.
             if st.st_uid not in (0, uid) or not_private(st, st.st_uid) or not kernel.is_local(fd):
                 continue
             if kernel.lock(fd):
@@ -200,7 +200,7 @@ def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None
 
 
 def _discard(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
-    """Remove a folder that nobody used, by rmdir alone; what of it can't be removed is nobody's trouble."""
+    """Remove an unused folder, by rmdir alone; what of it can't be removed does no harm."""
     for part in FOLDERS:
         with suppress(OSError):
             kernel.rmdir(fd, part)

@@ -1,4 +1,4 @@
-"""Making a store, proving what its filesystem can do, and removing one that nobody needs."""
+"""Making a store, proving what its filesystem can do, and removing one that is not needed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ATTEMPTS = 8
 
 
 def make_store(kernel: Kernel, base: Sides, base_path: bytes) -> Store:
-    """A new store in a directory, or the one that somebody else made meanwhile; takes over that.
+    """A new store in a directory, or the one that another process made meanwhile; takes over that.
 
     It is built under another name and appears complete by one rename: there is no store without a volume.json.
     Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
@@ -82,7 +82,7 @@ def vouched(store: Store, made: Identity | None) -> Store:
 def build_store(
     kernel: Kernel, base: Sides, identifier: VolumeId | None = None, *, replaces: Fd | None = None
 ) -> Identity | None:
-    """The same without opening it; the identity of what was made, None if somebody else's is there.
+    """Make a store without opening it; the identity of what was made, None if another one is there.
 
     identifier  of the volume, if it has one already
     replaces    that store, which is there, lies in the new one from then on, as it is
@@ -110,16 +110,16 @@ def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces
                 sync_dir(kernel, base.fd)
                 return kernel.identify(fd)
             if replaces is None:
-                break  # somebody else's is as good
+                break  # another process's is as good
             if not kernel.is_named(replaces, base.fd, STORE) and _hand_over(kernel, base, new):
                 break
     return None
 
 
 def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
-    """Take the lock of who makes an opened `.trashd` what it should be, owned by `owned`; whether nobody else has it.
+    """Take the lock for making an opened `.trashd` what it should be, owned by `owned`; whether it was free.
 
-    Where it can't be made, on a full volume, a read-only one or in somebody else's store, there is none.
+    Where it can't be made, on a full volume, a read-only one or in another user's store, there is none.
     Raises  OSError
     """
     if kernel.is_read_only(fd) or kernel.fstat(fd).st_uid != os.geteuid():
@@ -138,7 +138,7 @@ def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
 def unfinished(
     kernel: Kernel, base: Sides, new: Name | None = None, identifier: VolumeId | None = None
 ) -> Iterator[Fd]:
-    """A whole store under a name that nobody looks for, locked; gone again unless the block gives it another one, or
+    """A whole store under a name that is never looked for, locked; gone again unless the block gives it another one, or
     moves an old one into it.
 
     Raises  OSError; FileNotFoundError if an init was faster than the lock
@@ -192,7 +192,7 @@ def _hand_over(kernel: Kernel, base: Sides, new: Name) -> bool:
 
 
 def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:
-    """Whether an old store lies, or may lie, in a new one that nobody has given its name yet."""
+    """Whether an old store lies, or may lie, in a new one that does not have its name yet."""
     try:
         with kernel.open_dir(base.fd, new) as fd:
             return any(one.startswith(OLD) for one in kernel.list(fd))
@@ -205,7 +205,7 @@ def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:
 def is_being_replaced(kernel: Kernel, base: Sides) -> bool:
     """Whether an init has a store in hand that has no name just now; those of killed ones are finished. Raises  OSError
 
-    On a network filesystem nobody can tell a killed one.
+    On a network filesystem a killed one can't be told.
     """
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         new = [Name(one) for one in kernel.list(readable) if one.startswith(NEW_PREFIX)]
@@ -231,7 +231,7 @@ def _finish(kernel: Kernel, base: Sides, name: Name, fd: Fd) -> bool:
 
 
 def discard_abandoned(kernel: Kernel, base: Sides, prefix: bytes = NEW_PREFIX) -> list[str]:
-    """Remove what killed makers of ours left; whose maker lives is locked, or may be on another host."""
+    """Remove what killed makers of ours left; one with a running maker is locked, or may be another host's."""
     told = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
@@ -249,9 +249,9 @@ def discard_abandoned(kernel: Kernel, base: Sides, prefix: bytes = NEW_PREFIX) -
 
 
 def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
-    """Whether a directory is empty when what a killed maker leaves in his is gone from it.
+    """Whether a directory is empty but for what a killed maker leaves in its own.
 
-    Whoever owns the one above can give its name to any directory of ours there: nothing but that is removed.
+    The owner of the one above can give its name to any directory of ours there: nothing but that is removed.
     """
     st = kernel.fstat(fd)
     if st.st_uid != os.geteuid() or st.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -264,7 +264,7 @@ def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
 
 
 def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
-    """Whose a name is; None where something is mounted, or nothing is left."""
+    """The owner of what has a name; None where something is mounted, or nothing is left."""
     try:
         return kernel.stat(dir_fd, name).st_uid
     except OSError as error:
@@ -276,7 +276,7 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
 def _fill(kernel: Kernel, fd: Fd, identifier: VolumeId) -> None:
     own(kernel, fd, 0o755)
     if not kernel.is_empty(fd):
-        # Who may write in the directory above gave another one of ours its name: what is in that is not root's word.
+        # A user who may write above it gave its name to another of ours: what is in that is not root's word.
         raise FileNotFoundError(errno.ENOENT, "another directory took its place")
     make_area(kernel, fd, USERS, 0o755)
     if os.geteuid() == 0:
@@ -419,9 +419,9 @@ def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
 
 
 def unmake_store(kernel: Kernel, base: Sides, base_path: bytes) -> None:
-    """Remove a store of ours that nobody uses; one that somebody uses by now stays as it is.
+    """Remove a store of ours that is not used; one that is used by now stays as it is.
 
-    Where all folders are gone it gets the name of an unfinished one, so that nobody comes to it meanwhile; rmdir
+    Where all folders are gone it gets the name of an unfinished one, so that no process comes to it meanwhile; rmdir
     alone removes directories, so that a folder which appeared all the same is kept, and the store with it.
     """
     if not _has_no_folder(kernel, base.fd, base_path):
@@ -453,7 +453,7 @@ def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 
 def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:
-    """Remove our own folder, if there is nothing in it; whether nobody has one now."""
+    """Remove our own folder, if there is nothing in it; whether no user has one now."""
     store = open_store(kernel, Sides(kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY)), base_path)
     if store is None:
         return False

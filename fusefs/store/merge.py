@@ -177,7 +177,7 @@ class _Merging:
         try:
             self._sources.remove(path)
         except FileNotFoundError:
-            pass  # somebody else took it
+            pass  # another process took it
         except OSError as error:
             if not self.left.n:  # otherwise it may be for what stays in it
                 self._stays(path, error, "unlinkat")
@@ -219,7 +219,7 @@ def _move(kernel: Kernel, here: Sides, there: Sides, name: Name) -> int:
     except FileExistsError:
         return _IN_BOTH if _are_dirs(kernel, here, there, name) else errno.EEXIST
     except FileNotFoundError:
-        return errno.ENOENT if _mode(kernel, here, name) else 0  # else somebody else took it
+        return errno.ENOENT if _mode(kernel, here, name) else 0  # else another process took it
     except OSError as error:
         return error.errno or errno.EIO
     return 0

@@ -1,7 +1,7 @@
-"""Mounts of ours: from a directory in one to its backing directory, and from that to the same as the mount shows it.
+"""Mounts of ours: the backing directory of a directory in one, and the mounted view of a backing directory.
 
 All of the store's work is done on the backing directory. Only what others see move is moved by its mounted name, so
-that the kernel moves its own dentries along; so whoever names the backing path of a mounted tree goes through the
+that the kernel moves its own dentries along; so commands that name the backing path of a mounted tree go through the
 mount as well.
 """
 

@@ -1,4 +1,4 @@
-"""Where a tree came from: its old name, reached beneath the store's base, and what recovery and a restore do there."""
+"""Where a tree came from: its old name, reached beneath the store's base, and what recovery and restore do there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Origin:
         self._upper = RelPath(b"")
         self.parent_fd: Fd | None = None
         self.name = Name(b"")
-        if path is None and held.record.method is not Method.SWEEP:  # whose tree never had a name there
+        if path is None and held.record.method is not Method.SWEEP:  # as that tree never had a name there
             path = held.record.origin
         if path is not None:
             *parents, self.name = split(path)
@@ -58,9 +58,9 @@ class Origin:
 
     @contextmanager
     def visible(self) -> Iterator[Direct]:
-        """Who changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
+        """What changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
         assert self.parent_fd is not None
-        # Not opened before it is needed: to look at what needs no repair there, nobody waits for a mount's daemon.
+        # Not opened before it is needed: to look at what needs no repair there, no mount's daemon is waited for.
         mounted = open_shown_as(self._kernel, self._held.folder.store.base.mounted, self._upper, self.parent_fd)
         try:
             yield Direct(self._kernel, Sides(self.parent_fd, mounted), self.name)
@@ -78,7 +78,7 @@ class Origin:
                     take_back(self._held, fd, mode, visible)
 
     def unmark(self) -> None:
-        """Take the mark off our fresh directory, if that has the name still: nobody asks for it any more."""
+        """Take the mark off our fresh directory, if that has the name still: it is not asked for any more."""
         fresh = self._held.record.fresh
         if is_marked(fresh) and self.parent_fd is not None:
             with suppress(OSError), self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY) as fd:

@@ -43,11 +43,11 @@ class Kept(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The usual term from its creation again, as if nobody had asked for another."""
+    """The usual term from its creation again, as if no other had been asked for."""
 
 
 class For(NamedTuple):
-    """So many seconds from now; None: until somebody releases it."""
+    """So many seconds from now; None: until it is released."""
 
     seconds: int | None
 
@@ -56,7 +56,7 @@ Term = Release | For
 
 
 def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, term: Term) -> Kept:
-    """Give what a list entry tells of another term, with its owner's hands.
+    """Give what a list entry tells of another term, in a process of its owner.
 
     Raises  TrashdError; its record is as before then
     """
@@ -70,7 +70,7 @@ def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, term: Ter
 def keep(folder: UserFolder, container: ContainerId, term: Term) -> Kept:
     """Write another term into an orphan's record; to be run as the folder's owner.
 
-    Raises  Refused for what is no orphan any more; Busy if somebody has it locked; NotFound; BadRecord; OSError
+    Raises  Refused for what is no orphan any more; Busy if it is locked; NotFound; BadRecord; OSError
     """
     try:
         held = hold(folder, State.ORPHANS, container)
@@ -88,8 +88,8 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> Kept:
         record = held.record._replace(retention_s=retention_s)
         if record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
-            folder.store.kernel.chmod(held.fd, _MODE)  # what it was: the reaper, who watches orphans/, is told of that
-            folder.store.kernel.fsync(held.fd)  # the name too: who pinned it relies on it after a power failure
+            folder.store.kernel.chmod(held.fd, _MODE)  # what it was: the reaper's watch of orphans/ tells it
+            folder.store.kernel.fsync(held.fd)  # the name too: the pin has to last through a power failure
         return Kept(container, retention_s, record.expires_ns(now))
 
 
@@ -102,7 +102,7 @@ def _retention_s(age_ns: int, term: Term) -> int | None:
     # Whole seconds: not a moment less than was asked for, and for none at all not a moment more.
     age_s = age_ns // _S + (1 if term.seconds else 0)
     wanted_s = min(max(0, age_s + term.seconds), DURATION_MAX_S)
-    # Exactly the usual term would mean that nobody asked for anything.
+    # Exactly the usual term would mean that none was asked for.
     return wanted_s + 1 if wanted_s == DEFAULT_RETENTION_S else wanted_s
 
 

@@ -1,4 +1,4 @@
-"""Pointers: in a user's folder of an upper store, the relative paths of the lower stores that he uses."""
+"""Pointers: in a user's folder of an upper store, the relative paths of the lower stores of that user."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
 
 
 def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
-    """What the first pointers of a user say that are plain relative paths, read by a process of his.
+    """What the first pointers of a user say that are plain relative paths, read by a process of that user.
 
-    pointers  his directory of them, readable
+    pointers  the user's directory of them, readable
     Raises    OSError
     """
 
@@ -99,7 +99,7 @@ def _read(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
 
 
 def lower_stores(folder: UserFolder) -> Iterator[Store]:
-    """The stores that this user's pointers lead to, beneath the volume and through no link; he closes what he takes.
+    """The stores that this user's pointers lead to, beneath the volume and through no link; the caller closes each.
 
     A pointer to a directory that is gone, or to a store that we don't trust, leads nowhere: `check` tells.
     """

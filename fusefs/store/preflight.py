@@ -58,7 +58,7 @@ class Preflight(NamedTuple):
     store      where the orphan would go; None if nowhere
     exists     whether that store is there already
     method     exchange, two-rename, or unknown where nothing could be tried
-    project    project id, whose quota goes on counting the orphan; None where there are none
+    project    project id, to the quota of which the orphan still counts; None where there are none
     refusals   why swap would refuse, each with its hint
     unlike     what of the likeness the caller could not give to the fresh directory, in words
     n_holders  processes that have it open (of those that the caller may see)
@@ -208,7 +208,7 @@ def _told(error: OSError | TrashdError, victim: Victim) -> TrashdError:
 
 
 def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found, *, unlike: bool) -> _Found | None:
-    """Make a store there under a name that nobody looks for, and the way to it; None if something has its name.
+    """Make a store there under a name that no process looks for, and the way to it; None if something has its name.
 
     Raises  OSError as making it is refused
     """
@@ -263,7 +263,7 @@ def _room_in(store: Store) -> Iterator[Fd | None]:
 
 @contextmanager
 def _room_at(kernel: Kernel, dir_fd: Fd, base_path: bytes) -> Iterator[Fd]:
-    """A directory for the caller alone, as his folder would be; gone at the end of the block.
+    """A directory for the caller alone, as that user's folder would be; gone at the end of the block.
 
     Raises  OSError; NoStore where modes or owners mean nothing, as make_user
     """
@@ -340,7 +340,7 @@ def _made(kernel: Kernel, name: Name, place: Fd, *elsewhere: tuple[Fd, Name]) ->
 
 
 def _likeness(kernel: Kernel, victim: Victim) -> Likeness | None:
-    """What the fresh directory has to be given; None if the caller can't know it before a swap lends it to him."""
+    """What the fresh directory has to be given; None if the caller can't know it before a swap lends it."""
     try:
         with kernel.open_dir(victim.fd) as readable:
             wanted = read_likeness(kernel, readable)
@@ -398,7 +398,7 @@ def _try_lower_layer(kernel: Kernel, victim: Victim, filled: Name, fd: Fd) -> No
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-    else:  # somebody put an empty one there at that moment
+    else:  # another process put an empty one there at that moment
         kernel.rename_free(parent, filled, parent, victim.name)
     finally:
         kernel.rmdir(fd, _INSIDE)

@@ -1,6 +1,6 @@
 """Recovery: what a killed command left in stage/ and restoring/ is completed, undone, or kept and told.
 
-It decides by the record and by identities (core.lifecycle), never by a name or an age; what somebody holds it
+It decides by the record and by identities (core.lifecycle), never by a name or an age; what is locked it
 leaves alone; and it removes by rmdir, which refuses where the reasoning was wrong.
 """
 
@@ -49,12 +49,12 @@ class Recovered(NamedTuple):
 
 
 def recover(folder: UserFolder, ended: Collection[str] = ()) -> Recovered:
-    """Settle the containers that nobody holds in one user's stage/ and restoring/; to be run as that user.
+    """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user.
 
-    ended  ids of boots in which, says a person, nobody works on anything any more
+    ended  ids of boots in which, says a person, no process works on anything any more
 
     In reaping/ only what has no record any more is swept: the end of a reap that was killed. In orphans/ only what
-    has no tree is looked at: on btrfs a flush by somebody else may write an adoption, and not the plain rename that
+    has no tree is looked at: on btrfs another process's flush may write an adoption, and not the plain rename that
     had brought the tree (docs/crash.md).
     """
     settled: list[str] = []
@@ -115,7 +115,7 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
         alive = may_be_alive(held, ended)
         if alive is None:
             with suppress(FileNotFoundError):
-                # We have the lock, so whoever was writing another record is dead.
+                # We have the lock, so the process that was writing another record is dead.
                 folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
             return ""  # whole or half, the next reap goes on with it
@@ -153,7 +153,7 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
 
 
 def may_be_alive(held: Held, ended: Collection[str]) -> Kept | None:
-    """Why whoever worked on a container, which we have locked, may go on; None if he can't: his lock was ours to see.
+    """Why the process that worked on a container, which we have locked, may still run; None: we would see its lock.
 
     It was on a filesystem of one kernel, or as this very boot of ours has it mounted here: machine ids are cloned, and
     a filesystem that is mounted twice may have two sets of locks.
@@ -200,7 +200,7 @@ def _settle_staged(held: Held, origin: Origin) -> str:
             _take_back_tree(held)
             origin.take_back(record.lent_mode, record.fresh)
             if record.heir is not None and held.folder.uid == 0:
-                return ""  # root's next command hands it over; a recovery that needs another's folder is none
+                return ""  # root's next command hands it over; recovery never needs another user's folder
             move(held, State.ORPHANS)
             return "; ".join(["its victim is here: adopted", *(f"not kept: {one}" for one in left)])
         case StageAction.GATHERED:
@@ -229,7 +229,7 @@ def _remove_prepared(held: Held, name: Name) -> None:
 def _settle_empty(held: Held, origin: Origin) -> str:
     """Remove an orphan without a tree, if that is where it came from; otherwise the checker tells that it is gone.
 
-    Where something dropped came from nobody knows: it lies in `drop/`, or the user's own mv did not happen either.
+    Where something dropped came from is not known: it lies in `drop/`, or the user's own mv did not happen either.
     """
     record = held.record
     if set(held.folder.store.kernel.list(held.fd)) - {RECORD}:
@@ -319,14 +319,14 @@ def retire_restored(held: Held) -> ContainerId | None:
 def rescue_fresh(held: Held, name: Name) -> ContainerId | None:
     """Remove a fresh directory that came back into a container; if anything is in it, it becomes an orphan.
 
-    That orphan has a week: nobody asked for it, and perhaps nobody knows of it yet.
+    That orphan has a week: it was not asked for, and perhaps its user does not know of it yet.
     """
     note = f"written into the fresh directory before {held.id} was restored"
     return _rescue(held, name, held.record.origin, note, held.record.lent_fresh)
 
 
 def rescue_hoisted(held: Held) -> ContainerId | None:
-    """The same for the directories that a reaper had moved up from deep inside: nobody knows where they were."""
+    """Make an orphan of the directories that a reaper had moved up from deep inside: where they were is unknown."""
     return _rescue(held, HOISTED, None, f"directories from deep inside {held.id}, moved up when it was half-reaped")
 
 

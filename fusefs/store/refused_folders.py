@@ -1,4 +1,4 @@
-"""What is told of names that are refused as folders: by nobody's command they are touched, and by none mended."""
+"""Reports of names that are refused as users' folders: trashd never touches nor mends them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusefs.store.store_maker import way_out
 from fusefs.store.user_folders import MOUNTED, NOT_MADE, NOT_REGISTERED, Refusal, take_census
 
 _MOST_NAMED = 3
-"""Of one owner; anybody can make thousands of names."""
+"""Of one owner; any user can make thousands of names."""
 _OWNER_DOES = "its owner takes it out by his next command here: trashd list"
 _HINT = "look into it; what is yours in there take out with mv; trashd touches nothing of it"
 
@@ -27,7 +27,7 @@ def passed_over(store: Store, uid: int | None = None) -> list[Problem]:
 
 
 def passed_over_below(folder: UserFolder) -> list[Problem]:
-    """The same of the stores that a user's pointers lead to, as far as they would be his; to be run as that user."""
+    """The user's names that are refused in the stores that their pointers lead to; to be run as that user."""
     told = []
     for store in lower_stores(folder):
         with store:
@@ -36,7 +36,7 @@ def passed_over_below(folder: UserFolder) -> list[Problem]:
 
 
 def not_proven(folder: UserFolder) -> NotProven:
-    """Why nobody but its user reaps in a folder, with the command that helps, as far as one does."""
+    """Why only its user reaps in a folder, with the command that helps, as far as one does."""
     if folder.doubt not in ("", NOT_REGISTERED):
         return NotProven(folder.path())
     proves = f"trashd init {shell_word(folder.store.base_path)}"

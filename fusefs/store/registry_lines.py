@@ -1,4 +1,4 @@
-"""The lines of a registry of stores: what they say, and reading them with no trust in who wrote them."""
+"""The lines of a registry of stores: their format, and reading them without trust in their writer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def encode(one: Line) -> bytes:
 
 
 def decode(text: bytes) -> list[Line]:
-    """What a registry says; what is no line of one is left out. Somebody else may have written all of it."""
+    """What a registry says; what is no line of one is left out. Another user may have written all of it."""
     found = []
     for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
         match = _LINE.fullmatch(line)
@@ -66,7 +66,7 @@ def _is_plain(path: bytes) -> bool:
 
 
 def read_registry(dir_fd: int) -> bytes:
-    """The text of the registry in a directory, which must be the caller's own and nobody else's to write.
+    """The text of the registry in a directory, which must be the caller's own and no other user's to write.
 
     Raises  FileNotFoundError if there is none; OSError EPERM if it is another's, or others can write it, or the
             directory; EFBIG; whatever the kernel says of a link, a FIFO
@@ -94,7 +94,7 @@ def open_directory(path: bytes) -> Fd:
 
 
 def registered() -> list[Line]:
-    """What the caller's own registry names, the newest last; nothing if he has none that could be his."""
+    """What the caller's own registry names, the newest last; nothing without one that can be the caller's."""
     try:
         return decode(read_own())
     except OSError:

@@ -1,4 +1,4 @@
-"""Where the lines of a registry lead now: to their store, to nothing yet, or for good to nothing."""
+"""The targets of a registry's lines now: a store, nothing yet, nothing for good, or a mount that does not answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lead(Enum):
 
     ABSENT  not there; the disk may not be mounted, so it may come back
     GONE    its filesystem is there, and it is not
-    SILENT  nobody answers there
+    SILENT  no answer from there
     """
 
     THERE = "there"
@@ -40,14 +40,14 @@ class Lead(Enum):
 
 
 class Word(NamedTuple):
-    """A line of somebody's registry: of root's own, it is true; of a user's it is his word, for his own store alone."""
+    """A line of a registry: of root's own, it is true; of a user's it counts for that user's own store alone."""
 
     uid: int
     line: Line
 
 
 def trusted_on_the_way(uid: int) -> tuple[int, ...]:
-    """Whose links and mounts somebody goes through to what a registry names."""
+    """The users whose links and mounts one goes through to what a user's registry names."""
     return (0,) if uid == 0 else (0, uid)
 
 
@@ -64,7 +64,7 @@ def follow(kernel: Kernel, words: Sequence[Word], mounts: Sequence[Mount]) -> It
 
     def where(word: Word) -> Hashable:
         mount = covering(word.line.path, mounts)
-        # What somebody's path leads to by a link may be silent, where others' paths are not.
+        # What one user's path leads to by a link may be silent, where others' paths are not.
         return mount if word.uid == uid or mount in kernel.silent else (word.uid, mount)
 
     for word, answer in ask_each(words, ask, silent, where):
@@ -112,7 +112,7 @@ def _is_on(fd: Fd, one: Line) -> bool:
 def open_registered(kernel: Kernel, word: Word, mounts: list[Mount]) -> Store | None:
     """The store that a line names; None if it does not lead to just that one. May take for ever: ask `follow` before.
 
-    Of another's registry it must be his own store, and root opens it for him alone.
+    Of another's registry it must be that user's own store, and root opens it for that user alone.
     """
     line, of = word.line, None if word.uid == os.geteuid() else word.uid
     try:

@@ -1,4 +1,4 @@
-"""Rescue and forget: a way out of the store for what nobody understands.
+"""Rescue and forget: a way out of the store for containers that no other command understands.
 
 A container whose record is cut short, missing, or of another store, one that recovery keeps, or something that is no
 container at all: no other verb touches it (I12). By a person's word it leaves as it is, by one rename of the whole,
@@ -131,7 +131,7 @@ def rescue(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, to: bytes, en
     with _open_target(kernel, to) as (above, name):
         why = act_on(kernel, volumes, entry, partial(_look_as_owner, entry, ended), str)
         try:
-            # With our own hands, as root too: one rename between two directories that we hold open.
+            # In our own process, as root too: one rename between two directories that we hold open.
             with opened_folder(kernel, volumes, entry, with_own=True) as folder:
                 holds = _take_out(folder, entry, above, name, to)
         except OSError as error:
@@ -145,7 +145,7 @@ def rescue(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, to: bytes, en
 def forget(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, ended: Collection[str] = ()) -> Forgotten:
     """Give something up that is not understood: an orphan that has expired, of the same owner; errors as for `rescue`.
 
-    Its owner's process does it, and reaps it with his rights.
+    Its owner's process does it, and reaps it with that user's rights.
     """
 
     def body(folder: UserFolder, _visible: Visible | None) -> Forgotten:
@@ -199,7 +199,7 @@ def _look(folder: UserFolder, entry: Entry, ended: Collection[str]) -> str:
 
 
 def _ask_holder(folder: UserFolder, state: State, container: ContainerId, ended: Collection[str]) -> None:
-    """Raises  Busy if somebody works on it; Refused if somebody on another machine may"""
+    """Raises  Busy if a process works on it; Refused if one on another machine may"""
     try:
         held = hold(folder, state, container)
     except (OSError, TrashdError):
@@ -289,7 +289,7 @@ def _give_back(kernel: Kernel, dir_fd: Fd, name: Name, state_fd: Fd, old: bytes,
 
 
 def _lock(kernel: Kernel, thing: Fd, owned: ExitStack) -> None:
-    """Lock its records, if it has any that can be locked. Raises  Busy if somebody has one"""
+    """Lock its records, if it has any that can be locked. Raises  Busy if one is locked"""
     if not stat.S_ISDIR(kernel.fstat(thing).st_mode):
         return
     for name in (RECORD, RECORD_NEW):

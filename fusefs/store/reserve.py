@@ -54,7 +54,7 @@ def _make(kernel: Kernel, reserve: Fd) -> None:
 
 
 def is_used(folder: UserFolder) -> bool:
-    """Whether there is a container in it, or what may be left of a reserve: one that nobody used is not worth any."""
+    """Whether there is a container in it, or what may be left of a reserve: an unused one is not worth any."""
     kernel = folder.store.kernel
     for part in (RESERVE, *(state.value.encode() for state in State)):
         with suppress(FileNotFoundError), kernel.open_dir(folder.fd, part) as fd:
@@ -72,7 +72,7 @@ def is_stocked(folder: UserFolder) -> bool:
 def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
     """Whether it is as it was made: a spare file that a killed swap wrote into has lost its blocks.
 
-    One that got another name is not to be written into. On btrfs it may have none after a power cut, if somebody
+    One that got another name is not to be written into. On btrfs it may have none after a power cut, if a process
     flushed the directory alone; elsewhere there may be filesystems that reserve none.
     """
     try:
@@ -87,7 +87,7 @@ def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
 
 
 def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
-    """Remove what is left of a reserve, only ever empty directories and our own files; False if somebody uses it."""
+    """Remove what is left of a reserve, only ever empty directories and our own files; False if it is in use."""
     try:
         fd = kernel.open_dir(reserve, name)
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
 
 
 def discard_reserve(folder: UserFolder) -> None:
-    """Remove the reserve, if nobody uses it just now."""
+    """Remove the reserve, if it is not in use just now."""
     with folder.open(RESERVE) as reserve:
         for name in (READY, _MAKING):
             _discard(folder.store.kernel, reserve, name)
@@ -121,7 +121,7 @@ def _open_file(kernel: Kernel, fd: Fd, name: Name) -> Fd:
 def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
     """The ready container and its spare file, which is locked, both owned by `owned`; None if it is not to be had.
 
-    Who has the lock has the reserve: the spare file becomes the container's record.
+    The holder of the lock has the reserve: the spare file becomes the container's record.
     """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:

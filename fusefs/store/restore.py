@@ -46,7 +46,7 @@ class Restored(NamedTuple):
     path     where the tree is now
     rescued  the orphan with what had been written into the fresh directory, if anything had
     partial  the reaper had begun on it: what it had removed by then is gone
-    closed_uid  then, whose the directories may be now that it had entered, with mode 0700; None: it had not begun
+    closed_uid  then, the owner now of directories that it may have entered, with mode 0700; None: it had not begun
     left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
     """
 
@@ -83,12 +83,12 @@ class Claim(NamedTuple):
 class Destination(NamedTuple):
     """Where a tree shall go.
 
-    visible    who renames there
+    visible    what renames there
     path       the same for people
     target     path relative to the store's base; None for the origin, where our fresh directory may make way,
                and for what does not lie below the base
     at_origin  whether it is the origin
-    by_root    whether root renames for the tree's owner, who then needs no loan
+    by_root    whether root renames for the tree's owner, which then needs no loan
     """
 
     visible: Visible
@@ -118,7 +118,7 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
     """The container in restoring/, locked.
 
-    Raises  NotFound; Busy if somebody works on it, or may: from reaping/ it comes only when the reaper has let go
+    Raises  NotFound; Busy if a process works on it, or may: from reaping/ it comes only when the reaper has let go
     """
     for source in _SOURCES:
         if source is State.REAPING and not folder.store.kernel.is_local(folder.fd):
@@ -133,7 +133,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
                 # First the mark, then the move: killed in between it must not look whole again.
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
                 if not folder.store.kernel.is_local(held.fd):
-                    # Or its maker would take us for a dead one of his.
+                    # Or its maker would take us for a dead process.
                     here = superblock_of(folder.store.kernel, held.fd)
                     record = record._replace(host=host_id(), boot=boot_id(), boot_ns=None, superblock=here)
                 if record != held.record:
@@ -393,7 +393,7 @@ def restore_inside(claim: Claim, inside: RelPath, elsewhere: Destination | None)
 
 
 def closed(held: Held) -> int | None:
-    """Whose the directories may be that a reaper had entered; how many nobody knows who does not walk the tree."""
+    """The uid that the directories may have that a reaper had entered; how many, only a walk of the tree could tell."""
     return held.folder.uid if held.record.partial else None
 
 
@@ -436,7 +436,7 @@ def _descend(kernel: Kernel, held: Held, here: Sides, like: Fd, name: Name) -> t
 
 
 def _enter(kernel: Kernel, held: Held, above: Sides, name: Name, like: Fd) -> Sides:
-    """A directory of that name; made in the container if it is missing, where nobody exchanges it meanwhile."""
+    """A directory of that name; made in the container if it is missing, where none can be put in its place."""
     try:
         return above.beneath(kernel, name)
     except FileNotFoundError:

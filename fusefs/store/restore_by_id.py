@@ -1,4 +1,4 @@
-"""restore from an id to the result: whose authority, which name, the way back."""
+"""restore from an id to the result: which user's process does it, to which name, and how to undo it."""
 
 from __future__ import annotations
 

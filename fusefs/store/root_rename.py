@@ -1,6 +1,6 @@
-"""Root's hand at the one name that an administrator gave, asked for by a process of the container's owner.
+"""Renames that root makes for a container's owner, at the one name that an administrator gave, on a child's request.
 
-Of what lies in a user's container root believes nothing that he has not looked at himself, before and after the rename:
+Of what lies in a user's container root believes nothing that it has not looked at itself, before and after the rename:
 to the name comes what the record tells of; anything else goes back.
 """
 
@@ -120,7 +120,7 @@ class Hand:
     def _take_away(self, visible: Direct, state: State, name: bytes, container: Fd) -> None:
         """Give what got the name wrongly back to its user: to where it was, or beside that if it is taken.
 
-        If he removed the container, it goes to where root alone removes anything. Raises  OSError
+        If the user removed the container, it goes to where root alone removes anything. Raises  OSError
         """
         beside = Name(b"refused." + os.urandom(6).hex().encode())
         for to in (TREE, beside):

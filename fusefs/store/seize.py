@@ -1,9 +1,9 @@
-"""Seize: root takes what lies in a user's quarantine into a folder of his own, to delete it with root's authority.
+"""Seize: root takes what lies in a user's quarantine into root's own folder, to delete it with root's authority.
 
 Where its owner may rename, root must not work by name: a claim there would make root's records and directories in
-the user's folder, and read his. So root removes the whole container, as `trashd rm` would, by one rename between
-two directories that he holds open: what comes after is root's own orphan, which root asked for, and root reaps it in
-a folder that nobody else can enter (I13). Of the user's folder root reads nothing; he locks the record, so that no
+the user's folder, and read the user's. So root removes the whole container, as `trashd rm` would, by one rename between
+two directories that it holds open: what comes after is root's own orphan, which root asked for, and root reaps it in
+a folder that no other user can enter (I13). Of the user's folder root reads nothing; it locks the record, so that no
 reaper and no restore is at it meanwhile.
 """
 
@@ -42,7 +42,7 @@ def seize(
     own      root's in the same store
     note     kept with the orphan, which is restored with --to alone
     retention_s  None: it is kept until asked for
-    Raises   NotProven if somebody else may have put it there; BadRecord if there is no record of that user's to lock;
+    Raises   NotProven if another user may have put it there; BadRecord if there is no record of that user's to lock;
              TrashdError as for `remove_path`: the container
              is where it was, or, Unsettled, kept and the message says where
     """

@@ -1,8 +1,8 @@
-"""Stores that root set aside when he took a volume over: each owner takes his own folder out, by his own right.
+"""Stores that root set aside when taking a volume over: each owner takes their own folder out, by their own right.
 
-Who moved what into such a store, or moved it as a whole, nobody can tell any more. So root takes nothing from there:
-it lies in the new store, where nobody else can move it, and its users' next commands empty it. What they take is kept
-until they ask for its end by name: that it lay there is no word of theirs, and nobody but they may act on it.
+Which user moved what into such a store, or the whole, can't be told any more. So root takes nothing from there:
+it lies in the new store, where no user can move it, and its users' next commands empty it. What they take is kept
+until they ask for its end by name: that it lay there is no word of theirs, and none but they may act on it.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def waiting(store: Store, only: int | None = None) -> list[Refusal]:
 
 
 def take_own(store: Store) -> None:
-    """Move what the caller has in old stores into his folder of this one, by his own right, container by container.
+    """Move what the caller has in old stores into their folder of this one, by their own right, container by container.
 
-    What somebody works on at this moment is left for the next time.
+    What a process works on at this moment is left for the next time.
     Raises  OSError
     """
     uid = os.geteuid()
@@ -89,7 +89,7 @@ def take_own(store: Store) -> None:
 
 @contextmanager
 def _own_in(store: Store, old: Name, uid: int) -> Iterator[UserFolder | None]:
-    """A user's folder in an old store that nobody but he and root could change; None if he has none there."""
+    """A user's folder in an old store that only that user and root could change; None if there is none."""
     kernel = store.kernel
     with ExitStack() as owned:
         found = None
@@ -132,7 +132,7 @@ def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
 
 
 def _keep(held: Held, folder: UserFolder) -> bool:
-    """Have a container of an old store kept until somebody asks for it; whether there was room to note that.
+    """Have a container of an old store kept until it is asked for; whether there was room to note that.
 
     folder  where it goes
     """
@@ -149,7 +149,7 @@ def _keep(held: Held, folder: UserFolder) -> bool:
 
 
 def discard_emptied(store: Store) -> None:
-    """Remove the old stores in which nothing of anybody's is left, as far as it is ours; needs root. Raises  OSError"""
+    """Remove the old stores in which no user has anything left, as far as it is ours; needs root. Raises  OSError"""
     kernel = store.kernel
     for old in old_stores(store):
         with suppress(OSError), kernel.open_dir(store.fd, old) as fd:

@@ -1,8 +1,8 @@
-"""Ballast: space that can be given back at once, where even a rename needs some.
+"""Spare space, called ballast, that can be given back at once, where even a rename needs some.
 
 btrfs reserves metadata for every rename, exchange and write, also into preallocated blocks, and refuses them all at
 a subvolume's limit; only unlink always works. So the reserve's ready container is out of reach just when it is
-needed. What helps there is to unlink something: one ballast for swap and restore, one for the reaper, who must be
+needed. What helps there is to unlink something: one file for swap and restore, one for the reaper, which must be
 able to claim an orphan after a swap has used up the other.
 """
 
@@ -27,7 +27,7 @@ _SIZE_BYTES = 2 << 20
 
 
 def ensure_ballast(folder: UserFolder) -> None:
-    """Put the ballast there that is missing, on filesystems that need any.
+    """Make the spare files that are missing, on filesystems that need any.
 
     Raises  OSError; FULL errors among them: it comes back when there is room
     """
@@ -61,7 +61,7 @@ def discard_ballast(folder: UserFolder) -> None:
 
 
 def with_room(folder: UserFolder, ballast: Name, act: Callable[[], T]) -> T:
-    """The result of `act`, tried once more without the ballast if there is no room for it."""
+    """The result of `act`, tried once more without that spare file if there is no room for it."""
     try:
         return act()
     except OSError as error:
@@ -71,7 +71,7 @@ def with_room(folder: UserFolder, ballast: Name, act: Callable[[], T]) -> T:
 
 
 def _release(folder: UserFolder, name: Name) -> bool:
-    """Give the ballast's space back; whether there was any. It counts as free after a commit, hence the syncfs."""
+    """Give a spare file's space back; whether there was any. It counts as free after a commit, hence the syncfs."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         try:

@@ -42,10 +42,10 @@ Draft = Callable[[ContainerId, Fd | None], Record]
 
 
 class Taken(NamedTuple):
-    """What root knows by himself of a user's container that he takes over.
+    """What root knows itself of a user's container that it takes over.
 
-    born_ns  when it was made: its tree came later, and nobody can set this
-    uid      of its user; None if it is not his alone, so that others can have put something there
+    born_ns  when it was made: its tree came later, and this can't be set
+    uid      of its user; None if it is not that user's alone, so that others can have put something there
     """
 
     born_ns: int
@@ -60,7 +60,7 @@ class Options(NamedTuple):
     unlike       accept a fresh directory that is not quite like the old one
     keep         globs of top entries that a swap leaves in view
     taken        not asked for: the victim is a user's container (store/seize.py)
-    heir         uid of the user for whom root swaps: his then, and kept until he has it
+    heir         uid of the user for whom root swaps: the heir's then, and kept until handed over
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
@@ -91,7 +91,7 @@ class Staged(NamedTuple):
 
 
 def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
-    """A container for the victim, made new or, on a full volume, from the reserve, or in place of the ballast.
+    """A container for the victim, made new or, on a full volume, from the reserve, or in place of the spare file.
 
     relative  the victim's parent relative to the store's base
     Raises    OSError; nothing is left behind then
@@ -100,7 +100,7 @@ def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method,
 
 
 def stage_as(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
-    """The same for whatever the record says.
+    """A container for whatever the record says, as `stage` makes one.
 
     name    goes into the id
     Raises  OSError; nothing is left behind then
@@ -121,7 +121,7 @@ def _stage(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Sta
 
 
 def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
-    """The same, of a container made now, whatever was kept for a full volume."""
+    """A container made now for whatever the record says, not from the reserve or the spare file."""
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
         container = new_id(kernel, name)
@@ -248,7 +248,7 @@ def loan(st: os.stat_result) -> int | None:
     """The mode to go back to, if we own a directory whose mode forbids what a move to another parent needs.
 
     Moving it changes its `..`, so the kernel asks for write permission on itself; reading its likeness asks for
-    read and search. Its owner may give himself both for that moment; nobody else.
+    read and search. Its owner alone may set both for that moment.
     """
     uid = os.geteuid()
     if uid == 0 or st.st_uid != uid or not stat.S_ISDIR(st.st_mode) or st.st_mode & _LOAN == _LOAN:
@@ -260,7 +260,7 @@ def lend(held: Held, fd: Fd, mode: int | None, visible: Visible | None = None) -
     """Give the owner what the move needs; the record says so already, so that recovery takes it back.
 
     visible  of a name that others see; the mount would go by the mode that it remembers
-    Raises   NotPermitted if the set-group-id bit would be lost by it: chmod drops it for who is not in the group
+    Raises   NotPermitted if the set-group-id bit would be lost by it: chmod drops it for users not in the group
     """
     if mode is None:
         return
@@ -276,7 +276,7 @@ def take_back(held: Held, fd: Fd, mode: int | None, visible: Visible | None = No
     """The mode as it was before the loan; nothing is touched if it is that already.
 
     For a set-group-id directory of a group that its owner is not in even the same mode again would drop the bit.
-    visible  as for `lend`; who was killed before may not have told
+    visible  as for `lend`; a killed process may not have told it
     """
     if mode is None:
         return

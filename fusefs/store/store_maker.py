@@ -1,8 +1,8 @@
-"""Who made a store of root's: root, or somebody who may move root's directories and gave them a store's names.
+"""Whether root made a store of root's, or a user did who may move root's directories and gave them a store's names.
 
 That all of it is root's today proves nothing: a mode is today's, and the moves were then. So `init` notes on `.trashd`
-which directory it is, in an attribute that no user can set, whatever he may write; a copy has another identity. Users
-can read it, so that who acts for root as one of them knows too. Where the filesystem has no such attributes, or this
+which directory it is, in an attribute that no user can set, whatever they may write; a copy has another identity. Users
+can read it, so that root's child processes know too. Where the filesystem has no such attributes, or this
 root may not set them (in a container), root's registry of stores names what it made.
 """
 
@@ -21,7 +21,7 @@ from fusefs.store.backing_and_mount import FULL
 from fusefs.store.registry_lines import registered
 
 XATTR = "security.trashd"
-"""Only who has CAP_SYS_ADMIN in the user namespace that mounted the filesystem can set one in `security.`.
+"""Only a process with CAP_SYS_ADMIN in the user namespace that mounted the filesystem can set one in `security.`.
 
 Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
 """
@@ -32,10 +32,10 @@ _NOTED = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}|mark:[0-9a-f]{32}) (\d{1,20
 
 
 class Made(Enum):
-    """By whom a store was made, as far as that can be known.
+    """Which user made a store, as far as that can be known.
 
-    COPY     of a store that root made, by one who could give it root's attribute
-    UNKNOWN  nobody can tell
+    COPY     of a store that root made, by a user who could give it root's attribute
+    UNKNOWN  not known
     """
 
     BY_ROOT = "by root"
@@ -55,9 +55,9 @@ def note_made(kernel: Kernel, fd: Fd) -> bool:
 
 
 def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> Made:
-    """Who made the store of an opened `.trashd` of root's.
+    """Which user made the store of an opened `.trashd` of root's.
 
-    places  paths of the directory that holds it, for which the caller, who is root, believes his registry of stores
+    places  paths of the directory that holds it, for which the caller, who is root, believes root's registry of stores
     Raises  OSError
     """
     found = kernel.identify(fd)
@@ -71,7 +71,7 @@ def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> Made:
 
 
 def way_out(base_path: bytes) -> str:
-    """What helps where nobody can tell who made the store of a directory."""
+    """What helps where it is not known who made the store of a directory."""
     volume = shell_word(base_path)
     ours = f"if root made it, on another machine or in a copy's original: trashd init --known {volume}"
     return f"look into it; {ours}; else trashd init {volume} sets it aside in a new one, and its owners empty it"

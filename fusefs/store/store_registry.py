@@ -1,7 +1,7 @@
-"""The stores that somebody uses: a registry of his own names each, so that one in a home directory is found too.
+"""The registry of the stores that a user uses: it names each, so that one in a home directory is found too.
 
-Each user has his below his home, and root its own, which no user can write. A line tells the store's identity besides
-its path: a copy is another store, and nobody has vouched for it.
+Each user has one below their home, and root its own, which no user can write. A line tells the store's identity besides
+its path: a copy is another store, which is not vouched for.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def is_remembered(store: Store) -> bool:
 
 
 def is_vouched(store: Store) -> bool:
-    """Whether somebody who may says of a store that it is no copy: root of his by having made it, a user of his own.
+    """Whether a store is known to be no copy: by its owner's registry, or, of root's, by root having made it.
 
-    To be asked by its user. What nobody vouches for is shown and restored from, and nothing in it is reaped unasked. A
-    user who can have no registry vouches for what he uses, and so does a pointer for where it leads; for a copy that
+    To be asked by its user. What is not vouched for is shown and restored from, and nothing in it is reaped unasked. A
+    user who can have no registry vouches for what is used, and so does a pointer for where it leads; for a copy that
     can be known as one only `init` does, which makes it a store of its own.
     """
     if store.owner == 0 or is_remembered(store):
@@ -89,11 +89,11 @@ def _has(text: bytes, line: bytes) -> bool:
 
 
 def remember(store: Store) -> str:
-    """Have the caller's registry name a store that he uses; why it does not, a clause for a person, or nothing.
+    """Have the caller's registry name a store that is used; why it does not, a clause for a person, or nothing.
 
     Without a home, or in one that can't be written, it does not: then whatever is told of the store says where it is.
-    Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used, or what somebody
-    else may have made of root's directories.
+    Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used, or what another
+    user may have made of root's directories.
     """
     if os.geteuid() == 0 != store.owner:
         return "it is a user's own: he notes it"

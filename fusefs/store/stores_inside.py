@@ -1,10 +1,10 @@
 """Stores within a directory that is to go: what they hold would be carried away with it, and deleted.
 
-What a store holds counts if nobody else can have put it there: the store is one of certain owners, as is what it
-holds, and nobody but these can have written there. Where that can't be seen for want of permission, something is there.
+What a store holds counts if no other user can have put it there: the store is one of certain owners, as is what it
+holds, and none but these can have written there. Where that can't be seen for want of permission, something is there.
 
-No tree is walked to find one. Pointers in upper stores name lower ones, the caller's own or, for root, everybody's; the
-caller's registry names those that he uses. What they say leads to a look, and to nothing else, so that a false one is
+No tree is walked to find one. Pointers in upper stores name lower ones, the caller's own or, for root, all users'; the
+caller's registry names those in use. What they say leads to a look, and to nothing else, so that a false one is
 worth nothing.
 """
 
@@ -33,16 +33,16 @@ _AREAS = (USERS, NEW)
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100
 """Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
 _MOST_LOOKED_AT = 200
-"""Stores: who notes thousands keeps nobody from anything for long."""
+"""Stores: a user who notes thousands delays no other for long."""
 _Noted = tuple[int, RelPath]
-"""Who noted a store, and the directory that holds it, relative to the one that was asked about."""
+"""The user who noted a store, and the directory that holds it, relative to the one that was asked about."""
 
 
 class Thing(NamedTuple):
     """Something that a store holds.
 
-    uid    whose it is
-    folder his folder, relative to the store
+    uid    of its owner
+    folder that user's folder, relative to the store
     state  of the container; None for what lies in `drop/`, or could not be looked at
     name   in the directory of that; empty for what could not be looked at
     """
@@ -60,8 +60,8 @@ class Thing(NamedTuple):
 def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) -> Iterator[Thing]:
     """What the store at a path beneath a directory holds, each when it is asked for; nothing if it is no such store.
 
-    owners  whose store it must be; in one of root's everybody's things count for root, his own for a user, and in a
-            user's own his alone
+    owners  owners that the store may have; in one of root's all things count for root, their own for a user, and in a
+            user's own that user's alone
     Raises  OSError that says nothing of it, such as EMFILE
     """
     try:
@@ -89,9 +89,9 @@ def _areas(kernel: Kernel, store: Fd) -> Iterator[RelPath]:
 
 
 def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
-    """Whose store an open directory is; None if it is none, or another one's, or others can write in it.
+    """The owner of a store, an open directory; None if it is none, or another one's, or others can write to it.
 
-    Looked at before anything is opened: another one's lease on his file, or a FIFO, would hold us or fail us.
+    Looked at before anything is opened: another user's lease on a file, or a FIFO, would hold us or fail us.
     """
     st = kernel.fstat(store)
     try:
@@ -118,7 +118,7 @@ def _is_ours(text: bytes) -> bool:
 
 
 def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPath) -> Iterator[Thing]:
-    """What is in the folder of a user, if it is a directory in which nobody else can write.
+    """What is in the folder of a user, if it is a directory in which no other user can write.
 
     owners  the user, and the store's: of a copy all may be the latter's
     """
@@ -203,7 +203,7 @@ def _pointed(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted
             except OSError as error:
                 if error.errno not in OUT_OF_REACH:
                     raise
-                return  # somebody moved it
+                return  # it was moved
             owned.close()
             here = owned.enter_context(following)
 
@@ -226,7 +226,7 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
                     n_asked += 1
                     if n_asked > _MOST_ASKED:
                         return
-                    from fusefs.store.pointers import read_pointers  # hardly anybody has one
+                    from fusefs.store.pointers import read_pointers  # hardly any user has one
 
                     for lower in read_pointers(kernel, pointers, uid):
                         yield uid, lower
@@ -236,7 +236,7 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
 
 
 def _folders(kernel: Kernel, store: Fd) -> Iterator[tuple[int, RelPath]]:
-    """The caller's folders in a store by their names alone; for root everybody's."""
+    """The caller's folders in a store by their names alone; for root every user's."""
     uid = os.geteuid()
     for area in _AREAS:
         if uid != 0:

@@ -90,7 +90,7 @@ def swap(
     """Swap the victim into a user's folder of a store.
 
     relative  the victim's parent relative to the store's base
-    visible   who does the renames at the victim's name
+    visible   what does the renames at the victim's name
     Raises    OSError with EXDEV if this store can't take it: try the next one; other OSError, NotAlike, Refused:
               the victim is where it was; Unsettled: everything is kept, and the message says where
     """
@@ -193,7 +193,7 @@ def _judge(staged: Staged, victim: Victim, visible: Visible) -> Outcome:
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     if kernel.is_named(victim.fd, staged.held.fd, TREE):
-        # Whatever has the name now: somebody may already have moved the fresh directory, which is his right.
+        # Whatever has the name now: the user may already have moved the fresh directory, rightly.
         return Outcome.DONE
     fresh = kernel.fstat(staged.fresh)
     name_is_fresh = visible.found() == (fresh.st_dev, fresh.st_ino)
@@ -291,7 +291,7 @@ def _by_two_renames(
 def _place(staged: Staged, victim: Victim, visible: Visible) -> bool:
     """Put the fresh directory to the name; if that fails, the victim comes back and the error goes on.
 
-    Returns  False if somebody took the name in the gap; it is his now, the old tree an orphan like any other
+    Returns  False if another process took the name in the gap; it has it now, the old tree an orphan like any other
     """
     kernel = staged.held.folder.store.kernel
     try:

@@ -1,8 +1,8 @@
-"""`swap --for-owner`: root empties a user's directory, and the user gets the orphan into his own folder.
+"""`swap --for-owner`: root empties a user's directory, and the orphan goes to that user's own folder.
 
-Root swaps into his own folder, where nobody but he can put anything in the fresh directory's place. Only then the old
+Root swaps into root's folder, where only root can put anything in the fresh directory's place. Only then the old
 tree goes over, by one rename into a container that a process of its owner staged: of what that user could choose
-nothing ever has the name. Until he has it, it is root's, which the record says, and nobody reaps it unasked.
+nothing ever has the name. Until it is handed over, it is root's, which the record says, and is not reaped unasked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fusefs.store.victim_rename import Direct, Move
 def swap_for_owner(kernel: Kernel, path: bytes, options: Options) -> Swapped:
     """Swap the directory at a path into its owner's folder; needs root.
 
-    Raises  TrashdError as `swap_path`; where its owner does not take it, that is a warning: root keeps it for him
+    Raises  TrashdError as `swap_path`; where its owner does not take it, that is a warning: root keeps it
     """
 
     def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
@@ -53,7 +53,7 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
 
 def _point_both(store: Store, victim: Victim, lower: RelPath) -> None:
-    point_own(store, victim, lower)  # what is in our hands when we are killed must be found
+    point_own(store, victim, lower)  # what we hold when we are killed must be found
     with make_folder_of(store, victim.stat.st_uid) as folder:
         as_owner(folder, lambda _names: add_pointer(folder, lower), None)
 
@@ -87,9 +87,9 @@ def _is_to_be_given(held: Held) -> bool:
 
 
 def give(held: Held) -> Adopted:
-    """Let the heir of a container of root's have its tree; where he does not take it, it is an orphan of root's.
+    """Let the heir of a container of root's have its tree; if that user does not take it, it is an orphan of root's.
 
-    Raises  OSError; it is where it was then, or his
+    Raises  OSError; it is where it was then, or the heir's
     """
     heir, kernel = held.record.heir, held.folder.store.kernel
     assert heir is not None
@@ -101,7 +101,7 @@ def give(held: Held) -> Adopted:
                 ask_owner(heir.uid, take, None, giver.answer)
             except (OSError, TrashdError):
                 if giver.taken is None:
-                    raise  # else his next command goes on
+                    raise  # else the heir's next command goes on
     except (OSError, TrashdError) as error:
         why = error.message() if isinstance(error, TrashdError) else str(error.strerror)
         move(held, State.ORPHANS)
@@ -133,7 +133,7 @@ def _take(his: UserFolder, record: Record, ask: Ask) -> None:
 
 
 class _Giver:
-    """Root's hand: one rename, from a container of his own into one of the heir's.
+    """Root's side: one rename, from a container of root's into one of the heir's.
 
     taken  the container that has the tree; None if none has
     """

@@ -77,7 +77,7 @@ def into_a_store(
     """Find the victim and refuse, or let the first store that can take it have it.
 
     directory  whether the victim must be one
-    point      leaves the pointer to a lower store in the folder of whoever gets the orphan
+    point      leaves the pointer to a lower store in the folder of the user who gets the orphan
     keep       globs of what stays in view
     Raises     TrashdError
     """
@@ -137,7 +137,7 @@ def _unnoted(store: Store, volume: bytes | None) -> str:
 def own_folder(store: Store) -> UserFolder:
     """The caller's folder, made if missing, with what a killed command left in stage/ completed or undone.
 
-    His registry names the store from now on.
+    The user's registry names the store from now on.
     Raises  OSError; Untrusted
     """
     kernel = store.kernel
@@ -151,7 +151,7 @@ def own_folder(store: Store) -> UserFolder:
         return folder
     try:
         with folder.open(State.STAGE) as stage:
-            # What others may have put there, who made a folder of root's of it, root does nothing about.
+            # What others may have put there, making a folder of root's of it, root does nothing about.
             if (folder.is_proven or folder.uid) and not kernel.is_empty(stage):
                 from fusefs.store.recover import recover
 

@@ -225,7 +225,7 @@ def _likeness_of(kernel: Kernel, model: Fd) -> Likeness | None:
     try:
         readable = kernel.open_dir(model)
     except PermissionError:
-        return None  # searched, not listed: its name was told by somebody
+        return None  # searched, not listed: its name was given
     with readable:
         wanted = read_likeness(kernel, readable)
     return wanted if os.geteuid() == 0 else wanted._replace(mode=wanted.mode | stat.S_IRWXU)

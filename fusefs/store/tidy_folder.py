@@ -26,7 +26,7 @@ def tend(folder: UserFolder, ended: Collection[str] = ()) -> list[str]:
 
 
 def prepared(store: Store, lost: list[TrashdError]) -> Store:
-    """A store as the caller is to use it: tidied if it is his; of what was set aside, what is his is taken out.
+    """A store as the caller is to use it: tidied if it is the caller's; their part of what was set aside is taken out.
 
     It takes the place of the one that was given.
     lost  gets the error if that did not come to its end

@@ -1,4 +1,4 @@
-"""Who still works in a tree: by the orphan's id, or by a directory's path before a swap."""
+"""Processes that still work in a tree: by the orphan's id, or by a directory's path before a swap."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _places(path: bytes, mounts: list[Mount], ours: list[View]) -> list[Place]:
     places = every_place(place, ours)
     [place, *_] = places
     for view in ours:
-        # What the store moved behind a mount has its old path there, in /proc too, until somebody looks at the new.
+        # What the store moved behind a mount has its old path there, in /proc too, until the new one is looked at.
         if view.backing.holds(place):
             with suppress(OSError):
                 patiently(partial(os.lstat, os.path.join(view.mount.point, below(place.path, view.backing.path))))

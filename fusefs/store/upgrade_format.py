@@ -1,4 +1,4 @@
-"""A store of the first format becomes one of today's: its `u/`, where anybody made names, is `new/` from then on.
+"""Upgrade of a store of the first format: its `u/`, where any user made names, is `new/` from then on.
 
 Each step leaves a store that readers understand (layout.open_areas goes by modes, not by the number), and volume.json
 says the new format last, when root has looked at what was there. Nothing in a folder is changed.
@@ -89,7 +89,7 @@ def _reread(store: Store) -> Store:
 
 
 def bring_up_to_date(store: Store) -> None:
-    """Make today's format of a store of ours, as far as that may be. The fds of who has it open stay good.
+    """Make today's format of a store of ours, as far as that may be. The fds of processes that have it open stay good.
 
     Raises  OSError
     """
@@ -122,8 +122,8 @@ def is_current(store: Store) -> bool:
 
 
 def is_first(kernel: Kernel, fd: Fd, volume: Volume) -> bool:
-    """Whether an opened `.trashd` is just as the first format had it: whoever made it noted that nowhere, and nothing
-    is registered, so that all that counts is what root sees when he looks at the folders. Raises  OSError
+    """Whether an opened `.trashd` is just as the first format had it: its maker is noted nowhere, and nothing
+    is registered, so that all that counts is what root sees in the folders. Raises  OSError
     """
     names = set(kernel.list_anew(fd)) if volume.format == FIRST_FORMAT else set()
     return USERS in names and not {NEW, REGISTRY} & names and bool(kernel.stat(fd, USERS).st_mode & stat.S_IWOTH)
@@ -148,7 +148,7 @@ def _divide(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 
 def _close_own(store: Store) -> None:
-    """Let nobody else make names in the `u/` of a user's own store any more, if his folder is only his."""
+    """Let no other user make names in the `u/` of a user's own store any more, if the folder is the user's alone."""
     kernel, fd = store.kernel, store.fd
     with kernel.open_dir(fd, USERS) as users:
         with suppress(FileNotFoundError), kernel.open_beneath(users, plain_name(store.owner), DIRECTORY) as folder:

@@ -1,10 +1,10 @@
 """Which directory of a store is a user's folder: one look decides, for commands, service and mount alike.
 
-An owner is not who put a directory there: whoever may write in a directory can move it, a group mate too. Moving it
+A directory's owner need not have put it there: all who may write in the parent can move it, group mates too. Moving it
 to another parent takes write permission on itself, so what is exactly 0700 only its owner can have put there: that is
 the condition. But a mode is today's, and the move was then; so the proof is another thing: that the folder lies where
 only the store's owner makes names, and is the one that root registered (store.registered). What does not meet the
-condition is refused, and told; nobody ever mends it, for that would bless what somebody planted. What is not proven
+condition is refused, and told; it is never mended, for that would bless what was planted. What is not proven
 serves its own user's commands alone.
 """
 
@@ -29,7 +29,7 @@ from fusefs.store.store_maker import Made
 _HEX = frozenset(b"0123456789abcdef")
 N_HEX = 12
 _MOST_LOOKED_IN = 3
-"""Of what bears a user's name beside his folder: it is only to be told, and he can make thousands."""
+"""Of what bears a user's name beside the folder: it is only to be told, and a user can make thousands."""
 _MOST_UID = (1 << 32) - 2
 _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 MOUNTED = "something is mounted over it"
@@ -44,11 +44,11 @@ _STRANGERS = "this filesystem lets strangers move what is not theirs: only what 
 
 
 class Refusal(NamedTuple):
-    """A name in a store that is a user's by what it says, and not his folder, or not proven to be.
+    """A name in a store that is a user's by what it says, and not that user's folder, or not proven to be.
 
     area     which of the areas it is in
-    uid      whose it would be
-    owner    whose it is, if that can be seen
+    uid      of the user whose it would be
+    owner    of its owner, if that can be seen
     why      a clause for a person
     is_used  whether it serves that user's own commands
     """
@@ -68,7 +68,7 @@ class Refusal(NamedTuple):
 
 
 class Census(NamedTuple):
-    """Whose folders are served: their inode numbers by uid; and what is refused, or not proven."""
+    """The folders that are served: their inode numbers by uid; and what is refused, or not proven."""
 
     inos: dict[int, int]
     refused: list[Refusal]
@@ -88,7 +88,7 @@ class _Look(NamedTuple):
     """What one look at a user goes by.
 
     is_own    whether the store is the user's own
-    is_first  whether the store has the first format yet, in which root's folder is where everybody's is
+    is_first  whether the store has the first format yet, in which root's folder is where all users' are
     """
 
     kernel: Kernel
@@ -114,10 +114,10 @@ def whose(name: bytes) -> int | None:
 def find_user(
     kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = True, is_first: bool = False
 ) -> Found | None:
-    """A user's folder in any store, trusted or not, for the caller to close; None if he has none.
+    """A user's folder in any store, trusted or not, for the caller to close; None if there is none.
 
     It is what root registered below `u/`, or the first of the other names there and in `new/` that is not refused.
-    trusts_modes  False where the store says that strangers are not refused what a mode forbids them
+    trusts_modes  False where the store says that other users are not refused what a mode forbids them
     is_first      whether the store says that it has the first format
     Raises        OSError
     """
@@ -135,7 +135,7 @@ def find_user(
 
 
 def open_user(store: Store, uid: int) -> UserFolder | None:
-    """The same, of an opened store."""
+    """A user's folder in an opened store, for the caller to close; None if there is none."""
     trusts_modes, is_first = _told(store)
     found = find_user(store.kernel, store.areas, uid, trusts_modes=trusts_modes, is_first=is_first)
     return None if found is None else _folder(store, uid, _doubted(store, found))
@@ -147,7 +147,7 @@ def _told(store: Store) -> tuple[bool, bool]:
 
 
 def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> Iterator[UserFolder]:
-    """The folders of all users, one a user, each opened when it is asked for; whoever takes one closes it.
+    """The folders of all users, one a user, each opened when it is asked for; the caller closes each.
 
     refused  gets what is no folder, and what will never be proven to be one
     only     of this user alone
@@ -186,7 +186,7 @@ def take_census(store: Store, only: int | None = None) -> Census:
 
 
 def named_users(store: Store) -> set[int]:
-    """The users whose names there are in a store; who has no folder there may have one of them. Raises  OSError"""
+    """The users whose names there are in a store; one of them need not mean a folder. Raises  OSError"""
     return set(_names_of(store.kernel, store.areas))
 
 
@@ -227,7 +227,7 @@ def _names_of(kernel: Kernel, areas: Areas) -> dict[int, list[_Named]]:
 
 
 def _doubted(store: Store, found: Found) -> Found:
-    """The same as it counts in a store that may not be root's: what is registered there nobody vouches for."""
+    """A folder as it counts in a store that may not be root's: what is registered there proves nothing."""
     if store.made is Made.BY_ROOT:
         return found
     return found._replace(is_proven=False, doubt=NOT_MADE if store.is_unknown() else found.doubt or NOT_REGISTERED)
@@ -245,7 +245,7 @@ def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool, is_fir
 
 
 def _choose(look: _Look, names: list[_Named]) -> tuple[Found | None, list[Refusal]]:
-    """Which of a user's names is his folder, for the caller to close; what is refused.
+    """Which of a user's names is the folder, for the caller to close; what is refused.
 
     It is the one that is proven, or else the first that is not refused.
     """
@@ -274,7 +274,7 @@ def _choose(look: _Look, names: list[_Named]) -> tuple[Found | None, list[Refusa
 
 
 def _look_at(look: _Look, area: Name, area_fd: Fd, name: Name) -> Found | Refusal | None:
-    """What has one of a user's names: his folder, or why it is not; None if nothing has it.
+    """What has one of a user's names: the folder, or why it is not; None if nothing has it.
 
     Raises  OSError for what says nothing of it, such as EMFILE
     """
@@ -308,7 +308,7 @@ def _prove(look: _Look, area_fd: Fd, name: Name, fd: Fd) -> tuple[bool, str]:
     if registered.name or registered.refused:
         found = look.kernel.identify(fd)
         if registered.is_same(found):
-            return True, ""  # root registered it, and was killed before he moved it
+            return True, ""  # root registered it, and was killed before moving it
         if registered.has_refused(found):
             return False, _REFUSED_ONCE
         if registered.is_closed():
@@ -317,7 +317,7 @@ def _prove(look: _Look, area_fd: Fd, name: Name, fd: Fd) -> tuple[bool, str]:
 
 
 def _look_aside(look: _Look, area: Name, area_fd: Fd, name: Name, chosen: Found, *, looks_in: bool) -> Refusal | None:
-    """Why a user's name beside his folder is none; None if nothing has it. looks_in: not only from outside"""
+    """Why a user's name beside the folder is none; None if nothing has it. looks_in: not only from outside"""
     try:
         st = look.kernel.stat(area_fd, name)
         if looks_in and not not_private(st, look.uid):
@@ -350,9 +350,9 @@ def _refused_unopened(look: _Look, area: Name, area_fd: Fd, name: Name, error: O
 def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:
     """Why a directory is not a user's folder; empty if it is. What of it is missing is made when it is needed.
 
-    The access ACL of what is exactly 0700 has an empty mask, and lets nobody else in. A default ACL gives nothing
+    The access ACL of what is exactly 0700 has an empty mask, and lets no other user in. A default ACL gives nothing
     away either, since all that is made in a folder is 0700 or 0600; it is not looked at.
-    dev  of the store (st_dev): a user may snapshot a btrfs subvolume that he owns, with others' directories in it
+    dev  of the store (st_dev): a user may snapshot a btrfs subvolume of their own, with others' directories in it
     """
     why = not_private(st, uid, dev)
     if why or os.geteuid() not in (0, uid):
@@ -374,7 +374,7 @@ def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> s
 
 
 def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
-    """The same down to every container, for root's first look.
+    """Why a directory is not a user's folder, down to every container; empty if it is. For root's first look.
 
     Raises  OSError; PermissionError to root of another host
     """

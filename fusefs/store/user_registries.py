@@ -1,6 +1,6 @@
-"""What users' registries name, for root: each read by a child with its user's uid, gone to through no link of his.
+"""What users' registries name, for root: each read by a child with its user's uid, reached through no link of theirs.
 
-Root hears of a user from the accounts, and of one whom these don't list from his folder in a store. A registry is
+Root hears of a user from the accounts, and of one whom these don't list from a folder in a store. A registry is
 looked for below the home that the accounts tell, since no other $XDG_STATE_HOME is told to root.
 """
 
@@ -37,8 +37,8 @@ class _Home(NamedTuple):
 def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[Word]:
     """The lines of all users' registries that lead somewhere now; needs root.
 
-    uids  who may be missing in the accounts' list, as a directory service need not list all
-    Nobody is waited for beyond a few seconds: who keeps his child from answering is passed over.
+    uids  of users that may be missing in the accounts' list, as a directory service need not list all
+    No child is waited for beyond a few seconds: a user who keeps it from answering is passed over.
     """
     homes = _homes(kernel, uids)
     words = [word for home in _with_registry(kernel, homes, mounts) for word in _words_of(kernel, home, mounts)]
@@ -82,7 +82,7 @@ def _with_registry(kernel: Kernel, homes: Sequence[_Home], mounts: Sequence[Moun
 
 
 def _words_of(kernel: Kernel, home: _Home, mounts: Sequence[Mount]) -> list[Word]:
-    """What a user's registry says, as he reads it himself."""
+    """What a user's registry says, read as that user."""
 
     def ask(_home: _Home) -> bytes:
         try:
@@ -94,11 +94,11 @@ def _words_of(kernel: Kernel, home: _Home, mounts: Sequence[Mount]) -> list[Word
         except OSError:
             return b""
 
-    # Who stops his own child has not made a mount silent: what is learnt of it is of him alone.
+    # A user who stops the child has not made a mount silent: what is learnt of it is that user's alone.
     ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, person(home.uid))
     return [Word(home.uid, line) for line in decode(answer or b"")]
 
 
 def _open_place(kernel: Kernel, home: _Home, mounts: Sequence[Mount]) -> Fd:
-    """The directory of a user's registry, through no link but root's, whoever asks. Raises  OSError"""
+    """The directory of a user's registry, through no link but root's, for any caller. Raises  OSError"""
     return open_way(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))

@@ -1,8 +1,8 @@
 """Root's first look at what users made themselves: what is whole then becomes proven; what is not never will.
 
 Until root has looked, a folder serves its user alone. If it meets the conditions down to every container, root
-registers it and moves it to where only he makes names. If it does not, root remembers just that: whoever gives it the
-right modes later makes no folder of it. Nothing is taken out of anybody's reach.
+registers it and moves it to where only root makes names. If it does not, root remembers just that: giving it the
+right modes later makes no folder of it. Nothing is taken out of any user's reach.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fusefs.store.make_folder import free_name, take_registry
 from fusefs.store.user_folders import MOUNTED, names_in, why_not, why_not_deep
 
 _MOST_A_LOOK = 300
-"""Entries of the registry that one look writes: some are durable in a millisecond. Who is many users has the others
-wait for the next look, and holds up nobody else's."""
+"""Entries of the registry that one look writes: some are durable in a millisecond. Subordinate uids beyond them
+wait for the next look, and delay no other user's."""
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 
 
 class _Here(NamedTuple):
-    """A store of root's, in which he registers. dev: of it (st_dev)"""
+    """A store of root's, in which root registers. dev: of it (st_dev)"""
 
     kernel: Kernel
     u_fd: Fd
@@ -61,9 +61,9 @@ def look_first(store: Store) -> None:
 
 
 def look_at_new(kernel: Kernel, store_fd: Fd, areas: Areas, *, roots_too: bool = False) -> None:
-    """The same by whoever has the registry's lock; if there are very many, of the first of them.
+    """Register new folders while the caller has the registry's lock; if there are very many, the first of them.
 
-    roots_too  also at what bears root's name: root makes his own elsewhere, but for stores of the first format
+    roots_too  also at what bears root's name: root makes its own elsewhere, but for stores of the first format
     """
     if areas.u_fd is None or areas.new_fd is None or areas.registry_fd is None:
         return
@@ -85,7 +85,7 @@ def look_at_new(kernel: Kernel, store_fd: Fd, areas: Areas, *, roots_too: bool =
 
 
 def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
-    """Of more than one look has time for each person's own first, and of nobody's subordinates."""
+    """Of more than one look has time for, first those of users, then those of subordinate uids."""
     if len(named) <= _MOST_A_LOOK:
         return list(named.items())
     holder_of = read_subordinates().holder_of
@@ -93,7 +93,7 @@ def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
 
 
 class _Passed(Exception):
-    """It is nobody's folder, or can't be looked at; nothing needs to be remembered."""
+    """It is no user's folder, or can't be looked at; nothing needs to be remembered."""
 
 
 def _has_folder(here: _Here, entry: Registered) -> bool:
@@ -111,7 +111,7 @@ def _has_folder(here: _Here, entry: Registered) -> bool:
 
 
 def _look_at(here: _Here, entry: Registered, name: Name) -> Registered:
-    """What root knows of a user after he has looked at one of his names. Raises  _Passed; OSError"""
+    """What root knows of a user after a look at one of that user's names. Raises  _Passed; OSError"""
     kernel = here.kernel
     try:
         fd = kernel.open_beneath(here.new_fd, name, DIRECTORY)
@@ -121,7 +121,7 @@ def _look_at(here: _Here, entry: Registered, name: Name) -> Registered:
         raise _Passed from error
     with fd:
         if kernel.fstat(fd).st_uid != entry.uid:
-            raise _Passed  # who has this uid could not have made it; and who made it can make thousands
+            raise _Passed  # this uid could not have made it; and its maker can make thousands
         found = kernel.identify(fd)
         if not entry.is_same(found):
             if entry.has_refused(found):

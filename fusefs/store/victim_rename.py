@@ -21,7 +21,7 @@ from fusefs.store.layout import FRESH, TREE, UserFolder
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
 """What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
-"""What a mount says whose daemon has ended."""
+"""Errors of a mount whose daemon has ended."""
 
 
 class Move(Enum):
@@ -35,7 +35,7 @@ class Move(Enum):
 
 
 class Visible(Protocol):
-    """Whoever does it: we ourselves, or root for a user's container."""
+    """What does it: we ourselves, or root for a user's container."""
 
     def make(self, move: Move, held: Held) -> None:
         """Do it; OSError as the kernel says."""
@@ -44,7 +44,7 @@ class Visible(Protocol):
         """Device and inode number of what has the name now; None if nothing has."""
 
     def refresh(self, held: Held) -> None:
-        """Tell those who remember them: the mode of what has the name, or of the container's tree, was changed."""
+        """Tell daemon and kernel, which remember it, of a mode that changed: the name's, or the container's tree's."""
 
 
 class Direct:
@@ -66,7 +66,7 @@ class Direct:
         self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
     def make_in(self, move: Move, folder: UserFolder, state: State, container: bytes, fd: Fd) -> None:
-        """The same for a container that is not locked, but open."""
+        """Make a `Move` with a container that is open, but not locked; ESTALE if the mount shows another one."""
         with self._renamed_at(folder, state, container, fd) as (inside, parent):
             match move:
                 case Move.EXCHANGE:
@@ -112,7 +112,7 @@ class Direct:
             yield mounted, self._mounted
 
     def _open_shown(self, folder: UserFolder, state: State, container: bytes) -> Fd | None:
-        """The container in the mount that shows the parent too; None if there is none that anybody can see."""
+        """The container in the mount that shows the parent too; None if there is none to be seen."""
         base, kernel = folder.store.base.mounted, self._kernel
         if base is None or self._mounted is None:
             return None
@@ -164,7 +164,7 @@ class Direct:
         self.refresh_in(held.folder, held.state, held.name())
 
     def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:
-        """The same for a container that is not locked."""
+        """Tell the daemon and kernel of a changed mode, as `refresh` does, for a container that is not locked."""
         if folder.store.base.mounted is not None and self._mounted is not None:
             refresh(self._kernel, self._mounted, self._name)
             refresh(self._kernel, folder.store.base.mounted, join(folder.way_to(state, container), TREE))

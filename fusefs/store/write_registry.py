@@ -53,7 +53,7 @@ def write(kernel: Kernel, one: Line) -> str:
 
 
 def _lock(path: bytes) -> Fd | None:
-    """The registry's lock. Whoever has it is about to write; a stopped one is not waited for long."""
+    """The registry's lock. Its holder is about to write; a stopped one is not waited for long."""
     for _glance in range(_GLANCES):
         lock = take(path, STORES + b".lock")
         if lock is not None:
