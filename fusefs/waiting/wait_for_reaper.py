@@ -293,6 +293,15 @@ class _Volume:
         """What was in all of them, as far as it was counted."""
         return total(orphan.survey for orphan in self.orphans)
 
+    def came_bytes(self) -> int:
+        """What came of their space until the last look."""
+        return max(self.gauge.courses.space.came(), 0)
+
+    def unmet(self, goal: Goal, *reasons: Reason) -> Met:
+        """What to tell where the goal is not reached, for these reasons."""
+        waited = Waited(self.came_bytes(), self.expected().n_bytes, reasons, False)
+        return Met(goal, False, waited, self.gauge.courses.came_inodes())
+
 
 class Awaiting:
     """The volumes of one command."""
@@ -362,20 +371,20 @@ class Awaiting:
     def _wait_for(self, volume: _Volume, ways: Ways) -> Met:
         reaper = _find_reaper(volume.store)
         if isinstance(reaper, Reason) and reaper.kind is Kind.NOBODY:
-            return self._unmet(volume, reaper)  # nobody would take them, so that nothing is given up
+            return volume.unmet(self._goal, reaper)  # nobody would take them, so that nothing is given up
         kept = self._hand_over(volume, ways)
         expected = volume.expected()
         impossible = explain_impossible(self._goal, expected)
         if ways.stops() or impossible is not None or not volume.orphans:
-            return self._unmet(volume, *filter(None, [impossible]), *kept)
+            return volume.unmet(self._goal, *filter(None, [impossible]), *kept)
 
         def tell(what: str) -> None:
-            ways.tell(max(volume.gauge.courses.space.came(), 0), expected.n_bytes, what)
+            ways.tell(volume.came_bytes(), expected.n_bytes, what)
 
         followed = follow(volume.orphans, volume.gauge, self._goal, tell=tell, stops=ways.stops)
         kept += followed.kept
         if ways.stops() or followed.hindrance is not None:
-            return self._unmet(volume, *filter(None, [followed.hindrance]), *kept)
+            return volume.unmet(self._goal, *filter(None, [followed.hindrance]), *kept)
         return wait_for_goal(
             self._kernel,
             volume.store.base.fd,
@@ -408,11 +417,6 @@ class Awaiting:
         keeps = self._keep_for > 0
         act = partial(hand_over, orphan.folder, orphan.id, ways.counting, ways.stops, keeps=keeps)
         return as_owner(orphan.folder, lambda _visible: act(), Handed)
-
-    def _unmet(self, volume: _Volume, *reasons: Reason) -> Met:
-        courses = volume.gauge.courses
-        waited = Waited(max(courses.space.came(), 0), volume.expected().n_bytes, reasons, False)
-        return Met(self._goal, False, waited, courses.came_inodes())
 
 
 def _find_reaper(store: Store) -> VolumeStatus | Reason:
