@@ -127,17 +127,12 @@ class Intake:
         if part.has_left(seen.id) and not seen.is_claimed:
             return
         clock = self._context.clock()
-        # By the clock that nobody sets it is as if we had been there: whoever set the other since, it is so old.
-        was_there = None if seen.boot_ns is None else Sight(seen.boot_ns, 0)
-        sight = was_there or part.sights.of(clock, seen.id, seen.created_ns)
-        identifier = ContainerId(seen.id)
+        identifier, sight = ContainerId(seen.id), part.sight(seen, clock)
         known = Known(identifier, seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed, sight=sight)
         rules = self._policy.rules_for(seen.origin)
         wait_s = due_at_s(known, rules, clock, early=self._room.hurries)
-        if wait_s is None:
-            part.upcoming.remove(seen.id)
-        else:
-            part.upcoming.add(Chosen(seen.id, seen.retention_s), max(boot_s() + wait_s, user.not_before_s(seen.id)))
+        at_s = None if wait_s is None else max(boot_s() + wait_s, user.not_before_s(seen.id))
+        part.schedule(Chosen(seen.id, seen.retention_s), at_s)
         if self._has_quota():
             before = part.known.get(seen.id)
             part.known[seen.id] = known if before is None else known._replace(size=before.size)
@@ -156,7 +151,7 @@ class Intake:
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
             user.not_ours(ended.id)
         if ended.error:
-            part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
+            part.schedule(chosen, user.retry_at_s(ended.id, now_s))
             self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
         elif ended.lost == Lost.CHANGED.value:
             part.look_at(ended.id)  # its owner keeps it for longer, or for ever: look again
@@ -164,10 +159,10 @@ class Intake:
             user.forget(ended.id)
         elif ended.lost:
             # Gone it is as well while whoever threw it away replaces its record.
-            part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
+            part.schedule(chosen, user.retry_at_s(ended.id, now_s))
         elif ended.stopped:
             user.parked(ended.id, _sofar(ended))
-            part.upcoming.add(chosen, now_s)
+            part.schedule(chosen, now_s)
         else:
             self._reaped(user, part, ended)
         user.begins(next(iter(part.pending), None))
@@ -227,7 +222,7 @@ class Intake:
         for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():
                 at_s = max(now_s, user.not_before_s(identifier))
-                part.upcoming.add(Chosen(identifier, part.known[identifier].retention_s), at_s)
+                part.schedule(Chosen(identifier, part.known[identifier].retention_s), at_s)
 
     def failed(self, user: User, number: int, what: str, detail: str) -> None:
         """Something of a user's went wrong."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fusefs.core.orphan_age import Sights
 from fusefs.core.policy import Known
 from fusefs.service.due_queue import Chosen, Upcoming
-from fusefs.service.messages import Look, Measure, Order, Reap, Tend
+from fusefs.service.messages import Look, Measure, Order, Reap, Seen, Tend
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -51,13 +51,13 @@ class Part:
         told_until_ns  wall time: what was made later is not told yet
         """
         self.base = base
-        self.upcoming = Upcoming(most)
+        self._upcoming = Upcoming(most)
         self.fresh: set[str] = set()
         self.pending: dict[str, Chosen] = {}
         self._pending_since_s = math.inf
         self.known: dict[str, Known] = {}  # all, where a quota wants their sizes
         self.to_measure: list[str] = []
-        self.sights = Sights(_MOST_REMEMBERED)
+        self._sights = Sights(_MOST_REMEMBERED)
         self.told_until_ns = told_until_ns
         self._looked_since_ns = told_until_ns
         self.n_orphans = 0
@@ -78,7 +78,7 @@ class Part:
     def leaves(self, identifier: str) -> None:
         """It is no orphan any more: restored, or claimed."""
         self.fresh.discard(identifier)
-        self.upcoming.remove(identifier)
+        self._upcoming.remove(identifier)
         self.known.pop(identifier, None)
         self._left[identifier] = None
         _bound(self._left)
@@ -87,10 +87,33 @@ class Part:
         """Whether it went since the last look began, which may have seen it before."""
         return identifier in self._left
 
+    def forget(self, identifier: str) -> None:
+        """It is gone: nothing need be known of it."""
+        self._upcoming.remove(identifier)
+        self.known.pop(identifier, None)
+        self._sights.forget(identifier)
+
+    def sight(self, seen: Seen, clock: Clock) -> Sight:
+        """Since when a container has been there, and how old it was then, by the clock that is never set.
+
+        Where its record tells, it is as if the service had been there: whoever set the wall clock since, it is so old.
+        Otherwise since it was first seen.
+        """
+        if seen.boot_ns is not None:
+            return Sight(seen.boot_ns, 0)
+        return self._sights.of(clock, seen.id, seen.created_ns)
+
+    def schedule(self, chosen: Chosen, at_s: float | None) -> None:
+        """A container may be reaped from then on; None: not before something else is known of it."""
+        if at_s is None:
+            self._upcoming.remove(chosen.id)
+        else:
+            self._upcoming.add(chosen, at_s)
+
     def look_again(self) -> None:
         """Look at all of it from the beginning: what is known may not be true any more."""
         self._after = ""
-        self.upcoming.clear()
+        self._upcoming.clear()
 
     def is_looking(self) -> bool:
         """Whether a look is not at its end."""
@@ -102,7 +125,7 @@ class Part:
             self._looked_since_ns = wall_ns - _SLACK_NS
         if not last:
             self.told_until_ns = max(self.told_until_ns, self._looked_since_ns)
-        is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
+        is_full_of_due = self._upcoming.is_cut() and self._upcoming.n_due(now_s) == len(self._upcoming)
         self._after = None if is_full_of_due else last or None  # there is no room for what comes later
 
     def next_order(self, now_s: float) -> Order | None:
@@ -112,18 +135,18 @@ class Part:
             self.fresh.difference_update(ids)
             self._left.clear()
             return Look(self.base, ids=ids)
-        if self.upcoming.must_look():
+        if self._upcoming.must_look():
             self.look_again()
-        n_due = self.upcoming.n_due(now_s)
+        n_due = self._upcoming.n_due(now_s)
         if self._after is not None and n_due < _ENOUGH_DUE:
             is_first, self._is_new = self._is_new, False
             if not self._after:
-                self.upcoming.clear()
+                self._upcoming.clear()
             self._left.clear()
             return Look(self.base, after=self._after, and_quarantined=is_first)
         if n_due:
-            self._pending_since_s = _or_never(self.upcoming.next_at_s())
-            chosen = self.upcoming.take(now_s, BATCH)
+            self._pending_since_s = _or_never(self._upcoming.next_at_s())
+            chosen = self._upcoming.take(now_s, BATCH)
             self.pending = {one.id: one for one in chosen}
             return Reap(self.base, chosen)
         if self.to_measure:
@@ -136,19 +159,28 @@ class Part:
         return bool(
             self.fresh
             or self._after is not None
-            or self.upcoming.must_look()
-            or self.upcoming.n_due(now_s)
+            or self._upcoming.must_look()
+            or self._upcoming.n_due(now_s)
             or self.to_measure
         )
 
+    def next_at_s(self) -> float:
+        """When `next_order` has one, as far as is known: 0 for now, infinity for never."""
+        is_now = self.fresh or self.is_looking() or self._upcoming.must_look() or self.to_measure
+        return 0.0 if is_now else _or_never(self._upcoming.next_at_s())
+
+    def n_due(self, now_s: float) -> int:
+        """How many may be reaped now, as far as they are known; those that are being reaped too."""
+        return self._upcoming.n_due(now_s) + len(self.pending)
+
     def due_at_s(self) -> float:
         """When the next one is due, or was: of those that are being reaped too; infinity for never."""
-        return min(self._pending_since_s if self.pending else math.inf, _or_never(self.upcoming.next_at_s()))
+        return min(self._pending_since_s if self.pending else math.inf, _or_never(self._upcoming.next_at_s()))
 
     def put_back(self, at_s: float) -> None:
         """What was ordered and not done is due again at that time."""
         for chosen in self.pending.values():
-            self.upcoming.add(chosen, at_s)
+            self._upcoming.add(chosen, at_s)
         self.pending = {}
 
 
@@ -235,12 +267,7 @@ class User:
 
     def next_at_s(self) -> float:
         """When he wants something next, as far as is known; infinity for never."""
-        times = [self.tend_at_s]
-        for part in self.parts.values():
-            if part.fresh or part.is_looking() or part.upcoming.must_look() or part.to_measure:
-                times.append(0.0)
-            times.append(_or_never(part.upcoming.next_at_s()))
-        return max(min(times), self._retry_at_s)
+        return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self._retry_at_s)
 
     def due_at_s(self) -> float:
         """When his next orphan is due, or was; infinity for never."""
@@ -248,7 +275,7 @@ class User:
 
     def n_due(self, now_s: float) -> int:
         """His orphans that may be reaped now, as far as they are known."""
-        return sum(part.upcoming.n_due(now_s) + len(part.pending) for part in self.parts.values())
+        return sum(part.n_due(now_s) for part in self.parts.values())
 
     def ordered(self, identifiers: Iterable[str]) -> None:
         """These are being reaped for him, by us."""
@@ -344,9 +371,7 @@ class User:
         self._n_tries.pop(identifier, None)
         self._not_before_s.pop(identifier, None)
         for part in self.parts.values():
-            part.upcoming.remove(identifier)
-            part.known.pop(identifier, None)
-            part.sights.forget(identifier)
+            part.forget(identifier)
 
 
 def _count(counts: dict[str, int], identifier: str) -> int:

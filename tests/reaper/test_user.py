@@ -68,7 +68,7 @@ def looked_at(user: User, *identifiers: str, at_s: float = 0.0) -> None:
     assert isinstance(look, Look)
     assert (look.base, look.after, look.ids) == (BASE, "", None)
     for identifier in identifiers:
-        part_of(user).upcoming.add(Chosen(identifier, 0), at_s)
+        part_of(user).schedule(Chosen(identifier, 0), at_s)
     part_of(user).looked("", 0.0, 0)
 
 
