@@ -272,11 +272,12 @@ class _Service:
         seen = self._look_through(mounts)
         for key, word in own_stores.words.items():
             uid, path = key
-            own = Own(word, by_rules(path, mounts, seen), self._berths.of(uid, covering(path, mounts)))
+            own = Own(word, by_rules(path, mounts, seen))
             if key in self._own:
                 self._own[key].renew(own)
                 continue
-            keeper = self._own[key] = Keeper(context, path, stays=False, own=own)
+            berth = self._berths.of(uid, covering(path, mounts))
+            keeper = self._own[key] = Keeper(context, path, stays=False, own=own, berth=berth)
             keeper.set_pause(self._pause_of(keeper, pauses))
             nursery.start_soon(self._run, keeper, nursery)
         self._berths.n_stores = len(self._own)

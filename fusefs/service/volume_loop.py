@@ -61,26 +61,29 @@ _ROOM_S = 60.0
 
 
 class Own(NamedTuple):
-    """A user's own store, and what root's service has for it."""
+    """A user's own store, and what the configuration says of its place."""
 
     word: Word
     by_rules: ByRules
-    berth: Berth
 
 
 class Keeper:
     """One volume, by the path of the directory that holds its store."""
 
-    def __init__(self, context: Context, path: bytes, *, stays: bool, own: Own | None = None) -> None:
+    def __init__(
+        self, context: Context, path: bytes, *, stays: bool, own: Own | None = None, berth: Berth | None = None
+    ) -> None:
         """Be ready to keep it.
 
         stays  it is waited for where it is not mounted
-        own    root's service: a user's own store, and what that may take
+        own    root's service: a user's own store
+        berth  what that may take; None of any other
         """
         self.path = path
         self.told_path = path if own is None else unseen(own.word)
         self.owner = None if own is None else own.word.uid
         self._own = own
+        self._berth = berth
         self._is_left = False
         self._stays = stays
         self._n_gone = 0
@@ -93,7 +96,7 @@ class Keeper:
         self.phase = Phase.LOOKING
         self.why = ""
         self._context = context
-        self._limiter = trio.CapacityLimiter(3) if own is None else own.berth.threads
+        self._limiter = trio.CapacityLimiter(3) if berth is None else berth.threads
         self._woken = trio.Event()
         self._pause: Pause | None = None
         self._must_find = True
@@ -140,8 +143,8 @@ class Keeper:
     def renew(self, own: Own) -> None:
         """Its owner's registry says something else of it, or it is shown by another mount."""
         assert self._own is not None
-        if (own.word, own.by_rules) != (self._own.word, self._own.by_rules):
-            self._own = own._replace(berth=self._own.berth)
+        if own != self._own:
+            self._own = own
             self.reconfigure()
 
     def leave(self) -> None:
@@ -253,10 +256,10 @@ class Keeper:
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
             return
         self._be(Phase.LOOKING)
-        if self._own is None:
+        if self._berth is None:
             await self._work_opened(policy, is_poll=is_poll)
             return
-        async with self._own.berth.taken():
+        async with self._berth.taken():
             if self._held_back_s(policy) <= 0 and not self._is_left:  # who knows how long it waited
                 await self._work_opened(policy, is_poll=is_poll)
 
@@ -324,7 +327,7 @@ class Keeper:
         began_s = boot_s()
         while self._held_back_s(policy) <= 0:
             await trio.sleep(1.0)
-            if self._own is not None and self._own.berth.is_wanted():
+            if self._berth is not None and self._berth.is_wanted():
                 now_s = boot_s()
                 if now_s >= began_s + _TURN_S or not any(user.wants(now_s) for user in self.users.values()):
                     break
@@ -423,8 +426,8 @@ class Keeper:
             self.session.look_around()
 
     def _most_remembered(self) -> int:
-        if self._own is not None:
-            return self._own.berth.most_remembered()
+        if self._berth is not None:
+            return self._berth.most_remembered()
         return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)
 
     def _idle_s(self) -> float:
