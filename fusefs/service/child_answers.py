@@ -13,7 +13,6 @@ import trio
 
 from fusefs.core.events import Kind
 from fusefs.core.names import ContainerId, printable
-from fusefs.core.orphan_age import Sight
 from fusefs.core.policy import Authority, Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name

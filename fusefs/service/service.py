@@ -43,7 +43,6 @@ from fusefs.service.served_stores import Finder, Key, OwnStores
 from fusefs.service.shared_context import Context, boot_s
 from fusefs.service.status_file import write_status
 from fusefs.service.volume_loop import Keeper, Own
-from fusefs.service.volume_status import portray
 from fusefs.store.registry_lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)
@@ -391,7 +390,7 @@ class _Service:
             updated_ns=time.time_ns(),
             refreshes_s=int(3 * _IDLE_TELL_S),
             config_files=tuple(map(quote, self._loaded.files)),
-            volumes=tuple(map(portray, self._all_keepers())),
+            volumes=tuple(keeper.status() for keeper in self._all_keepers()),
             passed_over=self._told_more,
         )
         with suppress(OSError):  # /run is full: it will be told later

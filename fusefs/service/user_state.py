@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from fusefs.core.orphan_age import Sights
+from fusefs.core.orphan_age import Clock, Sight, Sights
 from fusefs.core.policy import Known
 from fusefs.service.due_queue import Chosen, Upcoming
 from fusefs.service.messages import Look, Measure, Order, Reap, Seen, Tend

@@ -15,7 +15,7 @@ from fusefs.core.errors import NoStore, TrashdError, from_os
 from fusefs.core.events import Kind
 from fusefs.core.names import printable
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.service_status import PassedOver, Phase
+from fusefs.core.service_status import PassedOver, Phase, VolumeStatus
 from fusefs.core.time_windows import opens_in_s
 from fusefs.linux.inotify import Event, Happened
 from fusefs.service.child_answers import TROUBLE, Trouble
@@ -38,6 +38,7 @@ from fusefs.service.pause_files import Pause
 from fusefs.service.shared_context import Context, boot_s, in_thread, in_time
 from fusefs.service.user_state import User
 from fusefs.service.volume_figures import Room, Tally
+from fusefs.service.volume_status import Kept, portray
 from fusefs.service.work_session import Session, Tells
 from fusefs.store.layout import Store
 from fusefs.store.refused_folders import tell
@@ -139,6 +140,11 @@ class Keeper:
     def paths(self) -> tuple[bytes, ...]:
         """By what people may know it."""
         return (self.path,) if self._own is None else (self.path, self._own.by_rules.path)
+
+    def status(self) -> VolumeStatus:
+        """What is known of it now; costs no system call."""
+        kept = Kept(self.told_path, self.owner, self.volume_id, self.filesystem, self.phase, self.why, self.refused)
+        return portray(kept, list(self.users.values()), self.session, self.tally, self.room)
 
     def renew(self, own: Own) -> None:
         """Its owner's registry says something else of it, or it is shown by another mount."""

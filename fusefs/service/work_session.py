@@ -15,7 +15,7 @@ import trio
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import TrashdError
 from fusefs.core.events import Kind
-from fusefs.core.pacing import Backlog, Caps, Done
+from fusefs.core.pacing import Backlog, Caps, Done, Pressure
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.slice_budget import HOLD, Tempo
 from fusefs.engine.pressure_pacer import Pacer
@@ -130,6 +130,14 @@ class Session:
     def current(self) -> list[User]:
         """Those of whom an orphan is being reaped, held ones too."""
         return [user for user in self._users.values() if user.current is not None]
+
+    def why(self) -> str:
+        """Why it is so fast as it is: a short sentence for people."""
+        return self.pacer.why()
+
+    def pressure(self) -> Pressure:
+        """How busy the disk and the machine were when that was measured last."""
+        return self.pacer.pressure()
 
     # The work
 
