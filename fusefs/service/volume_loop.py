@@ -81,21 +81,21 @@ class Keeper:
         berth  what that may take; None of any other
         """
         self.path = path
-        self.told_path = path if own is None else unseen(own.word)
+        self._told_path = path if own is None else unseen(own.word)
         self.owner = None if own is None else own.word.uid
         self._own = own
         self._berth = berth
         self._is_left = False
         self._stays = stays
         self._n_gone = 0
-        self.tally = Tally()
-        self.room = Room()
+        self._tally = Tally()
+        self._room = Room()
         self.users: dict[int, User] = {}
         self.session: Session | None = None
-        self.volume_id = ""
-        self.filesystem = ""
+        self._volume_id = ""
+        self._filesystem = ""
         self.phase = Phase.LOOKING
-        self.why = ""
+        self._why = ""
         self._context = context
         self._limiter = trio.CapacityLimiter(3) if berth is None else berth.threads
         self._woken = trio.Event()
@@ -104,7 +104,7 @@ class Keeper:
         self._must_open = False
         self._sentries: dict[int, Sentry] = {}
         self._folders: dict[int, int] = {}
-        self.refused: tuple[PassedOver, ...] = ()
+        self._refused: tuple[PassedOver, ...] = ()
         self._area_watches: list[int] = []
         self._n_breaks = 0
         self._n_blind = 0
@@ -143,8 +143,10 @@ class Keeper:
 
     def status(self) -> VolumeStatus:
         """What is known of it now; costs no system call."""
-        kept = Kept(self.told_path, self.owner, self.volume_id, self.filesystem, self.phase, self.why, self.refused)
-        return portray(kept, list(self.users.values()), self.session, self.tally, self.room)
+        kept = Kept(
+            self._told_path, self.owner, self._volume_id, self._filesystem, self.phase, self._why, self._refused
+        )
+        return portray(kept, list(self.users.values()), self.session, self._tally, self._room)
 
     def renew(self, own: Own) -> None:
         """Its owner's registry says something else of it, or it is shown by another mount."""
@@ -203,7 +205,7 @@ class Keeper:
         """Look at the free space where nothing is open; until when that need not be done again."""
         parts = [part for user in self.users.values() for part in user.parts.values()]
         # Outside its window nobody has looked yet what there is.
-        is_unknown = not self.volume_id and policy.windows
+        is_unknown = not self._volume_id and policy.windows
         is_empty = not is_unknown and not any(part.n_orphans or part.fresh for part in parts)
         if is_empty or (policy.blocks is None and policy.inodes is None):
             return _NEVER_S
@@ -219,9 +221,9 @@ class Keeper:
     def _look_at_space(self, space: Space) -> None:
         """Take in what is free: whether to hurry."""
         self._looked_at_s = boot_s()
-        if not self.room.look(space, self._policy(), self._looked_at_s):
+        if not self._room.look(space, self._policy(), self._looked_at_s):
             return
-        if self.room.hurries:
+        if self._room.hurries:
             share = space.free_share() or 0.0
             detail = f"{share:.1%} of it are free: the oldest go before their time"
             self._context.tell(Kind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
@@ -244,14 +246,14 @@ class Keeper:
             return self._rests_until_s - now_s
         local = time.localtime()
         opens_s = opens_in_s(policy.windows, local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec)
-        if opens_s and not self.room.hurries:
+        if opens_s and not self._room.hurries:
             self._be(Phase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
             return min(float(opens_s), _WINDOW_S)
         return 0.0
 
     def _be(self, phase: Phase, why: str = "") -> None:
-        if (phase, why) != (self.phase, self.why):
-            self.phase, self.why = phase, why
+        if (phase, why) != (self.phase, self._why):
+            self.phase, self._why = phase, why
             self._context.changed()
 
     async def _work(self, policy: VolumePolicy) -> None:
@@ -289,15 +291,15 @@ class Keeper:
 
     async def _work_opened(self, policy: VolumePolicy, *, is_poll: bool) -> None:
         with await self._open() as opened:
-            self.told_path = opened.told_path or self.path
+            self._told_path = opened.told_path or self.path
             await self._begin(opened, is_poll=is_poll)
             self.session = Session(
                 self._context,
                 opened,
                 policy,
                 self.users,
-                self.tally,
-                self.room,
+                self._tally,
+                self._room,
                 self._limiter,
                 Tells(
                     self._look_at_space,
@@ -310,7 +312,7 @@ class Keeper:
                 await self._run_session(self.session, policy)
             finally:
                 self.session = None
-                self.tally.rest()
+                self._tally.rest()
                 self._context.changed()
         if self._n_breaks:
             self._n_breaks = 0
@@ -344,12 +346,12 @@ class Keeper:
         store = opened.store
         self._must_open = False
         self._n_gone = 0
-        if store.volume.id != self.volume_id:
-            if self.volume_id and self._lets_tell():
+        if store.volume.id != self._volume_id:
+            if self._volume_id and self._lets_tell():
                 _LOG.warning("%s is another volume now: all of it is looked at anew", printable(self.path))
             self._forget()
-            self.volume_id = store.volume.id
-            self.filesystem = opened.filesystem
+            self._volume_id = store.volume.id
+            self._filesystem = opened.filesystem
         if is_poll:
             self._polled_at_s = boot_s()
             for uid, user in self.users.items():
@@ -391,10 +393,10 @@ class Keeper:
 
     def _tell_refused(self, census: Census) -> None:
         """Note what is no user's folder though it is called so; it is not served."""
-        refused = tuple(PassedOver(*problem) for problem in tell(self.told_path, census.refused))
-        if refused == self.refused:
+        refused = tuple(PassedOver(*problem) for problem in tell(self._told_path, census.refused))
+        if refused == self._refused:
             return
-        self.refused = refused
+        self._refused = refused
         self._context.changed()
         if refused and self._context.lets_tell(census.refused[0].owner or 0):
             told = "; ".join(f"{one.where}: {one.what}" for one in refused)
@@ -449,7 +451,7 @@ class Keeper:
         """What went wrong, and how long to leave it alone."""
         known = from_os(error, self.path) if isinstance(error, OSError) else error
         why = known.message() if isinstance(known, TrashdError) else str(known)
-        why = why.replace(printable(self.path), printable(self.told_path))  # everybody may read it
+        why = why.replace(printable(self.path), printable(self._told_path))  # everybody may read it
         self._must_find = True
         if isinstance(known, Elsewhere):
             self._be(Phase.ELSEWHERE, "another reaper works on it")
@@ -471,7 +473,7 @@ class Keeper:
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
         self._be(Phase.BROKEN, f"{why}; it is tried again every now and then")
-        self.tally.fault(time.time_ns(), why)
+        self._tally.fault(time.time_ns(), why)
         detail = f"{why}; it is tried again in {rest_s:.0f} s"
         self._context.tell(Kind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
         return rest_s
@@ -482,7 +484,7 @@ class Keeper:
 
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""
-        self.refused = ()
+        self._refused = ()
         for uid in list(self.users):
             self._drop(uid)
         self._leave_areas()

@@ -94,7 +94,7 @@ class Session:
         self._limiter = limiter
         self._tells = tells
         caps = Caps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
-        self.pacer = Pacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
+        self._pacer = Pacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
         self.tempo = HOLD
         self._turns = Turns(read_subordinates().holder_of)
         self._deputies: dict[int, Deputy] = {}
@@ -133,11 +133,11 @@ class Session:
 
     def why(self) -> str:
         """Why it is so fast as it is: a short sentence for people."""
-        return self.pacer.why()
+        return self._pacer.why()
 
     def pressure(self) -> Pressure:
         """How busy the disk and the machine were when that was measured last."""
-        return self.pacer.pressure()
+        return self._pacer.pressure()
 
     # The work
 
@@ -159,7 +159,7 @@ class Session:
                 with trio.move_on_after(_PARKING_S, shield=True):
                     await self._park()
                 await self._let_go()
-                self.pacer.close()
+                self._pacer.close()
                 nursery.cancel_scope.cancel()
         if lost is not None:
             raise lost
@@ -222,7 +222,7 @@ class Session:
                 order = self._narrowed(order)
                 nursery.start_soon(self._carry_out, user, deputy, order)
             deputy.lead(self._tick(nursery))
-            await self._wait(self.pacer.next_tick_s() if self._policy.paced else _TICK_S)
+            await self._wait(self._pacer.next_tick_s() if self._policy.paced else _TICK_S)
             now_s = boot_s()
             user.had_s, last_s = user.had_s + now_s - last_s, now_s
             for one in self._deputies.values():
@@ -350,8 +350,8 @@ class Session:
             n_due = sum(user.n_due(now_s) for user in self._users.values())
             backlog = Backlog(int(n_due * self._tally.usual_entries), self._overdue_s(now_s), self._room.hurries)
             done = Done(self._tally.n_entries, self._tally.n_bytes, self._tally.busy_s)
-            self.tempo = self.pacer.tick(done, backlog)
-            if self.pacer.wants_probe() and not self._is_probing:
+            self.tempo = self._pacer.tick(done, backlog)
+            if self._pacer.wants_probe() and not self._is_probing:
                 self._is_probing = True
                 nursery.start_soon(self._probe)
         else:
@@ -372,7 +372,7 @@ class Session:
 
     async def _probe(self) -> None:
         try:
-            await in_thread(self._limiter, self.pacer.probe)
+            await in_thread(self._limiter, self._pacer.probe)
         except OSError as error:
             self._intake.volume_failed(error.errno or errno.EIO, "the probe")
         finally:
