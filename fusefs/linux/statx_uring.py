@@ -51,6 +51,7 @@ class _Slot:
     """A place for a look.
 
     room      what the kernel reads and writes, and its address
+    told_at   where the kernel writes attributes
     step      what the kernel does
     is_close  extended attributes are looked for
     fd        what was opened; -1: nothing
@@ -59,10 +60,11 @@ class _Slot:
     left      extended attributes to be asked for; the first one is being asked for
     """
 
-    __slots__ = ("answers", "fd", "is_close", "left", "looker", "room", "room_at", "seen", "step")
+    __slots__ = ("_looker", "answers", "fd", "is_close", "left", "room", "room_at", "seen", "step", "told_at")
 
     def __init__(self, room: memoryview, room_at: int) -> None:
-        self.looker = Looker()
+        self._looker = Looker()
+        self.told_at = self._looker.address
         self.room = room
         self.room_at = room_at
         self.begin()
@@ -75,6 +77,11 @@ class _Slot:
         self.seen: tuple[Attributes, bytes] | None = None
         self.answers: dict[bytes, bytes | int] = {}
         self.left: Sequence[bytes] = ()
+
+    def see(self, *, with_handle: bool) -> Attributes:
+        """Take the attributes that the kernel has written, and ask for the handle. Raises  OSError of the handle"""
+        self.seen = self._looker.peeked(self.fd) if with_handle else (self._looker.seen(), b"")
+        return self.seen[0]
 
     def put(self, at: int, text: bytes) -> int:
         """Have a text somewhere in the room; its address."""
@@ -177,10 +184,10 @@ class Peeks(Generic[T]):
             return True
         if step is _Step.LOOK:
             try:
-                slot.seen = slot.looker.peeked(slot.fd) if self._has_handles else (slot.looker.seen(), b"")
+                seen = slot.see(with_handle=self._has_handles)
             except OSError:
                 return False
-            slot.left = self._xattrs_of(slot.seen[0]) if slot.is_close else ()
+            slot.left = self._xattrs_of(seen) if slot.is_close else ()
         else:
             slot.answers[slot.left[0]] = slot.room[_VALUE_AT : _VALUE_AT + result].tobytes() if result >= 0 else -result
             slot.left = slot.left[1:]
@@ -191,7 +198,7 @@ class Peeks(Generic[T]):
     def _look(self, number: int, fd: int, name_at: int, flags: int) -> None:
         slot = self._slots[number]
         slot.step = _Step.LOOK
-        self._ring.submit(STATX, fd, number, address=name_at, length=WANTED, offset=slot.looker.address, flags=flags)
+        self._ring.submit(STATX, fd, number, address=name_at, length=WANTED, offset=slot.told_at, flags=flags)
 
     def _ask(self, number: int, slot: _Slot) -> None:
         slot.step = _Step.ASK
