@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fusefs.store.registry_lines import STORES
 from tests.support import capabilities
 from tests.support.forking import Growth, ease_forks
-from tests.support.homes import ROOTS
+from tests.support.homes import ROOTS, forget_stores
 from tests.support.namespaces import see_own_mounts_only
 
 IN_CI = bool(os.environ.get("CI"))
@@ -112,7 +111,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Where coverage is measured (make coverage), commands and daemons of the sample count; all would take too long.
 
-    Root's registry is each module's own: whoever registers a store looks for all others, thousands that are gone.
+    Root's registry is each test's own: whoever registers a store looks for all others, of which all are gone.
     """
     if "COVERAGE_FILE" in os.environ and any(marker.args for marker in item.iter_markers("quick")):
         os.environ["COVERAGE_PROCESS_START"] = str(item.config.rootpath / ".ci/coverage")
@@ -120,8 +119,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return (yield)
     finally:
         os.environ.pop("COVERAGE_PROCESS_START", None)
+        forget_stores()
         if hasattr(item.config, "workerinput") and (nextitem is None or nextitem.path != item.path):
-            (ROOTS / os.fsdecode(STORES)).unlink(missing_ok=True)
             item.config.stash[GROWTH].undo()
 
 

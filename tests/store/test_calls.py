@@ -90,11 +90,16 @@ def test_no_more_is_flushed_than_the_record_and_the_container(volume: Path, verb
 
 
 @pytest.fixture(scope="module")
-def roomy() -> Iterator[Path]:
-    """A tmpfs with a store and with room for a hundred thousand inodes."""
+def _roomy() -> Iterator[Path]:
     with tmpfs_volume("256m", ("nr_inodes=0",)) as path:
-        init(path)
         yield path
+
+
+@pytest.fixture
+def roomy(_roomy: Path) -> Path:
+    """A tmpfs with a store that root knows, and with room for a hundred thousand inodes."""
+    init(_roomy)
+    return _roomy
 
 
 def traced(verb: str, victim: Path, log: Path) -> Counter[str]:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fusefs.store.lines import STORES
 from tests.support.command import TRASHD, Done, environment
 from tests.support.users import run_as
 from tests.support.volumes import tmpfs_over, tmpfs_volume
@@ -16,6 +17,12 @@ ALICE, BOB = 1000, 6101
 _PASSWD = Path("/etc/passwd")
 ROOTS = Path("/var/lib/trashd")
 """Where root's registry is."""
+
+
+def forget_stores() -> None:
+    """Root's registry is empty again, where it is a test worker's own (tests/conftest.py), and not the machine's."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        (ROOTS / os.fsdecode(STORES)).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

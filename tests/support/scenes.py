@@ -22,6 +22,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.store.layout import VOLUME, decode_volume, encode_volume
 from fusefs.store.user_folders import whose
+from tests.support.homes import forget_stores
 from tests.support.store import (
     DyingAt,
     NumberedCall,
@@ -88,6 +89,7 @@ class Scene:
     def set_up(self, volume: Path) -> Before:
         """The volume as the act finds it, from scratch, and what is in it."""
         wipe(volume)
+        forget_stores()  # or each looks whether those before it, which are gone, are still there
         init(volume)
         if not self.exchange:
             forbid_exchange(volume)
