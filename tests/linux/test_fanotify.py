@@ -18,18 +18,13 @@ from fusefs.linux import fanotify, syscalls
 from fusefs.linux.fanotify import Change, parse_changes, read_changes, watch_filesystem
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import handle_of
+from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
 
 needs_root = pytest.mark.needs("root", "loop")
 NOBODY = 65534
 NOT_ME = 0
-ALL_FILESYSTEMS = [
-    "tmpfs",
-    "ext4",
-    pytest.param("xfs", marks=pytest.mark.needs("xfs")),
-    pytest.param("btrfs", marks=pytest.mark.needs("btrfs")),
-]
 
 
 @pytest.fixture(scope="module", params=ALL_FILESYSTEMS)

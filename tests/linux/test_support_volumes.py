@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.filesystem_params import ON_DISK
 from tests.support.fuse import fuse_mount
 from tests.support.lyingfs import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
 from tests.support.mounted import until
@@ -36,11 +37,6 @@ from tests.support.volumes import (
     user_quota_volume,
 )
 
-FILESYSTEMS = [
-    "ext4",
-    pytest.param("xfs", marks=pytest.mark.needs("xfs")),
-    pytest.param("btrfs", marks=pytest.mark.needs("btrfs")),
-]
 USER = 12001
 
 
@@ -75,7 +71,7 @@ def _rename(old: Path, new: Path) -> Callable[[], object]:
 
 
 @pytest.mark.needs("root", "loop")
-@pytest.mark.parametrize("fs_type", FILESYSTEMS)
+@pytest.mark.parametrize("fs_type", ON_DISK)
 def test_loop_volume_goes_with_its_loop_device_even_if_busy_and_raised(fs_type: str) -> None:
     kept = []
     with contextlib.suppress(_Boom), loop_volume(fs_type, mount_options=("noatime",)) as volume:
@@ -92,7 +88,7 @@ def test_loop_volume_goes_with_its_loop_device_even_if_busy_and_raised(fs_type: 
 
 
 @pytest.mark.needs("root", "loop")
-@pytest.mark.parametrize("fs_type", [*FILESYSTEMS, "tmpfs"])
+@pytest.mark.parametrize("fs_type", [*ON_DISK, "tmpfs"])
 def test_full_leaves_nobody_a_block_or_an_inode(fs_type: str) -> None:
     volumes: dict[str, Callable[[], AbstractContextManager[Path]]] = {
         "ext4": lambda: loop_volume("ext4", 16, ("-N", "200")),

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux import syscalls
+from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.volumes import loop_volume, overlay_volume, tmpfs_volume
 
@@ -27,12 +28,6 @@ SHARED = ("coherence=shared", "timeout=3600")
 AT_ONCE_S = 30.0
 N_CLIENTS = 4
 LIMIT_S = 30.0
-ALL_FILESYSTEMS = [
-    "tmpfs",
-    "ext4",
-    pytest.param("xfs", marks=pytest.mark.needs("xfs")),
-    pytest.param("btrfs", marks=pytest.mark.needs("btrfs")),
-]
 _NUMBERS = itertools.count()
 
 

@@ -16,18 +16,13 @@ import pytest
 from fusefs.core.lifecycle import State
 from tests.support.bulk import bulky_tree, roomy_volume
 from tests.support.canary import Canary
+from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.reapers import BROKEN, DONE, KILLED, QUARANTINED, Reaping, start_reap, state_of
 from tests.support.store import assert_silent, place, recover_all, swap
 
 pytestmark = pytest.mark.needs("root")
 
-FILESYSTEMS = [
-    "tmpfs",
-    pytest.param("ext4", marks=pytest.mark.needs("loop")),
-    pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
-    pytest.param("btrfs", marks=pytest.mark.needs("loop", "btrfs")),
-]
-N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "24")) // len(FILESYSTEMS)
+N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "24")) // len(ALL_FILESYSTEMS)
 """On each filesystem; `make soak-reap` asks for a thousand in all."""
 WAYS = ("all", "first", "worker")
 
@@ -72,7 +67,7 @@ class Killer:
         self.n_hits[way] += 1
 
 
-@pytest.fixture(params=FILESYSTEMS)
+@pytest.fixture(params=ALL_FILESYSTEMS)
 def roomy(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A volume with a store and room for some big trees."""
     with roomy_volume(request.param, 40_000) as path:

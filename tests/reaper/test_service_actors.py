@@ -10,6 +10,7 @@ import pytest
 from fusefs.core.service_status import Phase
 from tests.support.actors import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.beside import ask, untold
+from tests.support.filesystem_params import ON_DISK
 from tests.support.mates import FORGED
 from tests.support.people import Person
 from tests.support.service import QUICK, Service, places, service
@@ -122,14 +123,7 @@ def test_service_with_roots_authority_for_one_who_plays_with_it(volumes: tuple[P
     hold(volumes, ALICE, OF_THE_OWNER[act], AS_ROOT)
 
 
-@pytest.mark.parametrize(
-    "filesystem",
-    [
-        pytest.param("ext4", marks=pytest.mark.needs("loop")),
-        pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
-        pytest.param("btrfs", marks=pytest.mark.needs("loop", "btrfs")),
-    ],
-)
+@pytest.mark.parametrize("filesystem", ON_DISK)
 def test_service_leaves_what_came_in_on_each_filesystem(filesystem: str) -> None:
     steps = [*OF_A_MATE["exchanges in"], *OF_A_MATE["moves files in"]]
     with loop_volume(filesystem) as first, tmpfs_volume() as plain:

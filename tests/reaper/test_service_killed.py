@@ -15,6 +15,7 @@ import pytest
 from fusefs.core.lifecycle import State
 from tests.support.bulk import bulky_tree, roomy_volume
 from tests.support.canary import Canary
+from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.orphans import EXPIRED
 from tests.support.reapers import state_of
 from tests.support.service import LIMIT_S, Service, places, service
@@ -23,13 +24,7 @@ from tests.support.traffic import Ledger, traffic
 
 pytestmark = pytest.mark.needs("root")
 
-FILESYSTEMS = [
-    "tmpfs",
-    pytest.param("ext4", marks=pytest.mark.needs("loop")),
-    pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
-    pytest.param("btrfs", marks=pytest.mark.needs("loop", "btrfs")),
-]
-N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "12")) // len(FILESYSTEMS)
+N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "12")) // len(ALL_FILESYSTEMS)
 """On each filesystem; `make soak-service` asks for a thousand in all."""
 USERS = (0, 12001, 12002)
 _LONGEST_S = 0.7
@@ -75,7 +70,7 @@ def mount_canary_in(volume: Path, canary: Canary) -> str:
 
 
 @pytest.mark.timeout(120 + 8 * N_KILLS if N_KILLS > 10 else 120)
-@pytest.mark.parametrize("filesystem", FILESYSTEMS)
+@pytest.mark.parametrize("filesystem", ALL_FILESYSTEMS)
 def test_service_killed_at_any_time_loses_nothing_and_touches_nothing_outside(filesystem: str) -> None:
     killer = Killer(f"kills on {filesystem}")
     with roomy_volume(filesystem, 60_000) as volume, places() as base:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bulk import fill, roomy_volume
+from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.reapers import state_of
 from tests.support.store import assert_silent, reap_now, remove, swap
 from tests.support.tree import Dir, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
@@ -131,15 +132,7 @@ def test_directory_of_200_000_files_is_reaped_whole() -> None:
         assert_silent(volume)
 
 
-@pytest.mark.parametrize(
-    "fs_type",
-    [
-        "tmpfs",
-        pytest.param("ext4", marks=pytest.mark.needs("loop")),
-        pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
-        pytest.param("btrfs", marks=pytest.mark.needs("loop", "btrfs")),
-    ],
-)
+@pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
 def test_5_000_empty_subdirectories_and_files_between_them_are_reaped_whole(fs_type: str) -> None:
     with roomy_volume(fs_type, 15_000) as volume:
         job = fill(volume / "job", 5000)

@@ -21,6 +21,7 @@ from fusefs.core.space_goal import ALL
 from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import XFS_MAGIC, Kernel
 from fusefs.waiting.wait_for_space import Gauge, wait_for_goal
+from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.orphans import OTHER
 from tests.support.silent import silent_fuse
 from tests.support.store import init, raw, reap_now, swap, tree_of
@@ -32,12 +33,6 @@ pytestmark = pytest.mark.needs("root", "loop")
 
 MIB = 1 << 20
 SIZE = 8 * MIB
-FILESYSTEMS = [
-    "tmpfs",
-    "ext4",
-    pytest.param("xfs", marks=pytest.mark.needs("xfs")),
-    pytest.param("btrfs", marks=pytest.mark.needs("btrfs")),
-]
 
 
 def make_job(volume: Path) -> Path:
@@ -119,7 +114,7 @@ def is_about(n_bytes: int, expected: int, of: int) -> bool:
 # It comes
 
 
-@pytest.mark.parametrize("fs_type", FILESYSTEMS)
+@pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
 def test_the_space_comes_back(fs_type: str) -> None:
     with volume_of(fs_type) as volume:
         gone = reap_counted(volume, make_job(volume))
@@ -132,7 +127,7 @@ def test_the_space_comes_back(fs_type: str) -> None:
 # Or it is known why not
 
 
-@pytest.mark.parametrize("fs_type", FILESYSTEMS)
+@pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
 def test_who_has_a_deleted_file_open_is_named_with_its_bytes(fs_type: str) -> None:
     with volume_of(fs_type) as volume:
         job = make_job(volume)
@@ -188,7 +183,7 @@ def mapper(path: Path, uid: int) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("fs_type", FILESYSTEMS)
+@pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
 @pytest.mark.parametrize("uid", [0, OTHER])
 def test_a_file_that_is_only_mapped_is_found_too(fs_type: str, uid: int) -> None:
     with volume_of(fs_type) as volume:
