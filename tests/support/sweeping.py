@@ -1,15 +1,17 @@
-"""Sweeps as the tests ask for them."""
+"""Sweeps as the tests ask for them: carried out, or only told."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fusefs.core.names import join
 from fusefs.core.selection import Selection
 from fusefs.core.sweep_result import Swept
-from fusefs.linux.kernel import Kernel
-from fusefs.sweep.request import Act, Request, ToDelete, Wishes
+from fusefs.linux.kernel import Kernel, Refused
+from fusefs.sweep.request import Act, Here, Request, ToDelete, ToPrint, Wishes
 from fusefs.sweep.run import run
 
 ALL = Selection(names=("*",))
@@ -33,3 +35,17 @@ def sweep(
 def names(directory: Path) -> set[str]:
     """All that is below a directory, as relative paths."""
     return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+def printed(top: Path, selection: Selection) -> list[bytes]:
+    """What is chosen below a directory: relative paths, as often as they are told."""
+    told: list[bytes] = []
+
+    def tell(here: Here, names: Sequence[str]) -> Refused:
+        told.extend(join(here.upper, os.fsencode(name)) for name in names)
+        return []
+
+    swept = run(Kernel(), Request(os.fsencode(top), selection, ToPrint(tell)))
+    assert not swept.failures
+    assert swept.sums.n_matched == len(told)
+    return told

@@ -15,9 +15,8 @@ from fusefs.core.sweep_result import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import ToCount, ToDelete
 from tests.support.bulk import fill
-from tests.support.printed import printed
 from tests.support.store import Counting, init
-from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
+from tests.support.sweeping import ALL, EVERY_KIND, names, printed, sweep
 from tests.support.tree import Symlink, deep_chain, make_tree
 
 pytestmark = pytest.mark.needs("root")

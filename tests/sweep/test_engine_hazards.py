@@ -21,9 +21,8 @@ from fusefs.store.backing_and_mount import Sides
 from fusefs.sweep.request import IfExists, ToCount, ToDelete, ToMove, ToTrash, Wishes
 from tests.support.bulk import fill
 from tests.support.moving import AfterThe, pass_a_tick
-from tests.support.printed import printed
 from tests.support.store import Before
-from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
+from tests.support.sweeping import ALL, EVERY_KIND, names, printed, sweep
 from tests.support.tree import Spec, Symlink, make_tree
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume

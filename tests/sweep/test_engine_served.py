@@ -13,10 +13,9 @@ from fusefs.core.sweep_result import Sums
 from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToTrash, Wishes
 from tests.support.bulk import fill
 from tests.support.mounted import Mounted, trashd_mount
-from tests.support.printed import printed
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.store import restore
-from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
+from tests.support.sweeping import ALL, EVERY_KIND, names, printed, sweep
 from tests.support.tree import make_tree
 from tests.support.volumes import bind_mount, tmpfs_volume
 

@@ -15,8 +15,7 @@ from fusefs.core.selection import Selection, SizeBound
 from fusefs.core.sweep_result import Sums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToPrint, ToTrash
-from tests.support.printed import printed
-from tests.support.sweeping import ALL, names, sweep
+from tests.support.sweeping import ALL, names, printed, sweep
 from tests.support.tree import Symlink, make_tree
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, loop_volume

@@ -33,7 +33,7 @@ from tests.support.oddtrees import (
     moment_ns,
     odd_trees,
 )
-from tests.support.printed import printed
+from tests.support.sweeping import printed
 
 LETTER_OF: dict[Field, str] = {"mtime": "m", "atime": "a", "ctime": "c", "btime": "B"}
 ALL_BUT_DIRECTORIES = sorted({*KINDS} - {"d"})
