@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fusefs.store.lines import STORES
+from fusefs.store.registry_lines import STORES
 from tests.support.command import TRASHD, Done, environment
 from tests.support.users import run_as
 from tests.support.volumes import tmpfs_over, tmpfs_volume
